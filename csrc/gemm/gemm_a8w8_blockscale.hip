@@ -40,7 +40,7 @@ using Args = Body::Args;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Body::kWavesPerSimd)))
 void gemm_a8w8_blockscale_kernel(Args args) {
-  fetch_arguments<Args>();
+  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
   __shared__ Body::Memory lds;
   Body::multiply(args, workgroup_index(), lds);
 }

@@ -52,6 +52,9 @@ struct Shape : Config {
   static constexpr int kRun = 16 / sizeof(Element), kSlice = 4 * kRun, kSlices = 2, kWaveDepth = kSlices * kSlice;
   static constexpr int kDepth = kWaveDepth * Config::kWavesK;
 
+  /// Steps that are under way while one is multiplied: two where few rows make it short beside the time of the memory.
+  static constexpr int kAhead = kParts == 1 && Config::kWavesK > 1 ? 2 : 1;
+
   using Sums = RegTile<Sum, kWaveN, kWaveM, Product<>>;
 
   /// What sums need in LDS: a strip of each part on its way to memory, and those of the waves that share a part with
@@ -248,10 +251,6 @@ __device__ auto part_of(const Left& left, const typename Left::Memory& lds, int 
     return left.template slice<ROWS>(lds, s, row);
 }
 
-/// Steps that are under way while one is multiplied: two where few rows make it short beside the time of the memory.
-template <class Shape>
-constexpr int kAhead = Shape::kWavesM == 1 && Shape::kWavesK > 1 ? 2 : 1;
-
 /// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has fetch(k)
 /// and publish(), called with those of the operands, and add(sums, products): products(tile) adds the products of the
 /// current step to a tile like the sums, or with more arguments those of its slices `first` to `last`, and of the rows
@@ -264,7 +263,7 @@ __device__ typename Shape::Sums multiply(const Left& left, const Right& right, c
     Right right;
     Accumulate accumulate;
   };
-  constexpr int kSteps = kAhead<Shape>, kDepth = Shape::kDepth;
+  constexpr int kSteps = Shape::kAhead, kDepth = Shape::kDepth;
   typename Shape::Sums sums;
   clear(sums);
   const auto publish = [&](Step& step) {

@@ -180,6 +180,7 @@ template <class Config>
 struct FewRowsShape : gemm::Shape<Config> {
   using Base = gemm::Shape<Config>;
   static constexpr int kSlices = 4, kWaveDepth = kSlices * Base::kSlice, kDepth = kWaveDepth * Config::kWavesK;
+  static constexpr int kAhead = 2;
 
   /// A lane's weights of a group lie side by side, so that it loads them at once: the four groups of lanes share the
   /// depth of a group of weights, instead of that of a slice.
@@ -233,7 +234,7 @@ class Straight {
   using Element = typename Shape::Element;
   struct Memory {};
   using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
-  static_assert(kAhead<Shape> > 1, "what is fetched takes the place of what has been multiplied");
+  static_assert(Shape::kAhead > 1, "what is fetched takes the place of what has been multiplied");
 
   __device__ Straight(const MatrixView<const int8_t>& matrix, const MatrixView<const int8_t>& zero_points,
                       int64_t first_row, int wave_depth, int64_t end)

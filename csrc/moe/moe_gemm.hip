@@ -48,7 +48,7 @@ using Args = Body::Args;
 #endif
 
 __global__ __launch_bounds__(Shape::kThreads) WAVES void moe_gemm_kernel(Args args) {
-  fetch_arguments<Args>();
+  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
   __shared__ Body::Memory lds;
   Body::multiply(args, workgroup_index(), lds);
 }

@@ -52,7 +52,7 @@ def _chance_of_at_most(caught: int, count: int, share: float) -> float:
 
 
 def _apart(chosen: list[kernels.Kernel]) -> int:
-    """Each how many-th mutant a sample has: each eighth, or fewer where a launch has so many lanes that it takes long."""
+    """Each how many-th mutant a sample has: each eighth, or fewer where launches have many lanes, and take long."""
     lanes = [sum(math.prod(launch.grid) * launch.block for launch in kernel.launches) for kernel in chosen]
     work = sum(len(operators.mutants(Program(kernel.elf, kernel.symbol))) * count
                for kernel, count in zip(chosen, lanes, strict=True))
