@@ -174,8 +174,8 @@ def test_bad_input(device):
             ("block_size must be between", ValueError, {"block_size": 0}),
             ("kv_granularity must be a multiple of block_size 64", ValueError, {"block_size": 64}),
             ("work_indptr must have a part for each of 400 heads", ValueError, {"num_heads_k": 400}),
-            ("group must be between", ValueError, {"num_heads_per_head_k": 0}),
-            ("num_heads_k · group must", ValueError, {"num_heads_per_head_k": 30000, "num_heads_k": 2}),
+            ("num_heads_per_head_k must be between", ValueError, {"num_heads_per_head_k": 0}),
+            ("num_heads_k · num_heads_per_head_k must", ValueError, {"num_heads_per_head_k": 30000, "num_heads_k": 2}),
             ("topk 4", UnsupportedError, {"topk": 4})):
         with pytest.raises(kind, match=message):
             aiter_like.get_pa_metadata_v1(**{**good, **changes})

@@ -287,6 +287,9 @@ def get_pa_metadata_v1(
                              ("max_seqlen_qo", max_seqlen_qo, -2**31), ("num_heads_k", num_heads_k, 1),
                              ("max_split_per_batch", max_split_per_batch, -2**31)):
         check.integer(op, name, value, low=low)
+    check.integer(op, "num_heads_per_head_k", num_heads_per_head_k, low=1, high=_MOST_HEADS)
+    check.integer(op, "num_heads_k · num_heads_per_head_k", num_heads_k * num_heads_per_head_k, low=1,
+                  high=_MOST_HEADS)
     if kv_granularity % block_size:
         raise ValueError(f"{op}: kv_granularity must be a multiple of block_size {block_size}, got {kv_granularity}")
     check.tensor(op, "work_metadata_ptrs", work_metadata_ptrs, dtypes=(torch.uint64,), shape=(2,))
