@@ -6,7 +6,7 @@ code asks of a device and of types. Named by aiter_names.txt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -79,6 +79,62 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
                                "rmsnorm2d_fwd_with_dynamicquant", {"scale_ub": "a tensor"})
     aiter_like.rmsnorm2d_fwd_with_dynamicquant(out, input, yscale, weight, epsilon)
     return aiter_like.rms_norm(input, weight, epsilon) if dump_rms_norm else None
+
+
+def gemm_a8w8(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
+              dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None, config: dict | None = None,
+              skip_reduce: bool = False) -> Tensor:
+    """`aiter_like.gemm_a8w8` into `y` or a new tensor.
+
+    Args:
+        config: blocks of AITER's own kernel; of no meaning.
+        skip_reduce: False; partial sums are not given away.
+    """
+    if skip_reduce:
+        raise UnsupportedError("gemm_a8w8: no backend supports skip_reduce", "gemm_a8w8", {"skip_reduce": "True"})
+    return aiter_like.gemm_a8w8(x, w, x_scale, w_scale, bias, dtype, out=y)
+
+
+def gemm_a8w8_per_token_scale(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
+                              dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None,
+                              config: dict | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8` into `y` or a new tensor; `config` is of no meaning."""
+    return aiter_like.gemm_a8w8(x, w, x_scale, w_scale, None, dtype, out=y)
+
+
+def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
+                      dtype: torch.dtype = torch.bfloat16, splitK: int | None = None, YQ: Tensor | None = None,
+                      config: dict | None = None) -> Tensor:
+    """`aiter_like.batched_gemm_a8w8` into `YQ` or a new tensor; `config` is of no meaning."""
+    return aiter_like.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, dtype, splitK, out=YQ)
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                    causal: bool = False, window_size: Sequence[int] | None = (-1, -1), bias: Tensor | None = None,
+                    alibi_slopes: Tensor | None = None, deterministic: bool = True, return_lse: bool = False,
+                    return_attn_probs: bool = False, sink: Tensor | None = None,
+                    config: dict | None = None) -> Tensor | tuple[Tensor, ...]:
+    """`aiter_like.flash_attn_func`; `config` is of no meaning."""
+    return aiter_like.flash_attn_func(
+        q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, bias=bias,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_lse=return_lse,
+        return_attn_probs=return_attn_probs, sink_ptr=sink)
+
+
+def mha_set_use_fused_bwd_kernel(value: bool) -> None:
+    """Of no meaning: which backward kernel runs is the dispatcher's choice, and none of them adds atomically."""
+
+
+def mha_set_use_int64_strides(value: bool) -> None:
+    """Of no meaning: tensors of any size are addressed right."""
+
+
+def mha_set_impl(impl: str) -> None:
+    """Of no meaning: there is one implementation of each kind."""
+
+
+def mha_set_swizzle(value: str) -> None:
+    """Of no meaning: the order of tiles is each kernel's own."""
 
 
 def is_fp8_avail() -> bool:

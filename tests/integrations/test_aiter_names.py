@@ -46,12 +46,15 @@ def test_signature_is_aiters(row):
 @named(TOP)
 def test_name_resolves_at_the_top_level(row):
     """Exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
-    `batched_gemm_bf16` has our own options where that of a Triton module has its kernel's, the plain
-    `fused_moe` looks at `gate_mode` for all weights, the plain `moe_smoothquant_fwd` takes rows of two dimensions,
+    `batched_gemm_bf16` and `batched_gemm_a8w8` have our own options where those of Triton modules have their
+    kernels', the plain `fused_moe` looks at `gate_mode` for all weights, the plain `moe_smoothquant_fwd` takes rows of
+    two dimensions,
     and those of layer normalisation that quantise have no default epsilon."""
     others = {"fused_moe": ("aiter.fused_moe",), "moe_smoothquant_fwd": ("aiter", "aiter.ops.quant"),
               "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
               "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",),
+              "batched_gemm_a8w8": ("aiter.ops.triton.batched_gemm_a8w8",
+                                    "aiter.ops.triton.gemm.batched.batched_gemm_a8w8"),
               **dict.fromkeys(("layernorm2d_fwd_with_dynamicquant", "layernorm2d_fwd_with_add_dynamicquant"),
                               ("aiter.ops.triton.norm", "aiter.ops.triton.normalization.norm"))}
     if row.name in others:

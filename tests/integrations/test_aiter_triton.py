@@ -97,3 +97,39 @@ def test_types(simulated):
     assert aiter_triton.get_dtype_max(torch.int8) == 127 and aiter_triton.get_dtype_max(torch.float16) == 65504
     with pytest.raises(KeyError, match="fp3"):
         names["fp3"]
+
+
+@pytest.mark.parametrize("has_y", (False, True))
+def test_products_of_8_bits(simulated, has_y):
+    x, w = (torch.randint(-128, 128, (2, rows, 64), generator=torch.Generator().manual_seed(rows)).to(torch.int8)
+            for rows in (5, 24))
+    x_scale, w_scale, bias = torch.rand(2, 5, 1) + 0.5, torch.rand(2, 1, 24) + 0.5, numbers(2, 1, 24).float()
+    exact = (x.double() @ w.double().mT) * x_scale.double() * w_scale.double()
+    y = torch.empty(2, 5, 24, dtype=torch.bfloat16) if has_y else None
+    first = None if y is None else y[0]
+    one = x[0], w[0], x_scale[0], w_scale[0]
+    for function, args, options, expected in (
+            (aiter_triton.batched_gemm_a8w8, (x, w, x_scale, w_scale), {"YQ": y}, exact),
+            (aiter_triton.gemm_a8w8, (*one, bias[0, 0].bfloat16()), {"y": first}, exact[0] + bias[0, 0].double()),
+            (aiter_triton.gemm_a8w8_per_token_scale, (*one[:3], w_scale[0].t()), {"y": first}, exact[0])):
+        found = function(*args, **options)
+        torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.01)
+        assert not has_y or found.data_ptr() == y.data_ptr()
+    with pytest.raises(UnsupportedError, match="gemm_a8w8: no backend supports skip_reduce"):
+        aiter_triton.gemm_a8w8(x[0], w[0], x_scale[0], w_scale[0], skip_reduce=True)
+
+
+def test_attention(simulated):
+    """Of AITER's kernel: its window and sink; the setters say nothing."""
+    q, k, v = (numbers(1, 20, 4, 64, seed=seed) for seed in range(3))
+    sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    for setter, value in (("use_fused_bwd_kernel", True), ("use_int64_strides", False), ("impl", "default"),
+                          ("swizzle", "spatial")):
+        assert getattr(aiter_triton, f"mha_set_{setter}")(value) is None
+    found = aiter_triton.flash_attn_func(q, k, v, causal=True, window_size=(7, 0), sink=sink, config={})
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 8
+    ahead = torch.arange(20)[:, None] - torch.arange(20)
+    scores = scores.masked_fill((ahead < 0) | (ahead > 7), -torch.inf)
+    scores = torch.cat((scores, sink.double()[None, :, None, None].expand(1, 4, 20, 1)), -1)
+    expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1)[..., :-1], v.double())
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)

@@ -237,7 +237,8 @@ def paged_attention_decode(
         attn_scale: of the scores.
         max_seq_len: not less than the longest sequence; a tensor of one element counts as its number.
         compute_type: of no meaning: the dtype of `query` says it, bf16 for bytes.
-        k_scale: fp32, one number or [num_blocks, num_kv_heads, block_size(, 1)], of a cache of bytes.
+        k_scale: fp32, one number or [num_blocks, num_kv_heads, block_size(, 1)], of a cache of bytes. One number may be
+            on the CPU.
         v_scale: likewise.
         num_seq_partitions: of no meaning here.
         alibi_slopes: [num_heads] fp32.
@@ -259,7 +260,9 @@ def paged_attention_decode(
     op = "paged_attention_decode"
     k, v = paged_caches(op, query, key_cache, value_cache, "HND", "auto")
     table, lengths = int32_of(op, "block_tables", block_tables, 2), int32_of(op, "seq_lens", seq_lens)
-    run_paged(op, output, query, k, v, table, lengths, None, k_scale, v_scale, backend, alibi_slopes=alibi_slopes,
+    scales = [scale.to(query.device) if isinstance(scale, Tensor) and scale.numel() == 1 else scale
+              for scale in (k_scale, v_scale)]
+    run_paged(op, output, query, k, v, table, lengths, None, *scales, backend, alibi_slopes=alibi_slopes,
               softmax_scale=attn_scale, max_seqlen_k=longest_of(op, "max_seq_len", max_seq_len))
 
 
