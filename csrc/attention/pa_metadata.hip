@@ -11,7 +11,7 @@
 // The first 256 are read once. LDS: a word for each wave and list. Bound: latency.
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
-#include "aiter_like/lanes.h"
+#include "aiter_like/scan.h"
 
 namespace aiter_like {
 
@@ -21,7 +21,7 @@ struct PaPlanArgs {
   int batch, heads, group;  // sequences; heads of the keys; heads of q for each of them
   int page_size, block_pages, max_seqlen_q;
   int head_parts;  // parts of a head
-  int num_parts, num_items, num_slots, num_groups;  // what the tensors have room for
+  int num_parts, num_items, num_slots, num_groups;  // The tensors have room for so many.
 };
 
 namespace pa_plan {
@@ -53,32 +53,7 @@ __device__ inline Sequence sequence(const PaPlanArgs& args, int index) {
   return found;
 }
 
-struct Lds {
-  uint32_t of_waves[4][kWaves];
-};
-
-/// Replaces each value by the sum of those before it, in COUNT lists at once; the sums of all are returned in `totals`.
-template <int COUNT>
-__device__ inline void scan(Lds& lds, int (&values)[COUNT], int (&totals)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    const uint32_t own = static_cast<uint32_t>(values[i]), sum = sum_up_to_lane(own);
-    if (lane_index() == kWaveSize - 1) lds.of_waves[i][wave_index()] = sum;
-    values[i] = static_cast<int>(sum - own);
-  }
-  workgroup_barrier();
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    totals[i] = 0;
-#pragma unroll
-    for (int wave = 0; wave < kWaves; ++wave) {
-      const int of_wave = static_cast<int>(lds.of_waves[i][wave]);
-      if (wave < wave_index()) values[i] += of_wave;
-      totals[i] += of_wave;
-    }
-  }
-  workgroup_barrier();
-}
+using Lds = ScanLds<4, kWaves>;
 
 /// The line's parts: the first `rest` of them have a block more than `share`.
 struct Edges {

@@ -12,8 +12,8 @@
 
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
-#include "aiter_like/lanes.h"
 #include "aiter_like/reduce.h"
+#include "aiter_like/scan.h"
 
 namespace aiter_like {
 
@@ -64,33 +64,9 @@ __device__ inline Sequence sequence(const MlaPlanArgs& args, int index, int coun
 
 constexpr int kWaves = kThreads / kWaveSize;
 
-struct Lds {
-  uint32_t of_waves[3][kWaves];
+struct Lds : ScanLds<3, kWaves> {
   float longest[kWaves];
 };
-
-/// Replaces each value by the sum of those before it, in COUNT lists at once; the sums of all are returned in `totals`.
-template <int COUNT>
-__device__ inline void scan(Lds& lds, int (&values)[COUNT], int (&totals)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    const uint32_t own = static_cast<uint32_t>(values[i]), sum = sum_up_to_lane(own);
-    if (lane_index() == kWaveSize - 1) lds.of_waves[i][wave_index()] = sum;
-    values[i] = static_cast<int>(sum - own);
-  }
-  workgroup_barrier();
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    totals[i] = 0;
-#pragma unroll
-    for (int wave = 0; wave < kWaves; ++wave) {
-      const int of_wave = static_cast<int>(lds.of_waves[i][wave]);
-      if (wave < wave_index()) values[i] += of_wave;
-      totals[i] += of_wave;
-    }
-  }
-  workgroup_barrier();
-}
 
 /// Whether parts of `share` blocks, or of up to an eighth more, which then is the share, are enough for each to hold
 /// blocks of one sequence only: fewer pieces, whose rows need be added up, are worth that much.

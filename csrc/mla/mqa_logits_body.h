@@ -24,7 +24,7 @@
 namespace aiter_like::mqa {
 
 constexpr int kWaves = 4, kThreads = kWaves * kWaveSize;
-constexpr int kKeys = 64, kKeyStrips = kKeys / 16;  // that a wave multiplies at a time
+constexpr int kKeys = 64, kKeyStrips = kKeys / 16;  // A wave multiplies so many at a time.
 constexpr int kPack = 16;  // shuffled keys: tokens of a tile, and bytes of a key that are consecutive
 
 struct Args {
@@ -38,8 +38,8 @@ struct Args {
   int64_t scale_page, scale_key;
   const float* weights;
   int64_t weights_row;
-  const int32_t *starts, *ends;  // of each row; null with a table
-  const int32_t* context_lens;   // of each sequence
+  const int32_t *starts, *ends;  // Each row has its own; they are null with a table.
+  const int32_t* context_lens;   // Each sequence has its own.
   const int32_t* table;          // of a paged call; else all keys are one page
   int64_t table_row;
   const int32_t* page_starts;    // where a sequence's entries of the table begin; null: at multiples of table_row

@@ -14,23 +14,26 @@ from aiter_like.ops.gemm import tiles
 
 ROWS = 16
 TILES = ("t16x64_w1x1x4", "t16x32_w1x1x4", "t16x16_w1x1x4")
-_DEPTH = 1024  # two steps of a workgroup, the least for each of those that share the depth
+_COLUMNS = 16  # The narrowest tile has so many.
+_DEPTH = 1024  # Each of those that share the depth has two steps at least.
 
 
-def chosen(n: int, k: int, least_columns: int = 16) -> tuple[str, int]:
+def chosen(n: int, k: int, band: int = 0) -> tuple[str, int]:
     """The tile and the splits, as did best by the cycle model (version 2): as many columns as leave a CU three
     workgroups. With 64, 32 and 16 columns 1 × 14336 × 4096 takes 12.9, 11.1 and 10.5 µs in 4 bits with groups of 128,
     and 18.0, 17.1 and 17.1 in fp8; 1 × 28672 × 8192 in 4 bits 33.1, 32.9 and 34.1. A second kernel costs more than
     splits gain where the workgroups fill half of the CUs: 1 × 4096 × 4096 takes 6.4 µs, and 7.0 in two splits.
+
+    band: rows of a shuffled b that lie together, of which a tile has whole ones.
     """
-    cus, columns = arch_facts("gfx942")["cu_num"], least_columns
+    cus, columns = arch_facts("gfx942")["cu_num"], max(band, _COLUMNS)
     while columns < 64 and n // (2 * columns) >= 2.9 * cus:
         columns *= 2
     splits = max(1, min(cus // math.ceil(n / columns), k // _DEPTH, max(tiles.SPLITS)))
     return f"t16x{columns}_w1x1x4", 1 << splits.bit_length() - 1
 
 
-def space(n: int, k: int, least_columns: int = 16) -> Iterator[dict[str, Any]]:
+def space(n: int, k: int, band: int = 0) -> Iterator[dict[str, Any]]:
     """What the tuner tries."""
-    return ({"tile": tile, "splits": splits} for tile in TILES if tiles.parse(tile, TILES).block_n >= least_columns
+    return ({"tile": tile, "splits": splits} for tile in TILES if tiles.parse(tile, TILES).block_n >= band
             for splits in tiles.SPLITS if splits == 1 or k >= splits * _DEPTH and n < 2**27)

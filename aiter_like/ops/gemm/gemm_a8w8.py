@@ -81,7 +81,7 @@ def _tile(call: GemmA8w8Call, tile: str | None, splits: int | None) -> tuple[str
     if tile is not None and splits is not None:
         return tile, splits
     if tile is None and splits is None and m <= few_rows.ROWS:
-        return few_rows.chosen(n, k, max(call.band, 16))
+        return few_rows.chosen(n, k, call.band)
     return tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
 
 
@@ -146,7 +146,7 @@ def _ck_refusal(target: Target, call: GemmA8w8Call) -> str | None:
 def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
     (m, n), k = call.out.shape, call.a.shape[1]
     if m <= few_rows.ROWS:
-        return few_rows.space(n, k, max(call.band, 16))
+        return few_rows.space(n, k, call.band)
     return tiles.space(m, n, k, tiles.PIPELINED, element_bytes=1)
 
 

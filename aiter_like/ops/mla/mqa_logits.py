@@ -26,7 +26,7 @@ __all__ = ["mqa_logits", "paged_mqa_logits"]
 
 _OP = "mqa_logits"
 _MOST = 2**30 - 1  # rows, columns, pages: kernels count them with 32 bits
-_HEADS = (16, 32, 48, 64, 128)  # of a row, which a wave of the kernel for gfx942 has in registers
+_HEADS = (16, 32, 48, 64, 128)  # A wave of the kernel for gfx942 has those of a row in registers.
 _WIDE = 8192  # elements of a row's heads: with more, a wave has one row
 _COLUMN_STEP = 256  # rows of new logits begin at multiples of it
 

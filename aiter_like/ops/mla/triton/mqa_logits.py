@@ -12,9 +12,9 @@ from aiter_like.ops.mla.mqa_logits import MqaLogitsCall
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _OPTIONS = {"enable_fp_fusion": False, "num_warps": 4, "num_stages": 2, "BLOCK_KEYS": 64}
-_MOST_ROWS = 128  # of a product: heads of the rows that a program has
+_MOST_ROWS = 128  # A product has so many at most: the heads of a program's rows.
 _PROGRAMS_PER_CU = 4
-_LEAST_BLOCKS = 2  # of keys, for a program that has to load its rows' heads first
+_LEAST_BLOCKS = 2  # A program, which loads its rows' heads first, has so many of keys at least.
 
 
 @triton.jit
