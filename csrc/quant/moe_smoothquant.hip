@@ -75,10 +75,11 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
   }
 }
 
-void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Stream stream) {
+/// `compute_units`: a launch of one workgroup per token fills them with 2048 lanes each, or there is one per expert.
+void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, int compute_units, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const uint32_t groups = Layout::workgroups(args.tokens);
-  const int step = int64_t{groups} * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
+  const int step = int64_t{groups} * Layout::kThreads < int64_t{2048} * compute_units ? args.topk : 1;
   const dim3 grid(groups, static_cast<uint32_t>(step));
   if (is_aligned)
     launch_overlapped(moe_smoothquant_kernel<true>, grid, Layout::kThreads, stream, args, step);
@@ -115,7 +116,7 @@ void moe_smoothquant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, ffi:
   ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
                    "moe_smoothquant: this module was built for other row lengths");
   launch_moe_smoothquant(args, tokens.is_aligned() && rows.is_aligned() && factors.is_aligned(16, sizeof(float)),
-                         ffi::stream_of(input));
+                         num_compute_units(input.device().device_id), ffi::stream_of(input));
 }
 
 #endif

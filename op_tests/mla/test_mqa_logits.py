@@ -306,18 +306,18 @@ def test_from_the_operator_that_writes_the_cache(device, run, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_empty(device, backend):
+def test_empty(device, run, backend):
     q, k = random_fp8(device, 3, 16, 64, seed=1), random_fp8(device, 40, 64, seed=2)
     scale, weights = torch.ones(40, device=device), torch.ones(3, 16, device=device)
     ends = torch.full((3,), 9, dtype=I32, device=device)
     for rows, keys in ((0, 40), (3, 0), (0, 0)):
         call = q[:rows], k[:keys], scale[:keys], weights[:rows], ends[:rows] * 0, ends[:rows]
-        assert aiter_like.mqa_logits(*call, backend=backend).shape == (rows, keys)
+        assert run(backend, aiter_like.mqa_logits, *call).shape == (rows, keys)
     cache = torch.zeros(4, 16, 68, dtype=torch.uint8, device=device)
     table = torch.zeros(3, 2, dtype=I32, device=device)
     for pages, columns in ((cache[:0], table), (cache, table[:, :0])):
         logits = torch.full((3, 20), LEFT, device=device)
-        aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, backend=backend)
+        run(backend, aiter_like.paged_mqa_logits, q[:, None], pages, weights, logits, ends, columns)
         assert (logits == -math.inf).all()
         logits.fill_(LEFT)
         aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, False, False, backend=backend)

@@ -31,6 +31,10 @@ MOST_ROUNDS = 8
 _WHOLE_KEYS = 1024  # on NVIDIA a sequence of no more is not split where equal ones would not be
 _SUM_BYTES = 1 << 18  # the launch that adds up parts costs an SM there the time for so many bytes
 
+# On NVIDIA: what a share takes longer where some SMs have one part; in keys, what it takes to begin a part, and to add
+# it up.
+_UNEVEN, _BEGIN_KEYS, _SUM_KEYS = 0.06, 128, 8
+
 _MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
 _MAX_BATCH = 65535
 
@@ -203,16 +207,20 @@ def best_share(batch: int, longest: int, at_once: int) -> int:
 def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
     """Parts of each of `heads` KV heads of all sequences, of one length, on NVIDIA.
 
-    Two workgroups share an SM, and one is enough for its part of the bandwidth: only what runs on fewer workgroups than
-    nearly all SMs loses some (measured on an H100: 64 workgroups read at 0.8 of the rate, 128 at all of it).
+    Two workgroups share an SM. Where some SMs have only one, the parts take 6 % longer than two on each for their keys,
+    and up to 20 % where the kernel begins while an earlier one ends, since then two may come to any SM; more parts cost
+    more to begin and to add up (H100, 17 shapes with up to 33 parts each).
     """
-    best, least, enough = 1, None, cu_num * 15 / 16
+    best, least, all_at_once = 1, None, PARTS_PER_CU * cu_num
     for parts in range(1, -(-longest // LEAST_KEYS) + 1):
-        if parts > 1 and heads * parts > MOST_ROUNDS * PARTS_PER_CU * cu_num:
+        if parts > 1 and heads * parts > MOST_ROUNDS * all_at_once:
             break
-        rounds, rest = divmod(heads * parts, PARTS_PER_CU * cu_num)
-        shares = rounds * PARTS_PER_CU + (max(rest, enough) / cu_num if rest else 0)  # one is all of an SM's bandwidth
-        cost = shares * -(-longest // parts) + (rounds + (rest > 0)) * PART_COST + (sum_cost if parts > 1 else 0)
+        rounds, rest = divmod(heads * parts, all_at_once)
+        shares = rounds * PARTS_PER_CU  # one is all of an SM's bandwidth
+        if rest:
+            shares += max(rest / cu_num, 15 / 16) + (_UNEVEN if rest < all_at_once * 15 / 16 else 0)
+        cost = shares * -(-longest // parts) + (rounds * PARTS_PER_CU + -(-rest // cu_num)) * _BEGIN_KEYS
+        cost += sum_cost + parts * _SUM_KEYS if parts > 1 else 0
         if least is None or cost < least:
             best, least = parts, cost
     return best

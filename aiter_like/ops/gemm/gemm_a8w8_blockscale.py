@@ -19,7 +19,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import hopper, tiles
+from aiter_like.ops.gemm import few_rows, hopper, tiles
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, tiles_refusal
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
 from aiter_like.ops.quant.row_quant import dynamic_per_token_scaled_quant
@@ -27,6 +27,8 @@ from aiter_like.ops.quant.row_quant import dynamic_per_token_scaled_quant
 __all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"]
 
 _OP = "gemm_a8w8_blockscale"
+CK_TILES = tuple(dict.fromkeys((*tiles.SCALED, *tiles.SCALED_SHUFFLED, *few_rows.TILES)))
+"""Names of the ck kernel's tiles."""
 BLOCK = 128  # so many of the depth, and of the columns, share a scale
 BAND, SHUFFLED_DEPTH = 16, 32  # n and k of shuffled weights are multiples of them
 _ROW_STRIDE = 2**21  # elements of a_scale; the ck kernel counts the bytes of a tile's scales in 31 bits
@@ -80,12 +82,21 @@ def _tiles(call: GemmA8w8BlockscaleCall) -> tuple[str, ...]:
     return tiles.SCALED_SHUFFLED if call.is_preshuffled else tiles.SCALED
 
 
-def _instance(call: GemmA8w8BlockscaleCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
-    """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
+def _tile(call: GemmA8w8BlockscaleCall, tile: str | None, splits: int | None) -> tuple[str, int]:
+    """The given ones, and otherwise what few_rows.py chooses, or for more rows the counts of tiles.py find cheapest."""
     m, k, n = _sizes(call)
-    if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=_tiles(call))
-    sizes = tiles.parse(tile, _tiles(call))
+    if tile is not None and splits is not None:
+        return tile, splits
+    if tile is None and splits is None and m <= few_rows.ROWS:
+        return few_rows.chosen(n, k, BAND if call.is_preshuffled else 0)
+    return tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=_tiles(call))
+
+
+def _instance(call: GemmA8w8BlockscaleCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
+    """One for each tile, number of splits, order of the weights and dtype of the result."""
+    m, k, n = _sizes(call)
+    tile, splits = _tile(call, tile, splits)
+    sizes = tiles.parse(tile, CK_TILES)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     name = f"{tile}_s{splits}_o{dtypes.name(call.out.dtype)}" + ("_preshuffled" if call.is_preshuffled else "")
@@ -132,15 +143,16 @@ def _ck_refusal(target: Target, call: GemmA8w8BlockscaleCall) -> str | None:
 
 def _ck_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict[str, Any]]:
     m, k, n = _sizes(call)
+    if m <= few_rows.ROWS:
+        return few_rows.space(n, k, BAND if call.is_preshuffled else 0)
     return tiles.space(m, n, k, _tiles(call), element_bytes=1)
 
 
 def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None = None,
              splits: int | None = None) -> float:
     m, k, n = _sizes(call)
-    if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=_tiles(call))
-    return tiles.clocks(m, n, k, tiles.parse(tile, _tiles(call)), splits, element_bytes=1, names=_tiles(call))
+    tile, splits = _tile(call, tile, splits)
+    return tiles.clocks(m, n, k, tiles.parse(tile, CK_TILES), splits, element_bytes=1, names=_tiles(call))
 
 
 def _hopper_serves(call: GemmA8w8BlockscaleCall) -> bool:

@@ -14,7 +14,7 @@ from aiter_like.device import target_of
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, partial_sums, parts_of
 from aiter_like.ops.attention.triton.paged_attention_parts import attend, load_rows, power_of_rows
 from aiter_like.ops.attention.triton.paged_attention_plan import find_sequence, first_key, lengths_of
-from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, width
+from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, variant
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, finish_rows
 from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
@@ -262,7 +262,8 @@ def paged_attention(call: PagedAttentionCall, **params: int) -> Callable[..., No
 
     params: a tuned row's values instead of those of configs/triton/paged_attention.toml.
     """
-    settings = config("paged_attention", target_of(call.q.device).arch, width(call))
+    target = target_of(call.q.device)
+    settings = config("paged_attention", target.arch, variant(call, target))
     launches = Launches(call, {**settings, **params})
     launches(call)
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from aiter_like.device import Target
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, parts_of
 
 _MOST_SUMS = 4096  # of a tile of rows, in the registers of one wave
+_BRIEF = 2048  # keys of a part
 _SEQUENCES = (64, 256, 1024)  # a program looks at so many together: the fewest that are all, or the most
 
 
@@ -66,6 +68,20 @@ class Shape:
 def width(call: PagedAttentionCall) -> str:
     """The name of a configuration: padded head dimensions."""
     return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
+
+
+def variant(call: PagedAttentionCall, target: Target) -> str:
+    """The name of a configuration: `width`, and on NVIDIA whether an SM has several programs of few keys each.
+
+    Where four on each SM would be all, two at a time are better: one begins while another ends.
+    """
+    name, parts = width(call), parts_of(call)
+    each = max(parts.share // max(call.batch, 1), 1) if parts.share else parts.most
+    is_brief = name == "d128" and call.k.dtype.itemsize == 2 and call.max_seqlen_q * call.group <= 32
+    if target.platform != "cuda" or not is_brief or call.max_seqlen_k > _BRIEF * each:
+        return name
+    on_sm = call.batch * call.num_kv_heads * each / target.cu_num
+    return name if on_sm <= 1 or 2 < on_sm <= 4 else f"{name}_brief"
 
 
 def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
