@@ -20,8 +20,8 @@ from aiter_like.device import target_of
 from aiter_like.dispatch import OPS, explain
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule
+from aiter_like.ops.gemm import few_rows, tiles
 from aiter_like.ops.gemm import gemm_a8w8_blockscale as operator
-from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,7 +95,8 @@ def tile_of(monkeypatch):
     """Makes backend ck take a tile and splits."""
 
     def choose(tile: str, splits: int = 1) -> None:
-        monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
+        for choice in ((tiles, "cheapest"), (few_rows, "chosen")):
+            monkeypatch.setattr(*choice, lambda *sizes, **given: (tile, splits))
         OPS["gemm_a8w8_blockscale"].reset()
 
     yield choose
@@ -103,8 +104,9 @@ def tile_of(monkeypatch):
     OPS["gemm_a8w8_blockscale"].reset()
 
 
-BUILDS = (*((one, False) for one in tiles.SCALED), *((one, True) for one in tiles.SCALED_SHUFFLED))
-PIPELINED = [one for one in BUILDS if tiles.is_pipelined(tiles.parse(one[0], tiles.SCALED + tiles.SCALED_SHUFFLED))]
+BUILDS = tuple((one, is_shuffled) for is_shuffled, names in ((False, tiles.SCALED), (True, tiles.SCALED_SHUFFLED))
+               for one in dict.fromkeys((*names, *few_rows.TILES)))
+PIPELINED = [one for one in BUILDS if tiles.is_pipelined(tiles.parse(one[0], operator.CK_TILES))]
 
 
 @pytest.mark.parametrize("tile, is_shuffled, splits", (
