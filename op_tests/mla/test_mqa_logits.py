@@ -310,14 +310,15 @@ def test_empty(device, run, backend):
     q, k = random_fp8(device, 3, 16, 64, seed=1), random_fp8(device, 40, 64, seed=2)
     scale, weights = torch.ones(40, device=device), torch.ones(3, 16, device=device)
     ends = torch.full((3,), 9, dtype=I32, device=device)
+    assert run(backend, aiter_like.mqa_logits, q, k, scale, weights, ends * 0, ends).shape == (3, 40)
     for rows, keys in ((0, 40), (3, 0), (0, 0)):
         call = q[:rows], k[:keys], scale[:keys], weights[:rows], ends[:rows] * 0, ends[:rows]
-        assert run(backend, aiter_like.mqa_logits, *call).shape == (rows, keys)
+        assert aiter_like.mqa_logits(*call, backend=backend).shape == (rows, keys)
     cache = torch.zeros(4, 16, 68, dtype=torch.uint8, device=device)
     table = torch.zeros(3, 2, dtype=I32, device=device)
     for pages, columns in ((cache[:0], table), (cache, table[:, :0])):
         logits = torch.full((3, 20), LEFT, device=device)
-        run(backend, aiter_like.paged_mqa_logits, q[:, None], pages, weights, logits, ends, columns)
+        aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, backend=backend)
         assert (logits == -math.inf).all()
         logits.fill_(LEFT)
         aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, False, False, backend=backend)
