@@ -288,13 +288,12 @@ __global__ __launch_bounds__(kThreads, (kForm == Form::kRows ? 768 : 640) / kThr
   write_heads<kIsGptj, kForm>(args);
 }
 
-void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, int compute_units, Stream stream) {
+void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, Stream stream) {
   const bool is_packed = form == Form::kPacked;
   const uint32_t q_heads = args.parts[0].count, kv_heads = args.parts[1].count;
-  // SHARE heads per lane, or fewer where there are too few tokens to fill each CU with 2048 lanes.
-  const uint64_t filled = uint64_t{2048} * static_cast<uint32_t>(compute_units);
+  // SHARE heads per lane, or fewer where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.
   args.share = SHARE;
-  while (args.share > 1 && uint64_t{args.tokens} * (q_heads + 2 * kv_heads) / args.share * kLanes < filled)
+  while (args.share > 1 && uint64_t{args.tokens} * (q_heads + 2 * kv_heads) / args.share * kLanes < 1 << 17)
     args.share /= 2;
   args.q_groups = (q_heads + args.share - 1) / args.share;
   args.kv_groups = (kv_heads + args.share - 1) / args.share;
@@ -406,8 +405,7 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
   const bool has_values =
       is_rows ? args.has_vectors[1] : kHasTiles && ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
   const Form form = !has_keys || !has_values ? Form::kAny : is_rows ? Form::kRows : Form::kPacked;
-  launch_fused_qk_rope_cache(args, rotate_style != 0, form, num_compute_units(q.device().device_id),
-                             ffi::stream_of(q));
+  launch_fused_qk_rope_cache(args, rotate_style != 0, form, ffi::stream_of(q));
 }
 
 #endif

@@ -32,8 +32,7 @@ void rope(ffi::Tensor out, ffi::Optional<ffi::Tensor> out_y, ffi::Tensor input, 
     args.sequences = static_cast<int>(positions.value().size(0)) - 1;
   args.is_backward = is_backward;
   if (args.rotary_dim == 0 && args.copied == 0) return;
-  launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned,
-              num_compute_units(input.device().device_id), ffi::stream_of(input));
+  launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned, ffi::stream_of(input));
 }
 
 }  // namespace aiter_like

@@ -35,8 +35,7 @@ void rope_2d(ffi::Tensor out, ffi::Tensor input, ffi::Tensor cos_h, ffi::Tensor 
   call.parts(width, args.half_dim, reuse_freqs_front_part, nope_first);
   args.is_backward = is_backward;
   if (args.rotary_dim == 0 && args.copied == 0) return;
-  launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned,
-              num_compute_units(input.device().device_id), ffi::stream_of(input));
+  launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned, ffi::stream_of(input));
 }
 
 }  // namespace aiter_like

@@ -171,7 +171,7 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
 }
 
 template <int kVec>
-inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, int compute_units, Stream stream) {
+inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, Stream stream) {
   constexpr bool kIsImage = ROPE_IS_IMAGE;
   args.rotary_lanes = args.rotary_dim / (2 * kVec);
   args.rotary_distance = is_gptj && kVec == 1 ? 1 : args.rotary_dim / 2;
@@ -179,14 +179,13 @@ inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, int 
   const int lanes = args.rotary_lanes + args.copied_distance / kVec;
   args.lane_bits = 0;
   while ((1 << args.lane_bits) < lanes) ++args.lane_bits;
-  // A lane takes SHARE heads, or fewer where there are too few tokens to fill each CU with 2048 lanes.
-  const int64_t filled = int64_t{2048} * compute_units;
+  // A lane takes SHARE heads, or fewer where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.
   int64_t groups = 0;
   for (int share = SHARE; share > 0; share /= 2) {
     args.first_groups = static_cast<uint32_t>((args.first.heads + share - 1) / share);
     args.second_groups = static_cast<uint32_t>((args.second.heads + share - 1) / share);
     groups = (int64_t{args.first_groups} + args.second_groups) * (kIsImage ? 2 : 1);
-    if (args.tokens * groups << args.lane_bits >= filled) break;
+    if (args.tokens * groups << args.lane_bits >= int64_t{1} << 17) break;
   }
   if (args.tokens * groups >= int64_t{1} << 31) {  // a lane takes all heads of a tensor
     args.first_groups = args.first.heads > 0;
@@ -204,10 +203,9 @@ inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, int 
   check_launch("rope_kernel");
 }
 
-void launch_rope(const RopeArgs& args, bool is_gptj, bool is_shared, bool is_aligned, int compute_units,
-                 Stream stream) {
-  if (is_aligned) launch_rope_kernel<kRopeVec>(args, is_gptj, is_shared, compute_units, stream);
-  else launch_rope_kernel<1>(args, is_gptj, is_shared, compute_units, stream);
+void launch_rope(const RopeArgs& args, bool is_gptj, bool is_shared, bool is_aligned, Stream stream) {
+  if (is_aligned) launch_rope_kernel<kRopeVec>(args, is_gptj, is_shared, stream);
+  else launch_rope_kernel<1>(args, is_gptj, is_shared, stream);
 }
 
 #if AITER_LIKE_HOST_PASS
