@@ -22,6 +22,7 @@ _EPILOG = """shapes, any number of these sources:
   --shape rows=1,hidden=4096,dtype=bf16,has_residual=0
   --recorded [DIR]        what programs recorded under AITER_LIKE_RECORD=DIR
   --model NAME --tp N     a model of configs/models/ on one of N GPUs, for the --tokens of a forward pass
+  --hot-list              at most 40 shapes of Llama 3, Qwen3, DeepSeek-V3 and Wan2.1 (configs/hot_list.toml)
 
 Every candidate is checked against the reference, in float64 where it can, before it may win, and runs in a process of
 its own device, so that a crash or a hang costs that candidate. A run that was cut short goes on where it ended.
@@ -71,6 +72,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", action="append", default=[], metavar="KEY=VALUE,…")
     parser.add_argument("--recorded", nargs="?", type=Path, const=Path(), metavar="DIR")
     parser.add_argument("--model", action="append", default=[], metavar="NAME", help="an unknown name lists them")
+    parser.add_argument("--hot-list", action="store_true", help="at most 40 shapes of models that matter first")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="GPUs that share a layer (default: 1)")
     parser.add_argument("--tokens", type=_numbers, metavar="1,64,…", help="default: powers of two up to 16384")
 
@@ -85,7 +87,7 @@ def _keys(args: argparse.Namespace, op: Op) -> tuple[list[dict[str, Any]], dict[
     Raises:
         ValueError: there is no source.
     """
-    from aiter_like.tuning import models, shapes
+    from aiter_like.tuning import hot_list, models, shapes
 
     keys = [shapes.parse(text, op.name, op.tune_fields) for text in args.shape]
     hinted = [pair for path in args.shapes for pair in shapes.read_hinted(path, op.name, op.tune_fields)]
@@ -95,8 +97,10 @@ def _keys(args: argparse.Namespace, op: Op) -> tuple[list[dict[str, Any]], dict[
         keys += shapes.recorded(folder, op.name, op.tune_fields)
     for name in args.model:
         keys += models.keys(op, models.load(name), args.tp, args.tokens or models.TOKENS)
+    if args.hot_list:
+        keys += hot_list.keys(op)
     if not keys:
-        raise ValueError(f"no shapes: --shapes, --shape, --recorded or --model; the key of {op.name} is "
+        raise ValueError(f"no shapes: --shapes, --shape, --recorded, --model or --hot-list; the key of {op.name} is "
                          f"{', '.join(op.tune_fields)}")
     return keys, {tuple(key.values()): hint for key, hint in hinted if hint}
 
@@ -165,7 +169,7 @@ def _bench(args: argparse.Namespace) -> int:
     op = find_op(args.op)
     if op.tuning is None:
         raise ValueError(f"{op.name} declares nothing to be timed by (dispatch/tuning.py)")
-    if not (args.shape or args.shapes or args.model or args.recorded is not None):
+    if not (args.shape or args.shapes or args.model or args.hot_list or args.recorded is not None):
         args.model, args.tokens = ["llama-3-8b"], args.tokens or ((1, 128) if args.device == "sim" else (1, 64, 4096))
     keys, _ = _keys(args, op)
     _all_gpus(args.device)

@@ -41,8 +41,8 @@ PUBLISHED_US = {(16384, 7168, 2304): 521.6, (8192, 4608, 7168): 566.0, (4096, 46
                 (1024, 17408, 5120): 243.6, (16, 25600, 5120): 36.6, (1, 3072, 6144): 12.2}
 MODELLED_US = {(16384, 7168, 2304): 301.0, (8192, 4608, 7168): 256.0, (4096, 4608, 7168): 127.0,
                (1024, 17408, 5120): 97.0, (16, 25600, 5120): 36.5, (1, 3072, 6144): 7.8}
-"""At 2100 MHz, by the tile that the operator chooses for weights as they are: at most. Published: AITER's CK kernels as it
-tuned them, on an MI300X; for 16 rows the two are the same."""
+"""At 2100 MHz, by the tile that the operator chooses for weights as they are: at most. Published: AITER's CK kernels as
+it tuned them, on an MI300X; for 16 rows the two are the same."""
 
 
 TURN_US = 3.0

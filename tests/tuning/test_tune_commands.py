@@ -47,9 +47,10 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_measured(gpu
 
 
 @pytest.mark.parametrize(("argv", "text"), [
-    (["planted"], "no shapes: --shapes, --shape, --recorded or --model; the key of planted is rows, plant, dtype"),
+    (["planted"], "no shapes: --shapes, --shape, --recorded, --model or --hot-list; the key of planted is "),
     (["planted", "--shape", "rows=1"], "--shape: shapes of planted must have the columns rows, plant, dtype; missing"),
     (["planted", "--model", "llama-3-8b"], "planted declares no shapes of models"),
+    (["planted", "--hot-list"], "planted has no shapes in configs/hot_list.toml"),
     (["no_such", "--shape", "a=1"], "no_such is no operator"),
     (["planted", "--model", "llama"], "there are: deepseek-v3"),
     (["planted", "--shape", "rows=1,plant=0,dtype=fp32"], "torch sees no GPU; --device sim"),
