@@ -4,7 +4,9 @@ own backends call AITER's names for these (VLLM_ROCM_USE_AITER_MLA)."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import logging
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 
+_log = logging.getLogger("aiter_like")
 _BACKENDS, _OWNER = "vllm.v1.attention.backends.mla", "vllm"
 _FLOATS = (torch.bfloat16, torch.float16)
 
@@ -27,12 +30,33 @@ def take_methods(platform: str) -> None:
     if platform != "cpu":
         return
     impl = importlib.import_module(f"{_BACKENDS}.cpu_mla").CPUMLAImpl
+    stock = impl.forward_mqa
     prompts = importlib.import_module(f"{_BACKENDS}.prefill.cpu_sdpa").CPUSDPAMLAPrefillBackend
     for name, ours, holder, attribute, op in (
             ("vllm.mla_decode", decode, impl, "forward_mqa", "mla_decode"),
             ("vllm.mla_cache", cache_write, impl, "do_kv_cache_update", "reshape_and_cache"),
             ("vllm.mla_prefill", prefill, prompts, "_ragged_sdpa", "flash_attn_fwd")):
         takeover.take_attribute(holder, attribute, name, ours, op, _OWNER)
+    if impl.forward_mqa is not stock:
+        _prefer_reference()
+
+
+def _prefer_reference() -> None:
+    """On processors with AMX vLLM takes a backend whose latents lie in another order, unless it is told not to: there,
+    too, it now takes the one that ours are in, unless AMX_MLA was asked for by name."""
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    names = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
+    original = vars(platform)["get_attn_backend_cls"].__func__
+
+    @functools.wraps(original)
+    def get_attn_backend_cls(cls: type, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
+        found = original(cls, selected_backend, *args, **kwargs)
+        if found != names.AMX_MLA.get_path() or selected_backend is names.AMX_MLA:
+            return found
+        _log.info("vllm.mla_decode: CPU_MLA in place of AMX_MLA, whose cache has an order of its own")
+        return names.CPU_MLA.get_path()
+
+    takeover.replace_attribute(platform, "get_attn_backend_cls", classmethod(get_attn_backend_cls), _OWNER)
 
 
 def decode(impl: Any, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any,
