@@ -15,8 +15,13 @@ NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 FEW_NAMES = ("block_n", "block_k", "num_warps")  # the kernel of unsorted pairs has these
 FEW = "moe_gemm_few"
 MOVED = "moe_gemm_moved"  # with weights by TMA
+HOPPER = "moe_gemm_hopper"
+HOPPER_NAMES = (*NAMES, "programs", "is_flat", "group")
+"""Of the kernel for Hopper: `programs` share an SM; `is_flat`: loads go on from tile to tile; `group` blocks of rows
+are computed side by side."""
 _MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
 _MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
+_LEAST_ROWS, _MANY_ROWS = 96, 192  # of an expert in the mean
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
 
 
@@ -61,6 +66,24 @@ def step(call: MoeGemmCall, block_k: int) -> int:
     return min(block_k, call.group_size) if scaling(call) == "sums" else max(block_k, _MIN_DEPTH)
 
 
+def suited_to_hopper(call: MoeGemmCall) -> tuple[int, ...]:
+    """HOPPER_NAMES by the sizes (H100, Triton 3.6: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS, 4096 to 16384 tokens). What
+    goes on from tile to tile needs room for a tile of out beside the steps: of fp32 there is none."""
+    block_m, block_k = 64 if call.block % 128 else 128, 128 // call.a.element_size()
+    goes_on = int(call.out.element_size() == 2)
+    if call.group_size:
+        chosen = (64, 256, block_k, 4, 2, 2, 0) if block_m == 64 else (128, 256, block_k, 8, 4, 1, 0)
+    elif block_m == 64:
+        chosen = 64, 128, block_k, 4, 3, 3, 0
+    elif call.a.element_size() == 1:
+        chosen = 128, 128, block_k, 8, 4, 1, goes_on
+    elif mean_rows(call) < _MANY_ROWS:  # the weights bound it: more tiles are on their way where two share an SM
+        chosen = 128, 128, block_k, 8, 3, 2, 0
+    else:
+        chosen = 128, 256, block_k, 8, 4, 1, goes_on
+    return *chosen, 8
+
+
 def few(call: MoeGemmCall) -> tuple[int, ...]:
     """FEW_NAMES: few rows of a matrix, so that there are many programs, and of each a kilobyte or half of it at a time.
     """
@@ -73,11 +96,34 @@ def _is_moved(target: Target, call: MoeGemmCall) -> bool:
             and call.b.numel() < 2**31 and hopper.serves(call.b))
 
 
+def _is_for_hopper(target: Target, call: MoeGemmCall) -> bool:
+    """Whether the kernel for Hopper takes the call: blocks of the rows that its matrix unit wants, weights by TMA, rows
+    of a by 16 bytes within 2^31 elements, rows of out likewise, and a block's scale for each 128 rows of a tile."""
+    if target.arch != "sm_90" or call.sorted_ids is None or call.is_shuffled or call.b_format != "same":
+        return False
+    if call.block % 64 or not hopper.serves(call.a, call.b) or call.a.shape[0] * call.a.stride(0) >= 2**31:
+        return False
+    if call.a.shape[1] % 16 or call.out.shape[1] % 16 or call.out.stride(0) % 16:
+        return False
+    halves = is_gated(call.activation)
+    return not (call.group_size and halves and (call.is_interleaved or call.out.shape[1] % call.group_size))
+
+
 def kernels(target: Target, call: MoeGemmCall, **params: int) -> list[str]:
-    """Its kernels; the parameter `moved` asks for the one with weights by TMA, where that serves."""
+    """Its kernels; the parameter `moved` asks for the one with weights by TMA, where that serves, and `programs` for
+    the one for Hopper. That comes first where it was timed and took less time: of many rows, but not of 8 bits with a
+    scale for each."""
     if call.sorted_ids is None:
         return [FEW]
-    return [MOVED] if params.get("moved") and _is_moved(target, call) else ["moe_gemm"]
+    on_hopper = [HOPPER] if _is_for_hopper(target, call) else []
+    if "programs" in params:
+        return on_hopper
+    if params:
+        return [MOVED] if params.get("moved") and _is_moved(target, call) else ["moe_gemm"]
+    is_timed = call.a.element_size() > 1 or call.group_size > 0
+    if mean_rows(call) < _LEAST_ROWS or not is_timed:
+        return ["moe_gemm", *on_hopper]
+    return [*on_hopper, "moe_gemm"]
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
@@ -103,6 +149,8 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
                     if 16 <= block_n * block_k // (num_warps * target.wave_size) <= 128:
                         yield dict(zip(FEW_NAMES, (block_n, block_k, num_warps)))
         return
+    if _is_for_hopper(target, call):
+        yield from _hopper_space(call)
     m, most = mean_rows(call), _most_rows(call)
     for block_m, block_n, depth, num_warps in ((16, 64, 128, 4), (16, 128, 64, 4), (32, 64, 64, 4), (32, 128, 64, 4),
                                                (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
@@ -114,3 +162,23 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
             if _is_moved(target, call):
                 for num_stages in (3, 4, 5):
                     yield dict(zip(NAMES, (*blocks, num_stages))) | {"moved": 1}
+
+
+def _hopper_space(call: MoeGemmCall) -> Iterator[dict[str, int]]:
+    """Of the kernel for Hopper: what fits its registers and shared memory."""
+    if call.group_size:
+        tiles: tuple[tuple[int, ...], ...] = (
+            (128, 256, 8, 4, 1, 0), (128, 256, 8, 3, 1, 0), (64, 256, 4, 2, 2, 0), (64, 256, 4, 2, 2, 1))
+        if not is_gated(call.activation):
+            tiles += ((128, 128, 8, 4, 1, 1), (64, 128, 4, 3, 3, 0), (64, 128, 4, 4, 2, 1))
+    elif call.a.element_size() == 1:
+        tiles = (128, 128, 8, 4, 1, 1), (128, 128, 8, 4, 1, 0), (64, 128, 4, 3, 3, 0)
+    else:
+        tiles = ((128, 256, 8, 4, 1, 1), (128, 256, 8, 4, 1, 0), (128, 128, 8, 3, 2, 0), (128, 128, 4, 3, 2, 1),
+                 (64, 256, 4, 2, 2, 1), (64, 128, 4, 3, 3, 0), (64, 128, 4, 3, 2, 1))
+    for block_m, block_n, num_warps, num_stages, programs, is_flat in tiles:
+        if call.block % block_m or is_flat and call.out.element_size() > 2:
+            continue
+        for group in (8, 16):
+            yield dict(zip(HOPPER_NAMES, (block_m, block_n, 128 // call.a.element_size(), num_warps, num_stages,
+                                          programs, is_flat, group)))

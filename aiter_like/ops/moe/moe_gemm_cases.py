@@ -58,8 +58,14 @@ def cases(device: torch.device) -> dict[str, MoeGemmCall]:
     packed = torch.randint(-128, 128, (experts, 2 * inner, k // 2), generator=generator, dtype=torch.int8).to(device)
     ids = torch.randint(-1, experts + 1, (4 * slots,), generator=generator, dtype=torch.int32).to(device)
     few = {"sorted_ids": None, "valid": None, "block": 1, "experts": ids}
+    numbers, weights, of_blocks, valid = sorted_case(device, tokens, slots, experts, 64)
+    wide = {"sorted_ids": numbers, "valid": valid, "block": 64, "experts": of_blocks}
+    rows_of_pairs = random(tokens * slots, 1).abs() + 0.1
     return {
-        "gates": gates, "down": down,
+        "gates": gates, "down": down, "gates, 64 places": gates._replace(**wide),
+        "fp8, blocks, 64 places": down._replace(
+            a=down.a.to(fp8), b=down.b.to(fp8), a_scale=rows_of_pairs, b_scale=scales[:, :1, None], group_size=128,
+            weights=weights, **wide),
         "shuffled": gates._replace(b=shuffle_weight(gates.b), is_shuffled=True),
         "fp8": gates._replace(a=gates.a.to(fp8), b=gates.b.to(fp8), a_scale=rows, b_scale=scales),
         "int8": gates._replace(a=(random(tokens, k) * 40).to(torch.int8), a_scale=rows, b_scale=scales,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""moe_gemm in Triton: body and launcher, named by ops/moe/moe_gemm.py. Pairs that are not sorted: moe_gemm_few.py."""
+"""moe_gemm in Triton: body and launcher, named by ops/moe/moe_gemm.py. Pairs that are not sorted: moe_gemm_few.py; many
+rows on Hopper: moe_gemm_hopper.py."""
 
 from __future__ import annotations
 
@@ -179,14 +180,23 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
 def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Callable[..., None] | None:
     """Writes `out`. What it returns: see Backend.returns_relaunch.
 
-    kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted; with "moe_gemm_moved" TMA moves
-        the weights, where their address allows it.
+    kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted, "moe_gemm_hopper" that of
+        moe_gemm_hopper.py; where an address forbids it this one takes over. With "moe_gemm_moved" TMA moves the
+        weights, where their address allows it.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps and num_stages; without
-        block_m and num_stages for pairs that are not sorted. `moved` chose the kernel.
+        block_m and num_stages for pairs that are not sorted; and what moe_gemm_blocks.py says of the one for Hopper.
+        `moved` chose the kernel.
     """
     if kernel == moe_gemm_blocks.FEW:
         return moe_gemm_few.multiply(call, params)
     target = target_of(call.a.device)
+    if kernel == moe_gemm_blocks.HOPPER:
+        if not _is_aligned(call):
+            return moe_gemm(call)
+        from aiter_like.ops.moe.triton import moe_gemm_hopper  # not every Triton has tensor descriptors
+
+        on_hopper = moe_gemm_hopper.multiply(call, params, target)
+        return on_hopper and (lambda *fields: _again(MoeGemmCall(*fields), on_hopper))
     params.pop("moved", None)
     chosen = values("moe_gemm", moe_gemm_blocks.NAMES, moe_gemm_blocks.suited(call, target.platform), params)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in moe_gemm_blocks.NAMES)
@@ -215,6 +225,19 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Call
             again(*_tensors(call, moved))
 
     return relaunch
+
+
+def _is_aligned(call: MoeGemmCall) -> bool:
+    """Whether the addresses are such as the kernel for Hopper moves from."""
+    return (call.a.data_ptr() | call.b.data_ptr()) % 16 == 0
+
+
+def _again(call: MoeGemmCall, on_hopper: Callable[[MoeGemmCall], None]) -> None:
+    """Repeats a launch for Hopper with other tensors."""
+    if _is_aligned(call):
+        on_hopper(call)
+    else:
+        moe_gemm(call)
 
 
 def _tensors(call: MoeGemmCall, moved: list[int] | None) -> tuple[Any, ...]:
