@@ -218,7 +218,8 @@ def bench() -> None:
         dtype, b_format, group_size = {
             "bf16": (torch.bfloat16, "same", 0), "fp8 blocks": (dtypes.fp8_of(target_of(device).arch), "same", 128),
             "mxfp4": (torch.bfloat16, "mxfp4", 32)}[form]
-        block = 1 if tokens == 1 else block_for(tokens * slots, experts)
+        arch = "" if form == "mxfp4" else target_of(device).arch
+        block = 1 if tokens == 1 else block_for(tokens * slots, experts, arch)
         call = moe_gemm_tuning.case(
             {"pairs": tokens * slots, "experts": experts, "n": n, "k": k, "slots": slots, "block": block,
              "dtype": dtypes.name(dtype), "b_dtype": b_format, "group_size": group_size, "is_gated": int(not is_down),
@@ -242,7 +243,7 @@ def bench() -> None:
                              flops=flops)
 
     shapes = [(model, form, tokens, is_down) for form in ("bf16", "fp8 blocks", "mxfp4") for model in MODELS
-              for tokens in (1, 16, 256, 4096) for is_down in (False, True)]
+              for tokens in (1, 16, 256, 4096, 16384) for is_down in (False, True)]
     benching.table("moe_gemm", (case(*shape, 0) for shape in shapes))
 
 

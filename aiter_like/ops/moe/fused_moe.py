@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.device import target_of
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, quant_rule
@@ -142,7 +143,9 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
                      doweight_stage1, a2_scale, backend)
     if backend != "ck" and expert_mask is num_local_tokens is block_size_M is None and _is_few(tokens, slots, layer):
         return stages.of_few(hidden, scale)
-    return stages.of_sorted(hidden, scale, block_size_M or block_for(tokens * slots, layer.w1.shape[0]))
+    is_common = layer.b_format == "same" and not layer.is_shuffled and layer.quantiser in (None, "block")
+    arch = target_of(hidden.device).arch if is_common else ""  # Hopper has a kernel of its own for these
+    return stages.of_sorted(hidden, scale, block_size_M or block_for(tokens * slots, layer.w1.shape[0], arch))
 
 
 def _is_few(tokens: int, slots: int, layer: Layer) -> bool:

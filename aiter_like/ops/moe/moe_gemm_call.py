@@ -19,6 +19,7 @@ SWIGLU = "swiglu_and_mul"
 # another reads the weights again (modelled: 32 rows in the mean, blocks of 32 at 66 % of the read rate, of 64 at 95 %).
 _BLOCKS = ((11, 16), (22, 32), (44, 64), (768, 128))
 _LARGEST_BLOCK = 256
+_HOPPER_BLOCKS = (*_BLOCKS[:3], (95, 128), (191, 64))  # from 96 rows on those of moe_gemm_hopper.py
 
 
 class MoeGemmCall(NamedTuple):
@@ -101,10 +102,12 @@ def blocks(size: int) -> int:
     return -(-size // SCALE_BLOCK)
 
 
-def block_for(pairs: int, experts: int) -> int:
-    """Places of a block that suit the rows which an expert has in the mean."""
+def block_for(pairs: int, experts: int, arch: str = "") -> int:
+    """Places of a block that suit the rows which an expert has in the mean: for sm_90 those of moe_gemm_hopper.py's
+    tiles, which takes each tile of a block whether it has rows or not."""
     mean = pairs / min(pairs, experts)
-    return next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
+    suited, largest = (_HOPPER_BLOCKS, 128) if arch == "sm_90" else (_BLOCKS, _LARGEST_BLOCK)
+    return next((block for most, block in suited if mean <= most), largest)
 
 
 def tune_key(call: MoeGemmCall) -> dict[str, int | str]:

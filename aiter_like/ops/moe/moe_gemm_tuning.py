@@ -80,7 +80,7 @@ def traffic(call: MoeGemmCall) -> tuple[int, int]:
 
 def shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """Of models with experts: gate and up of each token's experts, and down; in 16 bits, in fp8 with blocks of scales
-    and, as GPT-OSS has them, with weights of mxfp4."""
+    and, as GPT-OSS has them, with weights of mxfp4; in the blocks that fused_moe sorts into."""
     formats = ((model.dtype, "same", 0), (tune_shapes.fp8_name(), "same", SCALE_BLOCK),
                (model.dtype, "mxfp4", MXFP4_GROUP))
     for matrices, n, k in tune_shapes.linear_weights(model, tp):
@@ -91,10 +91,11 @@ def shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
         for dtype, b_format, group_size in formats:
             if k % per_byte(b_format):
                 continue
-            yield {"pairs": pairs, "experts": matrices, "n": n, "k": k, "slots": model.experts_per_token,
-                   "block": 1 if tokens == 1 else block_for(pairs, matrices), "dtype": dtype, "b_dtype": b_format,
-                   "group_size": group_size, "is_gated": int(is_first), "is_of_pairs": int(not is_first),
-                   "is_shuffled": 0}
+            sorted_in = {block_for(pairs, matrices, arch) for arch in ("", "sm_90") if arch == "" or b_format == "same"}
+            for block in (1,) if tokens == 1 else sorted(sorted_in):
+                yield {"pairs": pairs, "experts": matrices, "n": n, "k": k, "slots": model.experts_per_token,
+                       "block": block, "dtype": dtype, "b_dtype": b_format, "group_size": group_size,
+                       "is_gated": int(is_first), "is_of_pairs": int(not is_first), "is_shuffled": 0}
 
 
 def smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
