@@ -89,7 +89,8 @@ def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | Non
 
 def rope_cached_thd_positions_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, rotate_style: int,
-        reuse_freqs_front_part: bool, nope_first: bool, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
+        reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
+        backend: str | None = None) -> tuple[Tensor, Tensor]:
     """`rope_cached_positions_2c_fwd_inplace` of tokens without a batch dimension.
 
     Args:
@@ -98,6 +99,7 @@ def rope_cached_thd_positions_2c_fwd_inplace(
         cos: [max_position, width] or [max_position, 1, 1, width]; with sin, rotate_style, reuse_freqs_front_part,
             nope_first and backend as for `rope_cached_positions_2c_fwd_inplace`.
         positions: [num_tokens] int32|int64: rows of `cos` and `sin`.
+        transpose_output: False; there is no batch to transpose with.
 
     Returns:
         `x` and `y`, which are written.
@@ -116,6 +118,8 @@ def rope_cached_thd_positions_2c_fwd_inplace(
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1)):
         parts.has_rank(name, argument, tensor, rank)
     _check_tokens(name, positions, None, x=x, y=y)
+    if transpose_output:
+        raise ValueError(f"{name}: transpose_output must be False, got {transpose_output}")
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), None,
           backend)
     return x, y

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""AITER's Triton forms of rotary position embedding, whose parameters have other names and one more. Named by
+aiter_names.txt.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.ops.common import elements
+from aiter_like.ops.rope import rope, rope_2d
+
+_TENSORS = {"input": "x", "output_grads": "x", "input_x": "x", "input_y": "y", "output_grads_x": "x",
+            "output_grads_y": "y"}
+
+
+def _form(function: Callable, name: str, call: Callable[..., Any]) -> Callable:
+    """`function` with AITER's names of its tensors and `transpose_output` behind its other parameters."""
+    names = [each for each in inspect.signature(function).parameters if each not in ("backend", "transpose_output")]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([*(inspect.Parameter(_TENSORS.get(each, each), kind) for each in names),
+                                   inspect.Parameter("transpose_output", kind, default=False)])
+
+    def form(*args: Any, **named: Any) -> Any:
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        return call(function, name, *bound.args)
+
+    form.__signature__, form.__module__ = signature, __name__
+    form.__name__ = form.__qualname__ = name
+    form.__doc__ = f"`aiter_like.{function.__name__}`."
+    return form
+
+
+def _transposing(function: Callable) -> Callable:
+    """A form of a function that has `transpose_output`, too."""
+    return _form(function, function.__name__, lambda function, name, *args: function(*args))
+
+
+def _straight(function: Callable, name: str = "") -> Callable:
+    """A form of a function whose result lies as its input does: `transpose_output` must be False."""
+
+    def call(function: Callable, name: str, *args: Any) -> Any:
+        _refuse_transposed(name, args[-1])
+        return function(*args[:-1])
+
+    return _form(function, name or function.__name__, call)
+
+
+def _of_tokens(function: Callable, name: str) -> Callable:
+    """A form of a function of two tensors [s, b, heads, head_dim] for tokens without a batch."""
+
+    def call(function: Callable, name: str, x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, *rest: Any) -> Any:
+        *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = rest
+        _refuse_transposed(name, is_transposed)
+        for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", indices[0], 1)):
+            check.tensor(name, argument, tensor, rank=rank, last_contiguous=rank == 3)
+        check.tensor(name, "positions", indices[0], shape=(len(x),), last_contiguous=False)
+        for offsets in indices[1:]:
+            check.tensor(name, "offsets", offsets, shape=(len(x),), last_contiguous=False)
+        found = function(x[None], y[None], cos, sin, *(each[None] for each in indices), rotate_style,
+                         reuse_freqs_front_part, nope_first)
+        return found[0][0], found[1][0]
+
+    return _form(function, name, call)
+
+
+def _refuse_transposed(name: str, is_transposed: Any) -> None:
+    if is_transposed is not False:
+        raise ValueError(f"{name}: transpose_output must be False, got {is_transposed!r}")
+
+
+rope_fwd, rope_bwd = _transposing(rope.rope_fwd), _transposing(rope.rope_bwd)
+rope_cached_fwd, rope_cached_bwd = _transposing(rope.rope_cached_fwd), _transposing(rope.rope_cached_bwd)
+rope_cached_positions_fwd = _transposing(rope.rope_cached_positions_fwd)
+rope_cached_positions_bwd = _transposing(rope.rope_cached_positions_bwd)
+rope_cached_positions_offsets_fwd = _transposing(rope.rope_cached_positions_offsets_fwd)
+rope_cached_positions_offsets_bwd = _transposing(rope.rope_cached_positions_offsets_bwd)
+rope_fwd_inplace, rope_cached_fwd_inplace = _straight(rope.rope_fwd_inplace), _straight(rope.rope_cached_fwd_inplace)
+rope_cached_positions_fwd_inplace = _straight(rope.rope_cached_positions_fwd_inplace)
+rope_cached_positions_offsets_fwd_inplace = _straight(rope.rope_cached_positions_offsets_fwd_inplace)
+rope_thd_fwd, rope_thd_fwd_inplace = _straight(rope.rope_thd_fwd), _straight(rope.rope_thd_fwd_inplace)
+rope_thd_bwd = _straight(rope.rope_thd_bwd)
+rope_fwd_2d = _straight(rope_2d.rope_2d_fwd, "rope_fwd_2d")
+rope_fwd_2d_inplace = _straight(rope_2d.rope_2d_fwd_inplace, "rope_fwd_2d_inplace")
+rope_cached_thd_positions_2c_fwd = _of_tokens(rope.rope_cached_positions_2c_fwd, "rope_cached_thd_positions_2c_fwd")
+rope_cached_thd_positions_2c_bwd = _of_tokens(rope.rope_cached_positions_2c_bwd, "rope_cached_thd_positions_2c_bwd")
+rope_cached_thd_positions_offsets_2c_fwd = _of_tokens(rope.rope_cached_positions_offsets_2c_fwd,
+                                                      "rope_cached_thd_positions_offsets_2c_fwd")
+rope_cached_thd_positions_offsets_2c_bwd = _of_tokens(rope.rope_cached_positions_offsets_2c_bwd,
+                                                      "rope_cached_thd_positions_offsets_2c_bwd")
+
+
+def rope_fwd_3d(x: Tensor, grid_sizes: Tensor, freqs: Tensor, sp_size: int, sp_rank: int) -> Tensor:
+    """Videos' rotary embedding: the pairs (2i, 2i + 1) of a head turn by the frame, the row and the column of their
+    token, the first `head_dim / 2 − 2 · (head_dim / 6)` of them by the frame, as many as head_dim / 6 each by the
+    others; tokens behind a video's grid do not turn.
+
+    Args:
+        x: [videos, tokens, heads, head_dim] bf16|fp16|fp32: rank `sp_rank`'s part of the tokens.
+        grid_sizes: [videos, 3] integers: frames, rows and columns.
+        freqs: [rows, head_dim / 2] complex: cosines and sines of each position; a position behind the last takes that.
+        sp_size: ranks that share the tokens; the part of each is as long as this one's.
+        sp_rank: this one, from 0.
+
+    Returns:
+        Like `x`, fp32.
+    """
+    op = "rope_fwd_3d"
+    check.tensor(op, "x", x, rank=4, dtypes=elements.FLOATS)
+    videos, tokens, _, head_dim = x.shape
+    check.tensor(op, "grid_sizes", grid_sizes, dtypes=elements.INTEGERS, shape=(videos, 3), last_contiguous=False)
+    check.tensor(op, "freqs", freqs, dtypes=(torch.complex64, torch.complex128), shape=(None, head_dim // 2),
+                 last_contiguous=False)
+    check.integer(op, "sp_size", sp_size, 1)
+    check.integer(op, "sp_rank", sp_rank, 0, sp_size - 1)
+    third = head_dim // 6
+    frames, rows, columns = grid_sizes.to(x.device).long()[..., None].unbind(1)  # [videos, 1]
+    token = torch.arange(sp_rank * tokens, (sp_rank + 1) * tokens, device=x.device)  # [tokens]
+    is_inside = token < frames * rows * columns
+    at = [token // (rows * columns).clamp(min=1), token // columns.clamp(min=1) % rows.clamp(min=1),
+          token % columns.clamp(min=1)]  # of each [videos, tokens]
+    parts = freqs.to(x.device).split((head_dim // 2 - 2 * third, third, third), 1)
+    turns = torch.cat([part[each.clamp(max=len(freqs) - 1)] for part, each in zip(parts, at, strict=True)], -1)
+    turns = turns.where(is_inside[..., None], 1).to(torch.complex64).view(videos * tokens, 1, 1, -1)
+    heads = x.float().reshape(videos * tokens, 1, *x.shape[2:])
+    return rope.rope_cached_fwd(heads, turns.real.contiguous(), turns.imag.contiguous(), 1, True, False).view(x.shape)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""The forms of AITER's Triton functions of rotary position embedding against the formula in float64."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from aiter_like.integrations import aiter_rope
+
+TOKENS, BATCH, HEADS, DIM = 6, 2, 3, 16
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def turned(x, angles, is_neighbours=False, is_backward=False):
+    """`x` [..., heads, dim] by `angles` [..., dim / 2]; the gradient turns the other way."""
+    x, angles = x.double(), angles.double()[..., None, :] * (-1 if is_backward else 1)
+    first, second = (x[..., 0::2], x[..., 1::2]) if is_neighbours else x.chunk(2, -1)
+    both = first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()
+    return torch.stack(both, -1).flatten(-2) if is_neighbours else torch.cat(both, -1)
+
+
+def close(got, expected):
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def check_form(name, tensors, tables, expected, is_two=False):
+    """In place the result is the tensor itself; transposition is refused where the result lies as the input does."""
+    function = getattr(aiter_rope, name)
+    assert list(inspect.signature(function).parameters)[-4:] == [
+        "rotate_style", "reuse_freqs_front_part", "nope_first", "transpose_output"]
+    found = function(*tensors, *tables, 0, True, nope_first=False, transpose_output=False)
+    for got, one, own in zip(found if is_two else (found,), expected, tensors, strict=True):
+        close(got, one)
+        assert (got is own) == name.endswith("_inplace")
+    if "thd" in name or "2d" in name or name.endswith("_inplace"):
+        with pytest.raises(ValueError, match=f"{name}: transpose_output must be False, got True"):
+            function(*tensors, *tables, 0, True, False, True)
+    else:
+        transposed = function(*tensors, *tables, 0, True, False, True)
+        close(transposed, expected[0])
+        assert transposed.transpose(0, 1).is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ("fwd", "fwd_inplace", "bwd"))
+@pytest.mark.parametrize("form", ("rope", "rope_cached", "rope_cached_positions", "rope_cached_positions_offsets",
+                                  "rope_thd"))
+def test_one_tensor(simulated, form, kind):
+    x, angles = numbers(TOKENS, BATCH, HEADS, DIM), numbers(TOKENS, 1, 1, DIM // 2, seed=1)
+    rows, tables = torch.arange(TOKENS)[:, None].expand(-1, BATCH), [angles]
+    if "cached" in form:
+        tables = [angles.cos(), angles.sin()]
+    if "positions" in form:
+        rows = torch.tensor([[3, 0], [1, 1], [2, 5], [0, 4], [4, 2], [3, 3]])
+        tables.append(rows - 1 if "offsets" in form else rows)
+    if "offsets" in form:
+        tables.append(torch.ones_like(rows))
+    if form == "rope_thd":
+        x, rows, tables = x[:, 0].contiguous(), torch.tensor([0, 1, 0, 1, 2, 3]), [torch.tensor([0, 2, 6]), angles]
+    expected = turned(x, angles[:, 0, 0][rows], is_backward=kind == "bwd")
+    check_form(f"{form}_{kind}", [x], tables, [expected])
+
+
+@pytest.mark.parametrize("kind", ("fwd", "bwd"))
+@pytest.mark.parametrize("form", ("rope_cached_thd_positions_2c", "rope_cached_thd_positions_offsets_2c"))
+def test_two_tensors_of_tokens(simulated, form, kind):
+    x, y, angles = numbers(TOKENS, HEADS, DIM), numbers(TOKENS, 1, DIM, seed=1), numbers(9, DIM // 2, seed=2)
+    rows = torch.tensor([8, 0, 3, 3, 7, 1])
+    indices = [rows, torch.zeros_like(rows)] if "offsets" in form else [rows]
+    tables = [angles.cos(), angles.sin(), *indices]
+    expected = [turned(each, angles[rows], is_backward=kind == "bwd") for each in (x, y)]
+    check_form(f"{form}_{kind}", [x, y], tables, expected, is_two=True)
+    function = getattr(aiter_rope, f"{form}_{kind}")
+    with pytest.raises(ValueError, match=f"{form}_{kind}: positions must have shape"):
+        function(x, y, *tables[:2], rows[1:], *indices[1:], 0, True, False)
+    with pytest.raises(ValueError, match=f"{form}_{kind}: x must have 3 dimensions"):
+        function(x[None], y, *tables, 0, True, False)
+
+
+@pytest.mark.parametrize("name", ("rope_fwd_2d", "rope_fwd_2d_inplace"))
+def test_images(simulated, name):
+    height, width = 2, 3
+    x, rows, columns = numbers(1, height * width, HEADS, DIM), *(numbers(size, DIM // 4, seed=size) for size in (2, 3))
+    tables = [one for each in (rows, columns) for one in (each.cos()[None, :, None], each.sin()[None, :, None])]
+    at = torch.arange(height * width)
+    halves = x.chunk(2, -1)
+    expected = torch.cat((turned(halves[0][0], rows[at // width]), turned(halves[1][0], columns[at % width])), -1)[None]
+    check_form(name, [x], [*tables, height, width], [expected])
+
+
+@pytest.mark.parametrize("rank", (0, 1))
+def test_videos(simulated, rank):
+    """Each video with a grid of its own, whose tokens go on in the next rank; what is behind it stays."""
+    grids, tokens, pairs = torch.tensor([[2, 2, 3], [1, 3, 2]]), 7, DIM // 2
+    angles, x = numbers(4, pairs, seed=3), numbers(2, tokens, HEADS, DIM)
+    freqs = torch.polar(torch.ones_like(angles), angles)
+    third = pairs // 3
+    parts = angles.split((pairs - 2 * third, third, third), 1)
+    expected = x.double()
+    for video, (frames, rows, columns) in enumerate(grids.tolist()):
+        for at in range(tokens):
+            token = rank * tokens + at
+            if token < frames * rows * columns:
+                place = token // (rows * columns), token // columns % rows, token % columns
+                own = torch.cat([part[row] for part, row in zip(parts, place, strict=True)])
+                expected[video, at] = turned(x[video, at], own, is_neighbours=True)
+    found = aiter_rope.rope_fwd_3d(x, grids, freqs, 2, rank)
+    close(found, expected)
+    assert found.dtype == aiter_rope.rope_fwd_3d(x.bfloat16(), grids, freqs, 2, rank).dtype == torch.float32
+    with pytest.raises(ValueError, match="rope_fwd_3d: sp_rank must be"):
+        aiter_rope.rope_fwd_3d(x, grids, freqs, 2, 2)
+    with pytest.raises(ValueError, match="rope_fwd_3d: grid_sizes must have shape"):
+        aiter_rope.rope_fwd_3d(x, grids[:1], freqs, 2, 0)
