@@ -7,9 +7,13 @@ Masks of padding are [batch, seqlen], True where a token is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+_TOLERANCES = {"plain": (2, 1e-2, 1.5e-2, 1e-5), "dropout": (2, 0.1, 2.0, 0.1), "fp8": (4, 0.5, 1.0, 0.1)}
+"""Of attention_ref_with_tol: the factor, the least atol of the output and of gradients, and rtol."""
 
 
 def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | None = None,
@@ -67,6 +71,37 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | 
     if query_padding_mask is not None:
         out = out.masked_fill(~query_padding_mask[:, :, None, None], 0.0)
     return out.to(dtype), attention.to(dtype), lse.to(dtype)
+
+
+def attention_ref_with_tol(
+        q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_fp8: bool = False,
+        **kwargs: Any) -> tuple[Tensor, tuple[Tensor, ...], tuple[float, float], list[tuple[float, float]]]:
+    """`attention_ref` with its gradients, and tolerances for what is compared with them: twice what the inputs' own
+    dtype makes of the result (four times for fp8), and at least a floor of the kind of the call.
+
+    Args:
+        q, k, v: as of `attention_ref`, which also takes `kwargs`.
+        do: the gradient of its output.
+        is_fp8: the call that is compared rounds its inputs to fp8.
+
+    Returns:
+        The output; the gradients of q, k and v; (atol, rtol) of the output, and a list of those of the gradients.
+    """
+    is_dropping = kwargs.get("dropout_p", 0.0) > 0
+    factor, *floors, rtol = _TOLERANCES["fp8" if is_fp8 else "dropout" if is_dropping else "plain"]
+    exact, rounded = (_with_gradients(q, k, v, do, kwargs | {"upcast": upcast, "reorder_ops": not upcast})
+                      for upcast in (True, False))
+    distances = [(one - other).abs().max().item() for one, other in zip(exact, rounded, strict=True)]
+    first, *others = [(max(factor * distance, floors[0] if index == 0 else floors[1]), rtol)
+                      for index, distance in enumerate(distances)]
+    return exact[0], exact[1:], first, others
+
+
+def _with_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
+    with torch.enable_grad():
+        out = attention_ref(*leaves, **options)[0]
+    return out, *torch.autograd.grad(out, leaves, do)
 
 
 def attn_bias_from_alibi_slopes(slopes: Tensor, seqlen_q: int, seqlen_k: int,

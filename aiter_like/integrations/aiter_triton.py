@@ -121,6 +121,15 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
         return_attn_probs=return_attn_probs, sink_ptr=sink)
 
 
+def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool = False,
+                   is_guinterleave: bool = False, gate_up: bool = False, pad_k_to: int = 0,
+                   arch: str | None = None) -> Tensor:
+    """`aiter_like.shuffle_weight`, whose order is the same on each architecture that is served; `arch` is of no
+    meaning.
+    """
+    return aiter_like.shuffle_weight(x, layout, use_int4, is_guinterleave, gate_up, pad_k_to)
+
+
 def mha_set_use_fused_bwd_kernel(value: bool) -> None:
     """Of no meaning: which backward kernel runs is the dispatcher's choice, and none of them adds atomically."""
 
@@ -154,6 +163,12 @@ def is_gluon_avail() -> bool:
 
 def is_mx_scale_preshuffling_avail() -> bool:
     """Whether scales of 32 elements are taken shuffled: never, they belong to matrix units that no device here has."""
+    return False
+
+
+def is_2d_gluon_available(q_dtype: torch.dtype, kv_cache_dtype: torch.dtype, softcap: float | None, use_qq_bias: bool,
+                          use_alibi_slopes: bool) -> bool:
+    """Whether AITER's attention over pages in Gluon would take such a call: never."""
     return False
 
 
