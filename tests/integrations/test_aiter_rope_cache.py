@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""AITER's Triton functions that turn queries and keys and put them together or into caches, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_rope_cache
+
+FP8 = torch.float8_e4m3fnuz
+TOKENS, HEADS, KV_HEADS, RANK, PE, SLOTS = 5, 4, 2, 32, 16, 11
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture
+def parts():
+    return (numbers(TOKENS, HEADS, RANK), numbers(TOKENS, HEADS, PE, seed=1), numbers(TOKENS, KV_HEADS, RANK, seed=2),
+            numbers(TOKENS, KV_HEADS, PE, seed=3))
+
+
+def turned(x, angles, is_neox):
+    """`x` [tokens, heads, pe] by `angles` [tokens, pe / 2], or [tokens, pe] of each element."""
+    x, angles = x.double(), angles.double()[:, None]
+    if angles.shape[-1] != x.shape[-1]:
+        angles = torch.cat((angles, angles), -1) if is_neox else angles.repeat_interleave(2, -1)
+    if is_neox:
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+    both = torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+    return x * angles.cos() + both * angles.sin()
+
+
+def close(got, expected, rtol=1e-2):
+    torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=1e-6)
+
+
+def tables(is_half, seed=4):
+    angles = numbers(9, PE // 2 if is_half else PE, seed=seed).float()
+    return angles, angles.cos()[:, None, None], angles.sin()[:, None, None]
+
+
+@pytest.mark.parametrize("is_half", (False, True))
+@pytest.mark.parametrize("is_neox", (False, True))
+def test_in_one_piece(simulated, parts, is_neox, is_half):
+    q_nope, q_pe, k_nope, k_pe = parts
+    angles, cos, sin = tables(is_half)
+    pos = torch.tensor([8, 0, 3, 3, 7])
+    found = aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope, k_pe, pos, cos, sin, is_neox)
+    plain = aiter_rope_cache.fused_qk_cat(q_nope, q_pe, k_nope, k_pe)
+    for got, copied, nope, pe in zip(found, plain, (q_nope, k_nope), (q_pe, k_pe), strict=True):
+        assert torch.equal(got[..., :RANK], nope) and torch.equal(copied, torch.cat((nope, pe), -1))
+        close(got[..., RANK:], turned(pe, angles[pos], is_neox))
+    with pytest.raises(ValueError, match="fused_qk_rope_cat: k_nope must have 5 tokens"):
+        aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope[1:], k_pe[1:], pos, cos, sin, is_neox)
+    with pytest.raises(ValueError, match="fused_qk_rope_cat: cos must have 16 columns"):
+        aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope, k_pe, pos, cos[..., 1:], sin[..., 1:], is_neox)
+
+
+@pytest.mark.parametrize("is_half", (False, True))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, FP8))
+def test_with_the_cache(simulated, parts, dtype, is_half):
+    """Two tokens of the keys have no queries: they are turned already. A token has no slot."""
+    q_nope, q_pe, k_nope, k_pe = parts
+    q_nope, q_pe, count = q_nope[:3], q_pe[:3], 3
+    angles, cos, sin = tables(is_half)
+    pos, slots = torch.tensor([8, 0, 3]), torch.tensor([10, -1, 0, 4, 7])
+    cache = torch.zeros(SLOTS, KV_HEADS, RANK + PE).to(dtype)
+    scale = torch.tensor(0.25)
+    q_out, decode, k_out, zeros = aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(
+        q_nope, q_pe, k_nope, k_pe, cache, slots, pos, cos, sin, scale, True, num_decode_toks_for_zeros=2)
+    q, k = turned(q_pe, angles[pos], True), k_pe.double()
+    k = torch.cat((turned(k_pe[:count], angles[pos], True), k[count:]))
+    assert torch.equal(q_out[..., :RANK], q_nope)
+    close(q_out[..., RANK:], q)
+    close(decode, q[:2])
+    close(k_out, k)
+    assert zeros.shape == (2, HEADS, RANK) and not zeros.any()
+    is_narrow = dtype == FP8
+    expected = torch.zeros(cache.shape, dtype=torch.float64)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot] = torch.cat((k_nope[token].double(), k[token]), -1)
+    torch.testing.assert_close(cache.double() * (0.25 if is_narrow else 1), expected, rtol=0.07 if is_narrow else 0.01,
+                               atol=0.01)
+
+
+def test_given_tensors(simulated, parts):
+    angles, cos, sin = tables(True)
+    pos, slots, cache = torch.arange(TOKENS), torch.arange(TOKENS), torch.zeros(SLOTS, KV_HEADS, RANK + PE).to(FP8)
+    q_out, decode = torch.zeros(TOKENS, HEADS, RANK + PE).to(FP8), torch.zeros(1, HEADS, PE).bfloat16()
+    k_out = torch.zeros(TOKENS, KV_HEADS, PE).bfloat16()
+    found = aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(
+        *parts, cache, slots, pos, cos, sin, 4.0, False, 1, False, q_out, decode, k_out)
+    assert all(got is given for got, given in zip(found, (q_out, decode, k_out)))
+    torch.testing.assert_close(q_out[..., RANK:].double(), turned(parts[1], angles[pos], False), rtol=0.07, atol=0.01)
+    torch.testing.assert_close(cache[:TOKENS, :, :RANK].double(), parts[2].double(), rtol=0.07, atol=0.01)
+    call = (*parts, cache, slots, pos, cos, sin, None, False)
+    with pytest.raises(UnsupportedError, match="fused_qk_rope_cat_and_cache_mla: no backend supports shuffled_kv"):
+        aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(*call, shuffled_kv_cache=True)
+    with pytest.raises(ValueError, match="slot_mapping must have 5 elements, one for each query, to 5, got 4"):
+        aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(*call[:5], slots[1:], *call[6:])
+    with pytest.raises(ValueError, match="num_decode_toks_for_zeros must be"):
+        aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(*call, num_decode_toks_for_zeros=6)
+    with pytest.raises(ValueError, match="q_out must have shape"):
+        aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(*call, q_out=k_out)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, FP8))
+def test_cache_alone(simulated, parts, dtype):
+    cache, slots = torch.zeros(SLOTS, KV_HEADS, RANK + PE).to(dtype), torch.tensor([6, 2, -1, 10, 0])
+    aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache, slots, torch.tensor([0.5]))
+    factor = 0.5 if dtype == FP8 else 1
+    expected = torch.zeros(cache.shape, dtype=torch.float64)
+    kept = slots >= 0
+    expected[slots[kept]] = torch.cat(parts[2:], -1).double()[kept]
+    torch.testing.assert_close(cache.double() * factor, expected, rtol=0.07 if dtype == FP8 else 0, atol=1e-3)
+    with pytest.raises(ValueError, match="cat_and_cache_mla: kv_cache must have 2 heads of 48 elements"):
+        aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache[..., 1:], slots, None)
+    with pytest.raises(ValueError, match="cat_and_cache_mla: k_scale must have 1 element"):
+        aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache.to(FP8), slots, torch.ones(2))
+    with pytest.raises(UnsupportedError, match="cat_and_cache_mla: no backend supports shuffled_kv_cache"):
+        aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache, slots, None, shuffled_kv_cache=True)
+
+
+@pytest.mark.parametrize("flash_layout", (False, True))
+def test_a_page_for_each_token(simulated, flash_layout):
+    q, k, v = (numbers(TOKENS, heads, PE, seed=seed) for seed, heads in ((0, HEADS), (1, KV_HEADS), (2, KV_HEADS)))
+    angles, cos, sin = tables(True)
+    page, pos, slots = 4, torch.tensor([8, 0, 3, 3, 7]), torch.tensor([3, 0, -1, 4, 2, 9])
+    shapes = [(TOKENS, page, KV_HEADS, PE)] * 2 if flash_layout else [(TOKENS, KV_HEADS, PE // 8, page, 8),
+                                                                      (TOKENS, KV_HEADS, PE, page)]
+    caches = [torch.zeros(shape).bfloat16() for shape in shapes]
+    found = aiter_rope_cache.fused_qk_rope_cosine_cache_llama(q, k, v, *caches, slots, pos, cos, sin, None, None, True,
+                                                              flash_layout)
+    assert found[1] is caches[0] and found[2] is caches[1] and len(found) == 3
+    close(found[0], turned(q, angles[pos], True))
+    keys, values = caches if flash_layout else (caches[0].permute(0, 3, 1, 2, 4).flatten(3),
+                                                caches[1].permute(0, 3, 1, 2))
+    for cache, x in ((keys, turned(k, angles[pos], True)), (values, v.double())):
+        expected = torch.zeros(cache.shape, dtype=torch.float64)
+        for token in (0, 1, 4):
+            expected[token, slots[token]] = x[token]
+        close(cache, expected)
+    with pytest.raises(ValueError, match="fused_qk_rope_cosine_cache_llama: slot_mapping must have 5 elements or more"):
+        aiter_rope_cache.fused_qk_rope_cosine_cache_llama(q, k, v, *caches, slots[:4], pos, cos, sin, None, None, True,
+                                                          flash_layout)
