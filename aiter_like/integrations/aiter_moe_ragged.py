@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""AITER's ragged products in Triton of int8, by the lists of aiter_moe_routing.py, and what quantises for them. Named
+by aiter_names.txt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import aiter_like
+from aiter_like import check, dtypes
+from aiter_like.device import target_of
+from aiter_like.integrations.aiter_moe_routing import RoutingData, routing
+from aiter_like.ops.common import elements
+
+_BAND = 16  # rows of a matrix in the order of shuffle_weight
+
+
+def moe_gemm_int8_smoothquant(
+        x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
+        routing_data: RoutingData | None = None, gather_indx: Tensor | None = None, scatter_indx: Tensor | None = None,
+        gammas: Tensor | None = None, preshuffled: bool = False, out_dtype: torch.dtype = torch.bfloat16,
+        apply_activation: bool = False, swiglu_add_residual: bool = False, alpha: float = 1.0,
+        limit: float | None = 1.0) -> Tensor:
+    """`aiter_like.grouped_gemm` of pairs sorted by expert, and with `scatter_indx` `moe_unpermute` behind it; the gate,
+    and weights that are not scattered, are torch's.
+
+    Args:
+        x: [rows, k] int8: a row for each place sorted by expert, or with `gather_indx` for each token.
+        w: [experts, k, n] int8 of any strides; or of `preshuffle_weights`.
+        x_scale: [rows] fp32.
+        w_scale: [experts, n] fp32.
+        bias: [experts, n] fp32.
+        routing_data: of `routing`.
+        gather_indx: [pairs], the pair of each place; None: `x` is sorted.
+        scatter_indx: [pairs], the place of each pair: the results of a token are added up; None: they stay sorted.
+        gammas: [pairs] fp32: what the result of each place is multiplied by.
+        preshuffled: `w` is of `preshuffle_weights`.
+        out_dtype: of the result, bf16|fp16|fp32.
+        apply_activation: even columns are gates, odd ones what they let through: g · sigmoid(alpha · g) · l.
+        swiglu_add_residual: l + 1 instead of l.
+        alpha: see there.
+        limit: gates are at most, the others at most and at least, this far from 0; None: they are not bounded.
+
+    Returns:
+        [pairs, columns], or with `scatter_indx` [tokens, columns].
+    """
+    op = "moe_gemm_int8_smoothquant"
+    if routing_data is None or routing_data.expt_data is None:
+        raise ValueError(f"{op}: routing_data must be given, with expt_data")
+    check.tensor(op, "x", x, rank=2, dtypes=(torch.int8,))
+    check.tensor(op, "w", w, rank=3, dtypes=(torch.int8,), device=x.device, last_contiguous=False)
+    check.flag(op, "apply_activation", apply_activation)
+    slots, offsets = routing_data.n_expts_act, routing_data.expt_data.token_offs_raw
+    pairs = len(x) if gather_indx is None else gather_indx.numel()
+    for name, tensor in (("scatter_indx", scatter_indx), ("gammas", gammas)):
+        if tensor is not None and tensor.numel() != pairs:
+            raise ValueError(f"{op}: {name} must have {pairs} elements, one for each pair, got {tensor.numel()}")
+    rows = None if gather_indx is None else (gather_indx.to(torch.int32) // slots)
+    weights = _rows_of(op, w, x.shape[1]) if preshuffled else w.mT
+    is_last = not apply_activation and (gammas is None or scatter_indx is not None)
+    y = aiter_like.grouped_gemm(x, weights, offsets, x_scale.reshape(-1), w_scale, bias, row_index=rows,
+                                dtype=out_dtype if is_last else torch.float32)
+    if apply_activation:
+        y = _gated(y, alpha, limit, swiglu_add_residual)
+    if scatter_indx is None:
+        return (y if gammas is None else y * gammas.reshape(-1, 1)).to(out_dtype)
+    places = scatter_indx.to(torch.int32).view(-1, slots)
+    factors = torch.ones(places.shape, device=y.device) if gammas is None else gammas.float()[places.long()]
+    out = torch.empty(len(places), y.shape[1], dtype=out_dtype, device=y.device)
+    aiter_like.moe_unpermute(out, y, factors, places)
+    return out
+
+
+def moe_gemm_smoothquant_torch(
+        x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None,
+        routing_data: RoutingData | None = None, gather_indx: Tensor | None = None, scatter_indx: Tensor | None = None,
+        gammas: Tensor | None = None, apply_activation: bool = False, add_residual: bool = False, alpha: float = 1.0,
+        limit: float | None = 1.0) -> Tensor:
+    """`moe_gemm_int8_smoothquant` in torch, fp32. Looks at the lists."""
+    slots, first = routing_data.n_expts_act, 0
+    token = torch.arange(len(x)) if gather_indx is None else gather_indx.long() // slots
+    found = []
+    for expert, count in enumerate(routing_data.expt_hist.tolist()):
+        own = token[first:first + count].to(x.device)
+        y = (x[own].float() @ w[expert].float()) * x_scale[own, None] * w_scale[expert]
+        y = y if bias is None else y + bias[expert]
+        y = _gated(y, alpha, limit, add_residual) if apply_activation else y
+        found.append(y if gammas is None else y * gammas[first:first + count, None])
+        first += count
+    y = torch.cat(found)
+    return y if scatter_indx is None else y[scatter_indx.long()].view(-1, slots, y.shape[1]).sum(1)
+
+
+def fused_moe_int8_smoothquant(hidden_states: Tensor, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor,
+                               gating_output: Tensor, topk: int, renormalize: bool,
+                               dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A layer of experts in int8, whose rows are quantised on the way, each with a scale.
+
+    Args:
+        hidden_states: [tokens, hidden] bf16|fp16.
+        w13: [experts, hidden, 2 · inner] int8, gates in the even columns.
+        w2: [experts, inner, hidden] int8.
+        w13_scale, w2_scale: [experts, columns] fp32.
+        gating_output: [tokens, experts] logits.
+        topk: experts of a token.
+        renormalize: the weights are the softmax of the chosen logits, else of all.
+        dtype: of the result, and between the products.
+    """
+    data, gather, scatter = routing(gating_output, topk, sm_first=not renormalize)
+    narrow, scale = aiter_like.per_token_quant_hip(hidden_states, quant_dtype=torch.int8)
+    inner = moe_gemm_int8_smoothquant(narrow, w13, scale, w13_scale, None, data, gather, out_dtype=dtype,
+                                      apply_activation=True, limit=None)
+    narrow, scale = aiter_like.per_token_quant_hip(inner, quant_dtype=torch.int8)
+    return moe_gemm_int8_smoothquant(narrow, w2, scale, w2_scale, None, data, None, scatter, data.gate_scal,
+                                     out_dtype=dtype)
+
+
+def preshuffle_weights(w: Tensor) -> Tensor:
+    """`aiter_like.shuffle_weight` of [experts, k, n] int8, whose rows are the columns n: [experts, 16 · k, n / 16]."""
+    op = "preshuffle_weights"
+    check.tensor(op, "w", w, rank=3, dtypes=(torch.int8,), last_contiguous=False)
+    experts, k, n = w.shape
+    return aiter_like.shuffle_weight(w.mT.contiguous()).view(experts, n // _BAND, k * _BAND).mT
+
+
+def smoothquant_quantize(x: Tensor, smooth_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """`aiter_like.smoothquant_fwd` into new tensors: [rows, k] int8 and [rows] fp32."""
+    check.tensor("smoothquant_quantize", "x", x, rank=2, dtypes=elements.FLOATS)
+    out, scale = torch.empty(x.shape, dtype=torch.int8, device=x.device), x.new_empty(len(x), 1, dtype=torch.float32)
+    aiter_like.smoothquant_fwd(out, x, smooth_scale.float(), scale)
+    return out, scale[:, 0]
+
+
+def quantize_weights_int8(w: Tensor) -> tuple[Tensor, Tensor]:
+    """`per_token_quant_hip` of the columns of [experts, k, n] or [k, n]: int8 of the same shape, contiguous, and a
+    scale of each column, [experts, n] or [n].
+    """
+    check.tensor("quantize_weights_int8", "w", w, dtypes=elements.FLOATS, last_contiguous=False)
+    narrow, scale = aiter_like.per_token_quant_hip(w.mT.contiguous(), quant_dtype=torch.int8)
+    return narrow.mT.contiguous(), scale[..., 0]
+
+
+def downcast_to_static_fp8(x: Tensor, scale: Tensor) -> Tensor:
+    """`aiter_like.static_per_tensor_quant` into a new tensor of the device's fp8."""
+    check.tensor("downcast_to_static_fp8", "x", x, dtypes=elements.FLOATS)
+    out = torch.empty(x.shape, dtype=dtypes.fp8_of(target_of(x.device).arch), device=x.device)
+    aiter_like.static_per_tensor_quant(out, x, scale.reshape(1))
+    return out
+
+
+def _rows_of(op: str, w: Tensor, k: int) -> Tensor:
+    """The matrices [experts, n, k] of `preshuffle_weights`, marked."""
+    rows = w.mT
+    if rows.shape[2] != k * _BAND or not rows.is_contiguous():
+        raise ValueError(f"{op}: w must be of preshuffle_weights, [experts, {k * _BAND}, n / {_BAND}] with the first "
+                         f"of both contiguous, got shape {tuple(w.shape)}, strides {w.stride()}")
+    rows = rows.view(w.shape[0], -1, k)
+    rows.is_shuffled, rows.shuffle_layout = True, (_BAND, _BAND)
+    return rows
+
+
+def _gated(y: Tensor, alpha: float, limit: float | None, adds_one: bool) -> Tensor:
+    gate, other = y[..., 0::2], y[..., 1::2]
+    if limit is not None:
+        gate, other = gate.clamp(max=limit), other.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (other + 1 if adds_one else other)
