@@ -52,6 +52,34 @@ def mla_decode_fwd(q: Tensor, kv_buffer: Tensor, out: Tensor, cu_seqlens_q: Tens
             shuffled_kv_cache=shuffled_kv_cache, q_scales=q_scales is not None, skip_reduce=skip_reduce)
 
 
+def unified_attention_sparse_mla(q: Tensor, kv: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int,
+                                 seqused_k: Tensor, max_seqlen_k: int, softmax_scale: float, topk_indices: Tensor,
+                                 block_table: Tensor, kv_lora_rank: int) -> None:
+    """`aiter_like.mla_decode_fwd` of tokens that are each a sequence of chosen keys, into `out`.
+
+    Args:
+        q: [tokens, num_heads, 576] bf16|fp16.
+        kv: [pages, page_size, 1, 576], dtype of `q`, whose tokens are evenly spaced.
+        out: [tokens, num_heads, 512], dtype of `q`; written.
+        softmax_scale: of the scores.
+        topk_indices: [tokens, keys] int32: tokens of the cache, page · page_size + offset; others, as −1, are none.
+        kv_lora_rank: 512.
+        cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, block_table: of no meaning, since `topk_indices` says all.
+    """
+    op = "unified_attention_sparse_mla"
+    check.tensor(op, "q", q, rank=3)
+    check.tensor(op, "kv", kv, rank=4, device=q.device)
+    check.tensor(op, "topk_indices", topk_indices, dtypes=(torch.int32,), shape=(len(q), None), device=q.device)
+    check.tensor(op, "out", out, shape=(*q.shape[:2], kv_lora_rank), device=q.device)
+    if kv.shape[1] > 1 and kv.stride(0) != kv.shape[1] * kv.stride(1):
+        raise ValueError(f"{op}: kv must have evenly spaced tokens, got shape {tuple(kv.shape)}, strides {kv.stride()}")
+    tokens, (heads, dim) = kv.shape[0] * kv.shape[1], kv.shape[2:]
+    cache = kv.as_strided((tokens, 1, heads, dim), (kv.stride(1), kv.stride(1), *kv.stride()[2:]))
+    starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    aiter_like.mla_decode_fwd(q, cache, out, starts, starts * topk_indices.shape[1], topk_indices.reshape(-1), None, 1,
+                              1, heads, softmax_scale)
+
+
 def _attend(op: str, splits: int | None, q: Tensor, kv_buffer: Tensor, out: Tensor, cu_seqlens_q: Tensor,
             seqused_k: Tensor, max_seqlen_kv: int, block_tables: Tensor, softmax_scale: float, sizes: tuple[int, int],
             causal: bool, scales: tuple[Tensor | None, Tensor | None, Tensor | None], **asked: bool) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_triton_gemm
 from aiter_like.ops.common import elements
 
 
@@ -112,6 +113,33 @@ def fused_qk_rope_cat_and_cache_mla(
         _write(k_nope[rest], k_pe_out[rest], kv_cache, slot_mapping[rest], scale)
     decode_q_pe_out.copy_(turned_q[:num_decode_toks_for_zeros])
     return q_out, decode_q_pe_out, k_pe_out, q_nope.new_zeros(num_decode_toks_for_zeros, heads, rank)
+
+
+def fused_fp8_bmm_rope_cat_and_cache_mla(
+        q_nope: Tensor, w_k: Tensor, w_k_scale: Tensor, q_pe: Tensor, k_nope: Tensor, k_rope: Tensor, kv_cache: Tensor,
+        slot_mapping: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, group_size: int = 128,
+        transpose_bm: bool = True, config: dict | None = None, k_scale: Tensor | float | None = None,
+        is_neox: bool = False, q_out_dtype: torch.dtype | None = torch.bfloat16,
+        num_decode_toks_for_zeros: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The product of queries and the keys' projection, and `fused_qk_rope_cat_and_cache_mla` of what it makes.
+
+    Args:
+        q_nope: [heads, tokens, k] bf16|fp16.
+        w_k, w_k_scale, group_size: [heads, nope, k] and its scale, as of
+            batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant.
+        q_pe, k_nope, k_rope, kv_cache, slot_mapping, positions, cos, sin, k_scale, is_neox, num_decode_toks_for_zeros:
+            as there.
+        transpose_bm: True; config is of no meaning.
+        q_out_dtype: of the queries.
+
+    Returns:
+        As there.
+    """
+    latent = aiter_triton_gemm.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
+        q_nope, w_k, w_k_scale, group_size, dtype=q_nope.dtype, transpose_bm=True)
+    return fused_qk_rope_cat_and_cache_mla(
+        latent, q_pe, k_nope, k_rope, kv_cache, slot_mapping, positions, cos, sin, k_scale, is_neox,
+        num_decode_toks_for_zeros, q_out_dtype=q_out_dtype)
 
 
 def cat_and_cache_mla(k_nope: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor,

@@ -79,3 +79,23 @@ def test_bad_input_is_named(simulated, call):
         aiter_mla.mla_decode_fwd(q, cache, out.to(FP8), *rest)
     with pytest.raises(ValueError, match="mla_decode_fwd: block_tables must have shape"):
         aiter_mla.mla_decode_fwd(q, cache, out, *rest[:3], table[1:], *rest[4:])
+
+
+def test_chosen_keys(simulated):
+    """Each token has keys of its own, some of which are none; the cache's pages lie apart from one another's end."""
+    q, wide = numbers(3, HEADS, RANK + PE), numbers(PAGES, PAGE, 1, RANK + PE + 64, seed=1)
+    cache, out = wide[..., :RANK + PE], torch.empty(3, HEADS, RANK).bfloat16()
+    chosen = torch.randint(0, PAGES * PAGE, (3, 20), generator=torch.Generator().manual_seed(2)).int()
+    chosen[0, 5:9], chosen[2] = -1, -1
+    rest = None, 1, None, 1, SCALE
+    assert aiter_mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen, None, RANK) is None
+    flat = cache.double().flatten(0, 2)
+    for token in range(2):
+        k = flat[chosen[token][chosen[token] >= 0].long()]
+        probabilities = (q[token].double() @ k.t() * SCALE).softmax(-1)
+        torch.testing.assert_close(out[token].double(), probabilities @ k[:, :RANK], rtol=0.02, atol=0.02)
+    assert not out[2].any()
+    with pytest.raises(ValueError, match="unified_attention_sparse_mla: kv must have evenly spaced tokens"):
+        aiter_mla.unified_attention_sparse_mla(q, cache[:, :-1], out, *rest, chosen, None, RANK)
+    with pytest.raises(ValueError, match="unified_attention_sparse_mla: topk_indices must have shape"):
+        aiter_mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen[1:], None, RANK)

@@ -110,6 +110,22 @@ def test_given_tensors(simulated, parts):
         aiter_rope_cache.fused_qk_rope_cat_and_cache_mla(*call, q_out=k_out)
 
 
+def test_with_a_product(simulated, parts):
+    """Of one group of columns: the product's rows are quantised to fp8."""
+    _, q_pe, k_nope, k_pe = parts
+    angles, cos, sin = tables(True)
+    pos, slots, cache = torch.arange(TOKENS), torch.arange(TOKENS), torch.zeros(SLOTS, KV_HEADS, RANK + PE).bfloat16()
+    q, weights, scale = numbers(HEADS, TOKENS, 64), numbers(HEADS, RANK, 64, seed=6).to(FP8), torch.tensor([0.5])
+    q_out, decode, k_out, zeros = aiter_rope_cache.fused_fp8_bmm_rope_cat_and_cache_mla(
+        q, weights, scale, q_pe, k_nope, k_pe, cache, slots, pos, cos, sin, num_decode_toks_for_zeros=1)
+    latent = torch.einsum("htk,hnk->thn", q.double(), weights.double()) * 0.5
+    assert ((q_out[..., :RANK].double() - latent).abs() <= 0.03 * latent.abs().max()).all()
+    close(q_out[..., RANK:], turned(q_pe, angles[pos], False))
+    close(cache[:TOKENS], torch.cat((k_nope.double(), turned(k_pe, angles[pos], False)), -1))
+    close(k_out, turned(k_pe, angles[pos], False))
+    assert decode.shape == (1, HEADS, PE) and zeros.shape == (1, HEADS, RANK)
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, FP8))
 def test_cache_alone(simulated, parts, dtype):
     cache, slots = torch.zeros(SLOTS, KV_HEADS, RANK + PE).to(dtype), torch.tensor([6, 2, -1, 10, 0])
