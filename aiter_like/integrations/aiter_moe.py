@@ -198,6 +198,56 @@ def ck_moe_2stages(a1: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk
                                 fc1_scale, fc2_scale, a1_scale, a2_scale, block_size)
 
 
+def fused_moe_dp_share_expert(
+        hidden_states: Tensor, w1: Tensor, w2: Tensor, expert_mask: Tensor | None = None,
+        activation: int = ActivationType.Silu, quant_type: int = QuantType.No, doweight_stage1: bool = False,
+        w1_scale: Tensor | None = None, w2_scale: Tensor | None = None, a1_scale: Tensor | None = None,
+        a2_scale: Tensor | None = None, block_size_M: int | None = None, num_local_tokens: Tensor | None = None,
+        moe_sorting_dispatch_policy: int = 0, dtype: torch.dtype | None = None, dp_size: int = 1, dp_rank: int = 0,
+        moe_buf: Tensor | None = None) -> Tensor:
+    """Experts that every token has, each with the weight 1: `aiter_like.fused_moe`, with factors `asm_moe`, of the
+    tokens of one rank.
+
+    Args:
+        hidden_states: [tokens, hidden] bf16|fp16.
+        w1, w2, expert_mask, activation, quant_type, doweight_stage1, w1_scale, w2_scale: as of `fused_moe`.
+        a1_scale, a2_scale: [experts, 1, columns] fp32 factors of smooth-quantisation, both or none.
+        block_size_M: of no meaning, with moe_sorting_dispatch_policy.
+        num_local_tokens: None.
+        dtype: of a new result; default: that of `hidden_states`.
+        dp_size, dp_rank: this rank has the tokens from dp_rank · n on, n = ⌈tokens / dp_size⌉.
+        moe_buf: [tokens, hidden] to add to; default: zeros.
+
+    Returns:
+        `moe_buf`: the rows of other ranks' tokens are as they were.
+    """
+    op = "fused_moe_dp_share_expert"
+    if num_local_tokens is not None:
+        raise UnsupportedError(f"{op}: num_local_tokens is not served, use None", op)
+    check.tensor(op, "hidden_states", hidden_states, rank=2, dtypes=SIXTEEN_BITS)
+    check.tensor(op, "w1", w1, rank=3, last_contiguous=False)
+    check.integer(op, "dp_size", dp_size, 1)
+    check.integer(op, "dp_rank", dp_rank, 0, dp_size - 1)
+    each = -(-len(hidden_states) // dp_size)
+    own = hidden_states[each * dp_rank:each * (dp_rank + 1)]
+    if moe_buf is None:
+        moe_buf = torch.zeros(hidden_states.shape, dtype=dtype or hidden_states.dtype, device=hidden_states.device)
+    check.tensor(op, "moe_buf", moe_buf, shape=hidden_states.shape, device=hidden_states.device)
+    if not len(own):
+        return moe_buf
+    experts = w1.shape[0] if expert_mask is None else expert_mask.numel()
+    ids = torch.arange(experts, dtype=torch.int32, device=own.device).repeat(len(own), 1)
+    weights = torch.ones(ids.shape, device=own.device)
+    if a1_scale is not None or a2_scale is not None:
+        found = asm_moe(own, w1, w2, weights, ids, w1_scale, w2_scale, a1_scale, a2_scale, expert_mask=expert_mask,
+                        activation=activation)
+    else:
+        found = aiter_like.fused_moe(own, w1, w2, weights, ids, expert_mask, activation, quant_type, doweight_stage1,
+                                     w1_scale, w2_scale)
+    moe_buf[each * dp_rank:each * dp_rank + len(own)] += found
+    return moe_buf
+
+
 def get_padded_M(M: int) -> int:
     """The number of tokens by which AITER looks a layer up: the next power of two, and from 32768 on that or 131072."""
     if M < _PADDED_TOKENS[0]:

@@ -187,6 +187,11 @@ def get_dtype_max(dtype: torch.dtype) -> float | int:
     return (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
 
 
+def max_addressable_bytes(t: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last one."""
+    return (1 + sum((size - 1) * step for size, step in zip(t.shape, t.stride()) if size > 1)) * t.element_size()
+
+
 @functools.cache
 def _named_types() -> dict[str, torch.dtype]:
     e5m2, e4m3 = get_fp8_dtypes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's product of a router with the choice of one expert, against torch."""
+"""AITER's product of a router with the choice of one expert, and its experts of every token, against torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 import aiter_like as aiter
 from aiter_like import sim
-from aiter_like.integrations.aiter_moe import routing_sigmoid_top1
+from aiter_like.enums import QuantType
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter_moe import fused_moe_dp_share_expert, routing_sigmoid_top1
 
 
 def router(tokens=11, hidden=128, experts=48):
@@ -45,3 +47,37 @@ def test_edges():
             ("w must have dtype", TypeError, (x, w.float(), 1)), ("x must have dtype", TypeError, (x.float(), w, 1))):
         with pytest.raises(kind, match=f"^routing_sigmoid_top1: {message}"):
             routing_sigmoid_top1(*arguments)
+
+
+@pytest.mark.parametrize("has_factors", (False, True))
+def test_experts_of_every_token(simulated, has_factors):
+    """Two ranks share three tokens; what they add to stays in the rows of the other."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape):
+        return torch.randn(shape, generator=generator)
+
+    x, wide = numbers(3, 128).bfloat16(), [numbers(2, 256, 128) / 8, numbers(2, 128, 128) / 8]
+    quantised = [aiter.pertoken_quant(one, quant_dtype=torch.int8) for one in wide]
+    factors = [numbers(2, 1, 128).abs() + 0.5, numbers(2, 1, 128).abs() + 0.5] if has_factors else [None, None]
+    (w1, scale1), (w2, scale2) = [(aiter.shuffle_weight(one), scale) for one, scale in quantised]
+    first = numbers(3, 128).bfloat16()
+    total = first.clone()
+    for rank in range(2):
+        found = fused_moe_dp_share_expert(
+            x, w1, w2, quant_type=QuantType.per_Token, w1_scale=scale1, w2_scale=scale2, a1_scale=factors[0],
+            a2_scale=factors[1], dp_size=2, dp_rank=rank, moe_buf=total)
+        assert found is total and (rank or torch.equal(total[2], first[2]))
+    expected = first.double()
+    for expert in range(2):
+        up, down = [(one[expert] * scale[expert]).double() for one, scale in quantised]
+        smooth = [one[expert].double() if has_factors else 1 for one in factors]
+        gate, other = ((x.double() * smooth[0]) @ up.t()).chunk(2, 1)
+        expected += ((torch.nn.functional.silu(gate) * other) * smooth[1]) @ down.t()
+    torch.testing.assert_close(total.double(), expected, rtol=0.05, atol=0.03 * expected.abs().max().item())
+    alone = fused_moe_dp_share_expert(x, wide[0].bfloat16(), wide[1].bfloat16(), dp_size=4, dp_rank=3)
+    assert alone.shape == x.shape and not alone.any()  # the others have all of the tokens
+    with pytest.raises(UnsupportedError, match="fused_moe_dp_share_expert: num_local_tokens is not served"):
+        fused_moe_dp_share_expert(x, w1, w2, num_local_tokens=torch.ones(1))
+    with pytest.raises(ValueError, match="fused_moe_dp_share_expert: dp_rank must be"):
+        fused_moe_dp_share_expert(x, w1, w2, dp_size=2, dp_rank=2)

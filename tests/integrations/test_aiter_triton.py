@@ -9,6 +9,7 @@ import torch
 from aiter_like import device
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_triton
+from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 ROWS, HIDDEN, EPSILON = 5, 96, 1e-5
 
@@ -83,6 +84,7 @@ def test_rms_norm_with_dynamic_scales(simulated, operands):
 
 def test_what_the_device_has(simulated):
     assert aiter_triton.is_fp8_avail() and aiter_triton.get_num_sms() == device.default_target().cu_num == 304
+    assert not aiter_triton.is_2d_gluon_available(torch.bfloat16, torch.bfloat16, 0, False, False)
     assert not any(ask() for ask in (aiter_triton.is_fp4_avail, aiter_triton.is_gluon_avail, aiter_triton.is_tdm_avail,
                                      aiter_triton.is_mx_scale_preshuffling_avail))
 
@@ -95,6 +97,8 @@ def test_types(simulated):
     assert names["fp8e4m3"] is names["float8_e4m3fn"] is torch.float8_e4m3fnuz
     assert names["e5m2fnuz"] is torch.float8_e5m2fnuz and names["mxfp4_e2m1"] is torch.uint8
     assert aiter_triton.get_dtype_max(torch.int8) == 127 and aiter_triton.get_dtype_max(torch.float16) == 65504
+    wide = torch.empty(10, 8, device="meta", dtype=torch.int16)
+    assert aiter_triton.max_addressable_bytes(wide) == 160 and aiter_triton.max_addressable_bytes(wide[::9, 1]) == 146
     with pytest.raises(KeyError, match="fp3"):
         names["fp3"]
 
@@ -133,3 +137,8 @@ def test_attention(simulated):
     scores = torch.cat((scores, sink.double()[None, :, None, None].expand(1, 4, 20, 1)), -1)
     expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1)[..., :-1], v.double())
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_weights_are_shuffled_as_elsewhere(simulated):
+    w = torch.arange(32 * 64).view(32, 64).to(torch.int8)
+    assert torch.equal(aiter_triton.shuffle_weight(w, arch="gfx950"), shuffle_weight(w))
