@@ -36,6 +36,7 @@ class _DeviceFp8:
 
 _FILE = Path(__file__).with_suffix(".txt")
 _SYMBOLS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8,
+            "i32": torch.int32,
             "fp4x2": getattr(torch, "float4_e2m1fn_x2", torch.uint8),
             "fp8": _DeviceFp8(), "fp8_e4m3fn": torch.float8_e4m3fn,
             "QuantType.No": QuantType.No, "QuantType.per_Token": QuantType.per_Token,
