@@ -129,6 +129,54 @@ def fused_gemm_a8w8_blockscale_a16w16(
     return first, aiter_like.gemm_a16w16(x_bf16, w_bf16, bias_bf16, _dtype(dtype, y_bf16, x_bf16), out=y_bf16)
 
 
+def fused_mul_add(x: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:
+    """`x · a + b` by `aiter_like.mul` and `aiter_like.add`, in fp32 between them.
+
+    Args:
+        x: bf16|fp16|fp32.
+        a, b: numbers, or tensors of one element or of as many as `x`.
+        out: tensor to write, of as many elements; default: `x`.
+    """
+    op = "fused_mul_add"
+    check.tensor(op, "x", x, dtypes=elements.FLOATS, last_contiguous=False)
+    out = x if out is None else out
+    check.tensor(op, "out", out, dtypes=elements.FLOATS, device=x.device, last_contiguous=False)
+    if out.shape != x.shape and (out.numel() != x.numel() or not out.is_contiguous()):
+        raise ValueError(f"{op}: out must have the shape {tuple(x.shape)}, or as many elements side by side, got "
+                         f"{tuple(out.shape)}, strides {out.stride()}")
+    a, b = (_operand(op, name, value, x) for name, value in (("a", a), ("b", b)))
+    product = torch.empty(x.shape, device=x.device)
+    aiter_like.add(aiter_like.mul(x, a, out=product), b, out=out if out.shape == x.shape else out.view(x.shape))
+    return out
+
+
+def fused_gemm_a8w8_blockscale_mul_add(
+        x: Tensor, w: Tensor, x_scales: Tensor, w_scales: Tensor, a: Tensor | float, b: Tensor | float,
+        dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None, config: dict | None = None,
+        fuse_type: int | None = 0) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` in fp32, and `fused_mul_add` of it.
+
+    Args:
+        x, w, x_scales, w_scales: of the product p.
+        a, b: numbers, or tensors of one element or of as many as the result.
+        dtype: of the result, where there is no `y`.
+        y: [m, n] to write.
+        config: of no meaning.
+        fuse_type: 0: p · a + b; 1: a · b + p.
+    """
+    op = "fused_gemm_a8w8_blockscale_mul_add"
+    check.choice(op, "fuse_type", fuse_type, (0, 1))
+    product = aiter_like.gemm_a8w8_blockscale(x, w, x_scales, w_scales, torch.float32)
+    if y is None:
+        y = torch.empty(product.shape, dtype=dtype or torch.bfloat16, device=product.device)
+    if fuse_type == 0:
+        return fused_mul_add(product, a, b, y)
+    a, b = (_operand(op, name, value, product) for name, value in (("a", a), ("b", b)))
+    both = torch.empty(product.shape, device=product.device)
+    aiter_like.mul(a.float().expand(product.shape), b, out=both)
+    return aiter_like.add(both, product, out=y)
+
+
 def fused_gemm_a8w8_blockscale_split_cat(
         x: Tensor, w: Tensor, y: Tensor, x_scale: Tensor, w_scale: Tensor, S1: int, S2: int,
         dtype: torch.dtype | None = torch.bfloat16, config: dict | None = None) -> tuple[Tensor, Tensor]:
@@ -174,6 +222,16 @@ def _activation(op: str, activation: str | None) -> str | None:
     activation = _NAMES.get(activation, activation)
     check.choice(op, "activation", activation, (*_BY_KERNEL, *_BY_TORCH))
     return activation
+
+
+def _operand(op: str, name: str, value: Tensor | float, x: Tensor) -> Tensor:
+    """A tensor of one element, or of the shape of `x`."""
+    if isinstance(value, int | float):
+        return torch.full((1,), float(value), device=x.device)
+    check.tensor(op, name, value, dtypes=elements.FLOATS, device=x.device, last_contiguous=False)
+    if value.numel() not in (1, x.numel()):
+        raise ValueError(f"{op}: {name} must have 1 or {x.numel()} elements, got shape {tuple(value.shape)}")
+    return value.reshape(1) if value.numel() == 1 else value.reshape(x.shape)
 
 
 def _dtype(dtype: torch.dtype | None, given: Tensor | None, x: Tensor) -> torch.dtype:

@@ -84,6 +84,38 @@ def test_two_products(simulated, quantised, has_bias, has_y):
         fused.fused_gemm_a8w8_blockscale_a16w16(*operands, x, w, bias[1:])
 
 
+@pytest.mark.parametrize("b", (3, "one", "all"))
+@pytest.mark.parametrize("a", (-1.5, "one", "all"))
+def test_product_and_sum(simulated, quantised, a, b):
+    """Of a tensor, in place and not; behind a product, in both ways."""
+    operands, product = quantised
+    shapes = {"one": (1,), "all": (5, 96)}
+    a, b = (numbers(*shapes[value], seed=seed) if value in shapes else value for seed, value in ((5, a), (6, b)))
+    wide = [value.double() if isinstance(value, torch.Tensor) else value for value in (a, b)]
+    x, out = numbers(5, 96), torch.empty(96, 5).half()
+    expected = x.double() * wide[0] + wide[1]
+    assert fused.fused_mul_add(x, a, b, out) is out
+    close(out.view(5, 96), expected)
+    assert fused.fused_mul_add(x, a, b) is x
+    close(x, expected)
+    y = torch.empty(5, 96).bfloat16()
+    assert fused.fused_gemm_a8w8_blockscale_mul_add(*operands, a, b, y=y) is y
+    close(y, product * wide[0] + wide[1])
+    found = fused.fused_gemm_a8w8_blockscale_mul_add(*operands, a, b, torch.float16, fuse_type=1)
+    assert found.dtype == torch.float16
+    close(found, product + wide[0] * wide[1])
+
+
+def test_bad_product_and_sum(simulated, quantised):
+    x = numbers(5, 96)
+    with pytest.raises(ValueError, match="fused_mul_add: a must have 1 or 480 elements"):
+        fused.fused_mul_add(x, x[0], 1)
+    with pytest.raises(ValueError, match="fused_mul_add: out must have the shape"):
+        fused.fused_mul_add(x, 1, 1, x[1:])
+    with pytest.raises(ValueError, match="fused_gemm_a8w8_blockscale_mul_add: fuse_type must be 0 or 1, got int 2"):
+        fused.fused_gemm_a8w8_blockscale_mul_add(*quantised[0], 1, 1, fuse_type=2)
+
+
 @pytest.mark.parametrize("is_transposed", (False, True))
 def test_split(simulated, quantised, is_transposed):
     (x, w, x_scale, w_scale), expected = quantised
