@@ -90,6 +90,46 @@ def context_attention_fwd(q: Tensor, k: Tensor, v: Tensor, o: Tensor, b_start_lo
     aiter_like.flash_attn_varlen_func(q, k, v, ends, ends, max_input_len, max_input_len, causal=is_causal, out=o)
 
 
+def extend_attention_fwd(
+        q_extend: Tensor, k_extend: Tensor, v_extend: Tensor, o_extend: Tensor, k_buffer: Tensor, v_buffer: Tensor,
+        qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, custom_mask: Tensor | None, is_causal: bool,
+        mask_indptr: Tensor | None, max_len_extend: int, sm_scale: float | None = None, logit_cap: float = 0.0,
+        skip_prefix_custom_mask: bool = True, config: dict | None = None) -> None:
+    """Attention of new tokens to themselves and to a prefix in a cache, into `o_extend`: `flash_attn_varlen_func`,
+    `mha_batch_prefill_func` and `merge_attn_states`.
+
+    Args:
+        q_extend, o_extend: [tokens, num_heads, head_dim] bf16|fp16, and head_dim_v of the latter.
+        k_extend, v_extend: [tokens, num_kv_heads, …].
+        k_buffer, v_buffer: [slots, num_kv_heads, …], the cache.
+        qo_indptr: [batch + 1] int32: the new tokens of each sequence.
+        kv_indptr: [batch + 1] int32: the places of its prefix in `kv_indices`.
+        kv_indices: slots, int32|int64.
+        custom_mask: None, mask_indptr too; skip_prefix_custom_mask and config are of no meaning.
+        is_causal: a new token sees none after it; the prefix is before them all.
+        max_len_extend: not less than the most new tokens of a sequence.
+        sm_scale: of the scores; None or 0: 1 / sqrt(head_dim).
+        logit_cap: 0, or scores become cap · tanh(score / cap).
+
+    Raises:
+        UnsupportedError: a mask.
+    """
+    op = "extend_attention_fwd"
+    _refuse(op, custom_mask=custom_mask is not None)
+    check.tensor(op, "kv_indices", kv_indices, rank=1, dtypes=INTEGERS)
+    scale = sm_scale or None
+    new, *lse = aiter_like.flash_attn_varlen_func(
+        q_extend, k_extend, v_extend, qo_indptr, qo_indptr, max_len_extend, max_len_extend, softmax_scale=scale,
+        logits_soft_cap=logit_cap, causal=is_causal, return_lse=True)
+    if not len(kv_indices):
+        o_extend.copy_(new)
+        return
+    old, old_lse = aiter_like.mha_batch_prefill_func(
+        q_extend, k_buffer, v_buffer, qo_indptr, kv_indptr.int(), kv_indices.int(), max_len_extend, len(kv_indices),
+        softmax_scale=scale, logits_soft_cap=logit_cap, return_lse=True)
+    aiter_like.merge_attn_states(o_extend, old, old_lse, new, lse[0])
+
+
 def _refuse(op: str, **asked: bool) -> None:
     """Raises UnsupportedError for what is asked."""
     reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}

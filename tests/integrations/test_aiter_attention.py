@@ -82,6 +82,27 @@ def test_first_tokens(simulated, is_causal):
     aiter_attention.context_attention_fwd(q[:0], k[:0], v[:0], out[:0], starts[:0], lengths[:0], 0)
 
 
+@pytest.mark.parametrize("has_prefix", (False, True))
+@pytest.mark.parametrize("is_causal", (False, True))
+def test_new_tokens_behind_a_prefix(simulated, is_causal, has_prefix):
+    q, k, v = numbers(21, 4, 64), numbers(21, 2, 64, seed=1), numbers(21, 2, 32, seed=2)
+    cache_k, cache_v = numbers(40, 2, 64, seed=3), numbers(40, 2, 32, seed=4)
+    starts, out = torch.tensor([0, 8, 21], dtype=torch.int32), torch.empty(21, 4, 32).bfloat16()
+    slots = torch.randperm(40, generator=torch.Generator().manual_seed(5))[:17] if has_prefix else torch.empty(0).long()
+    prefix = torch.tensor([0, 17, 17] if has_prefix else [0, 0, 0], dtype=torch.int32)
+    call = q, k, v, out, cache_k, cache_v, starts, prefix, slots
+    assert aiter_attention.extend_attention_fwd(*call, None, is_causal, None, 13, 0.2, 20.0) is None
+    for own, old in ((slice(8), slots), (slice(8, 21), slots[:0])):
+        keys, values = (torch.cat((cache[old], new[own])) for cache, new in ((cache_k, k), (cache_v, v)))
+        scores = torch.einsum("qhd,khd->hqk", q[own].double(), keys.double().repeat_interleave(2, 1)) * 0.2
+        scores = 20 * torch.tanh(scores / 20)
+        ahead = torch.arange(len(keys)) - len(old) - torch.arange(len(q[own]))[:, None]
+        scores = scores.masked_fill((ahead > 0) & is_causal, -torch.inf)
+        close(out[own], torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.double().repeat_interleave(2, 1)), 0.03)
+    with pytest.raises(UnsupportedError, match="extend_attention_fwd: no backend supports custom_mask"):
+        aiter_attention.extend_attention_fwd(*call, q, is_causal, starts, 13)
+
+
 @pytest.mark.parametrize(("kind", "floors"), [("plain", (1e-2, 1.5e-2, 1e-5)), ("dropout", (0.1, 2.0, 0.1)),
                                               ("fp8", (0.5, 1.0, 0.1))])
 def test_tolerances(kind, floors):
