@@ -81,7 +81,7 @@ ELSEWHERE = {
     "fused_qk_norm_rope_group_quant": "no key to be tuned by either",
     **dict.fromkeys(("flash_attn_fwd", "group_norm"), "reads its input again, by design"),
     "gemm_a16w16": "each workgroup reads all rows of a again; what the weights take is a gate of test_gemm_gates.py",
-    **dict.fromkeys(("rope", "rope_2d", "fused_qk_rope_cache", "fused_qk_rope_concat_and_cache_mla"),
+    **dict.fromkeys(("rope", "rope_2d", "rope_rounded", "fused_qk_rope_cache", "fused_qk_rope_concat_and_cache_mla"),
                     "rows of a head are narrower than a wave's access"),
     **dict.fromkeys(("paged_attention", "unified_attention"),
                     "which pages are read, tables say; counted by a gate of test_paged_attention_gates.py"),

@@ -221,6 +221,7 @@ CALLS = {
     "rotary_embedding_fwd": (slots, heads, heads + 1, DIM, *tables, True, False),
     "rope_cached_thd_positions_2c_fwd_inplace": (heads, heads + 1, *tables, slots, 0, True, False),
     "rope_cached_thd_positions_offsets_2c_fwd_inplace": (heads, heads + 1, *tables, slots, slots * 0, 0, True, False),
+    "rope_rounded": (heads.bfloat16(), (heads + 1).bfloat16(), *(each.bfloat16() for each in tables), slots),
     "get_rope": (slots, heads, heads + 1),
     "greedy_sample": (tokens, x),
     "random_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),

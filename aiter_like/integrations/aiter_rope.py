@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton forms of rotary position embedding, whose parameters have other names and one more. Named by
-aiter_names.txt.
+aiter_names.txt. Those of two tensors of tokens, not in place, round each product, as AITER's do, where heads and tables
+have one dtype of 16 bits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.ops.common import elements
-from aiter_like.ops.rope import rope, rope_2d
+from aiter_like.ops.rope import rope, rope_2d, rope_rounded, rotary
 
 _TENSORS = {"input": "x", "output_grads": "x", "input_x": "x", "input_y": "y", "output_grads_x": "x",
             "output_grads_y": "y"}
@@ -54,8 +55,10 @@ def _straight(function: Callable, name: str = "") -> Callable:
 
 
 def _of_tokens(function: Callable, name: str) -> Callable:
-    """A form of a function of two tensors [s, b, heads, head_dim] for tokens without a batch."""
+    """A form of a function of two tensors [s, b, heads, head_dim] for tokens without a batch.
 
+    Those in place are not made here: they round once, as engines call them.
+    """
     def call(function: Callable, name: str, x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, *rest: Any) -> Any:
         *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = rest
         _refuse_transposed(name, is_transposed)
@@ -64,11 +67,19 @@ def _of_tokens(function: Callable, name: str) -> Callable:
         check.tensor(name, "positions", indices[0], shape=(len(x),), last_contiguous=False)
         for offsets in indices[1:]:
             check.tensor(name, "offsets", offsets, shape=(len(x),), last_contiguous=False)
+        if _is_rounded(x, cos):
+            return rope_rounded.rope_rounded(
+                x, y, cos, sin, *indices[:1], indices[1] if indices[1:] else None, rotate_style, reuse_freqs_front_part,
+                nope_first, name.endswith("_bwd"))
         found = function(x[None], y[None], cos, sin, *(each[None] for each in indices), rotate_style,
                          reuse_freqs_front_part, nope_first)
         return found[0][0], found[1][0]
 
     return _form(function, name, call)
+
+
+def _is_rounded(x: Tensor, table: Any) -> bool:
+    return isinstance(table, Tensor) and table.dtype == x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _refuse_transposed(name: str, is_transposed: Any) -> None:
@@ -95,6 +106,39 @@ rope_cached_thd_positions_offsets_2c_fwd = _of_tokens(rope.rope_cached_positions
                                                       "rope_cached_thd_positions_offsets_2c_fwd")
 rope_cached_thd_positions_offsets_2c_bwd = _of_tokens(rope.rope_cached_positions_offsets_2c_bwd,
                                                       "rope_cached_thd_positions_offsets_2c_bwd")
+
+
+def fused_qkv_split_qk_rope(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, qh: int, kvh: int, head_dim: int,
+                            is_neox: bool = True, offsets: Tensor | None = None, reuse_freqs_front_part: bool = True,
+                            nope_first: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys of a packed projection, turned, and its values.
+
+    Args:
+        qkv: [tokens, (qh + 2 · kvh) · head_dim] bf16|fp16|fp32: heads of queries, of keys, of values.
+        cos, sin: [rows, width] or [rows, 1, 1, width].
+        positions: [tokens] integers, rows of the tables.
+        qh, kvh, head_dim: sizes.
+        is_neox: pairs are elements i and i + rotary_dim / 2; else 2i and 2i + 1.
+        offsets: [tokens] integers, added to the positions.
+        reuse_freqs_front_part: a row of the tables has a value per pair, not one per rotated element.
+        nope_first: the rotated part is a head's last.
+
+    Returns:
+        Queries [tokens, qh, head_dim], keys and values [tokens, kvh, head_dim].
+    """
+    op = "fused_qkv_split_qk_rope"
+    for name, size in (("qh", qh), ("kvh", kvh), ("head_dim", head_dim)):
+        check.integer(op, name, size, 1)
+    check.tensor(op, "qkv", qkv, dtypes=elements.FLOATS, shape=(None, (qh + 2 * kvh) * head_dim))
+    q, k, v = qkv.unflatten(1, (-1, head_dim)).split((qh, kvh, kvh), 1)
+    flags = 0 if is_neox else 1, reuse_freqs_front_part, nope_first
+    v = v.clone(memory_format=torch.contiguous_format)
+    if _is_rounded(qkv, cos):
+        return *rope_rounded.rope_rounded(q, k, cos, sin, positions, offsets, *flags), v
+    q, k = (each.clone(memory_format=torch.contiguous_format) for each in (q, k))
+    if offsets is None:
+        return *rotary.rope_cached_thd_positions_2c_fwd_inplace(q, k, cos, sin, positions, *flags), v
+    return *rotary.rope_cached_thd_positions_offsets_2c_fwd_inplace(q, k, cos, sin, positions, offsets, *flags), v
 
 
 def rope_fwd_3d(x: Tensor, grid_sizes: Tensor, freqs: Tensor, sp_size: int, sp_rank: int) -> Tensor:

@@ -25,6 +25,12 @@ def turned(x, angles, is_neighbours=False, is_backward=False):
     return torch.stack(both, -1).flatten(-2) if is_neighbours else torch.cat(both, -1)
 
 
+def plain(x, cos, sin, is_backward=False):
+    """Whole heads of halves in arithmetic of the dtype of `x`, whose products are rounded."""
+    (first, second), cos, sin = x.chunk(2, -1), cos[:, None], sin[:, None] * (-1 if is_backward else 1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
 def close(got, expected):
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -74,12 +80,36 @@ def test_two_tensors_of_tokens(simulated, form, kind):
     indices = [rows, torch.zeros_like(rows)] if "offsets" in form else [rows]
     tables = [angles.cos(), angles.sin(), *indices]
     expected = [turned(each, angles[rows], is_backward=kind == "bwd") for each in (x, y)]
+    short = [each.bfloat16() for each in (x, y, *tables[:2])]
     check_form(f"{form}_{kind}", [x, y], tables, expected, is_two=True)
     function = getattr(aiter_rope, f"{form}_{kind}")
     with pytest.raises(ValueError, match=f"{form}_{kind}: positions must have shape"):
         function(x, y, *tables[:2], rows[1:], *indices[1:], 0, True, False)
     with pytest.raises(ValueError, match=f"{form}_{kind}: x must have 3 dimensions"):
         function(x[None], y, *tables, 0, True, False)
+    rounded = [plain(each, *(table[rows] for table in short[2:]), kind == "bwd") for each in short[:2]]
+    assert all(map(torch.equal, function(*short, *indices, 0, True, False), rounded))
+
+
+@pytest.mark.parametrize("is_neox", (True, False))
+def test_packed_projection(simulated, is_neox):
+    """In fp32 by the formula, in 16 bits to the bit."""
+    qkv, angles = numbers(TOKENS, (HEADS + 2) * DIM), numbers(9, DIM // 2, seed=2)
+    rows, offsets = torch.tensor([7, 0, 3, 3, 6, 1]), torch.tensor([1, 0, 2, 0, 1, 5])
+    heads, tables = qkv.view(TOKENS, HEADS + 2, DIM), (angles.cos(), angles.sin())
+    for offset in (None, offsets):
+        at = rows if offset is None else rows + offset
+        found = aiter_rope.fused_qkv_split_qk_rope(qkv, *tables, rows, HEADS, 1, DIM, is_neox, offset)
+        for got, one in zip(found[:2], heads.split((HEADS, 1, 1), 1), strict=False):
+            close(got, turned(one, angles[at], not is_neox))
+        assert torch.equal(found[2], heads[:, -1:]) and all(each.is_contiguous() for each in found)
+        short = [each.bfloat16() for each in (qkv, *tables)]
+        found = aiter_rope.fused_qkv_split_qk_rope(*short, rows, HEADS, 1, DIM, is_neox, offset)
+        if is_neox:
+            assert torch.equal(torch.cat(found[:2], 1), plain(heads[:, :-1].bfloat16(), short[1][at], short[2][at]))
+        assert torch.equal(found[2], heads[:, -1:].bfloat16())
+    with pytest.raises(ValueError, match="fused_qkv_split_qk_rope: qkv must have shape"):
+        aiter_rope.fused_qkv_split_qk_rope(qkv, *tables, rows, HEADS, 2, DIM)
 
 
 @pytest.mark.parametrize("name", ("rope_fwd_2d", "rope_fwd_2d_inplace"))
