@@ -246,3 +246,45 @@ def test_experts_rows_of_three_dimensions():
     rows = smoothed(x[:, 0], factors[ids.T])  # [slot, token, K]
     close(out.view(2, 5, 64).double() * scale.view(2, 5, 1), rows, rtol=2**-4)
     assert aiter_norm_rope.minimax_qk_norm_rope is aiter.minimax_qk_norm_rope
+
+
+@pytest.mark.parametrize("gates", (None, "interleaved", "blocked"))
+@pytest.mark.parametrize("layout", ("HND", "nhd"))
+def test_packed_projection_into_a_cache(layout, gates):
+    """Gemma's weights, a part of a head turned, a token without a slot, scales of a cache of the same dtype."""
+    tokens, heads, kv_heads, dim, page = 5, 4, 2, 64, 4
+    q, gate, k, v = (numbers(tokens, count, dim, seed=count) for count in (4, 3, 2, 1))
+    gate, v = gate.repeat(1, 2, 1)[:, :heads], v.repeat(1, kv_heads, 1)
+    queries = {None: q, "interleaved": torch.stack((q, gate), 2).flatten(1, 2), "blocked": torch.cat((q, gate), 1)}
+    qkv = torch.cat((queries[gates], k, v), 1).flatten(1)
+    weights, table = numbers(2, dim, seed=5), numbers(9, 32, dtype=F32, seed=6)
+    rows, offsets, slots = torch.tensor([1, 4, 0, 7, 3]), torch.tensor([0, 1, 3, 1, 2]), torch.tensor([3, 0, -1, 11, 6])
+    cache = numbers(2, 3, page, kv_heads, dim, seed=7)
+    expected, shown = cache.double(), cache.transpose(2, 3).contiguous() if layout == "HND" else cache.clone()
+    scales = torch.tensor(0.5), torch.tensor(-2.0)
+    found = aiter_norm_rope.fused_qkv_split_qk_norm_rope_cache(
+        qkv, *weights, *table.chunk(2, -1), rows, *shown, slots, heads, kv_heads, dim, offsets=offsets,
+        attn_output_gate=gates is not None, k_scale=scales[0], v_scale=scales[1], eps=EPSILON,
+        gated_qkv_layout=gates or "blocked", kv_cache_layout=layout)
+    own_q, own_k = (turned(normed(x, weight + 1), table[rows + offsets], True)
+                    for x, weight in zip((q, k), weights, strict=True))
+    if gates is not None:
+        assert torch.equal(found[1], gate)
+    close(found[0], own_q)
+    close(found[-2], own_k)
+    assert torch.equal(found[-1], v) and all(each.is_contiguous() for each in found)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[:, slot // page, slot % page] = torch.stack((own_k[token] / 0.5, v[token].double() / -2))
+    close(shown.transpose(2, 3) if layout == "HND" else shown, expected)
+
+
+def test_packed_projection_names_what_does_not_fit():
+    qkv, weight, table, cache = numbers(3, 4 * 16), numbers(16), numbers(5, 8), numbers(2, 1, 4, 16)
+    rows, call = torch.arange(3), aiter_norm_rope.fused_qkv_split_qk_norm_rope_cache
+    for message, options in (("qkv must have shape", {"qh": 3}),
+                             ("kv_cache_layout must be", {"kv_cache_layout": "DHN"}),
+                             ("gated_qkv_layout must be", {"gated_qkv_layout": "mixed"})):
+        sizes = {"qh": 2, "kvh": 1, "head_dim": 16, **options}
+        with pytest.raises(ValueError, match=f"fused_qkv_split_qk_norm_rope_cache: {message}"):
+            call(qkv, weight, weight, table, table, rows, cache, cache, rows, **sizes)
