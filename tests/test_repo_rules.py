@@ -29,7 +29,7 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qk_norm_rope_cache_quant_shuffle", "fused_qk_norm_rope_group_quant",
     "fused_kv_norm_rope_group_quant",
     "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle", "minimax_qk_norm_rope",
-    "fused_qkv_split_qk_norm_rope_cache",
+    "fused_qkv_split_qk_norm_rope_cache", "fused_moe_silu", "fused_moe_gelu", "e2e_moe",
     "fused_qk_rope_reshape_and_cache", "flash_attn_varlen_fp8_pertensor_func", "flash_attn_with_kvcache",
     "mha_batch_prefill_func", "unified_attention", "paged_attention_v1", "paged_attention_ragged",
     "paged_attention_rocm", "paged_attention_common", "paged_attention_decode", "pa_fwd_asm", "forward_decode",
