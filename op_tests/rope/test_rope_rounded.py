@@ -168,6 +168,15 @@ def test_bad_input_is_named(device):
                                                                                                      (0, 2, 16)]
 
 
+def test_opcheck(device):
+    if device.type != "cpu":
+        pytest.skip("needs CPU tensors")
+    x, y, cos, sin, positions = make(device, torch.bfloat16, 16, 8)
+    torch.library.opcheck(torch.ops.aiter_like.rope_rounded_out,
+                          (torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, positions, None, 0, True, False,
+                           False), {"backend": "hip"})
+
+
 def bench() -> None:
     device = torch.device("cuda")
 
