@@ -67,8 +67,8 @@ ON = (("AITER_LIKE", "1"),)
 
 
 def served(result: dict, *, is_compiled: bool = False) -> dict[str, int]:
-    """Name without "vllm." → calls that ours served; none fell back. Where graphs are compiled vLLM warms up its sampler,
-    too, once with generators of requests, which are left to it: those are not counted."""
+    """Name without "vllm." → calls that ours served; none fell back. Where graphs are compiled vLLM warms up its
+    sampler, too, once with generators of requests, which are left to it: those are not counted."""
     counts = {name: calls for name, calls in result["counts"].items() if not (is_compiled and name == "vllm.sampler")}
     assert not any(fell_back for _, fell_back in counts.values()), counts
     return {name.removeprefix("vllm."): count for name, (count, _) in counts.items() if count}
