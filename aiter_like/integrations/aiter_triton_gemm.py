@@ -79,6 +79,54 @@ def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
     return YQ if YQ.is_contiguous() else YQ.copy_(flat.view(shape))
 
 
+def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16,
+                          y: Tensor | None = None, prequant: bool | None = False, config: dict | None = None,
+                          skip_reduce: bool | None = False) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` of rows that are quantised first, with a scale for each 128 columns.
+
+    Args:
+        x: [m, k] bf16|fp16.
+        w: [n, k] fp8 of the device.
+        w_scale: [ceil(n / 128), ceil(k / 128)] fp32.
+        dtype: of the result, where there is no `y`; None: bf16.
+        y: tensor to write, [m, n]; default: a new one.
+        prequant: True: no kernel here multiplies 16 bits by fp8.
+        config: of no meaning.
+        skip_reduce: False.
+
+    Returns:
+        [m, n].
+    """
+    _check_prequant("gemm_a16w8_blockscale", prequant, skip_reduce)
+    return aiter_like.gemm_a8w8_blockscale(x, w, None, w_scale, _dtype(dtype, y), out=y)
+
+
+def gemm_a16w8_blockscale_preshuffle(
+        x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
+        prequant: bool | None = False, config: dict | None = None, skip_reduce: bool | None = False) -> Tensor:
+    """`gemm_a16w8_blockscale` of weights in the order of `shuffle_weight`, as bands of 16 rows: [n / 16, 16 · k]."""
+    op = "gemm_a16w8_blockscale_preshuffle"
+    _check_prequant(op, prequant, skip_reduce)
+    check.tensor(op, "w", w, rank=2)
+    if w.shape[1] % 16 or not w.is_contiguous():
+        raise ValueError(f"{op}: w must be contiguous, [n / 16, 16 · k], got shape {tuple(w.shape)}, strides "
+                         f"{w.stride()}")
+    weights = w.view(16 * w.shape[0], w.shape[1] // 16)
+    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, None, w_scale, _dtype(dtype, y), y)
+
+
+def _check_prequant(op: str, prequant: bool | None, skip_reduce: bool | None) -> None:
+    if not prequant:
+        raise UnsupportedError(f"{op}: prequant must be True: no backend multiplies 16 bits by fp8; gemm_a16w16 of "
+                               f"weights that are made wide once is exact", op, {"prequant": str(prequant)})
+    if skip_reduce:
+        raise UnsupportedError(f"{op}: skip_reduce must be False, partial sums are not returned, got True", op)
+
+
+def _dtype(dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
+    return out.dtype if isinstance(out, Tensor) else dtype or torch.bfloat16
+
+
 def _rows_of(x: Tensor, weights: Tensor, w_scale: Tensor, bias: Tensor | None, is_out_transposed: bool | None,
              is_transposed: bool | None) -> tuple[Tensor, int, int]:
     """The rows of `X` in the order of the result's, the batch and m."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_triton_gemm
 
@@ -70,3 +71,29 @@ def test_bad_input_is_named(simulated):
             ((x, weights.float(), scale), {}, TypeError, "WQ must have dtype")):
         with pytest.raises(error, match=f"{NAME}: .*{message}"):
             product(*args, **options)
+
+
+@pytest.mark.parametrize("is_shuffled", (False, True))
+@pytest.mark.parametrize("is_given", (False, True))
+def test_scales_of_blocks(simulated, is_given, is_shuffled):
+    x, weights, scale = numbers(5, 256).bfloat16(), numbers(144, 256, seed=1).to(FP8), torch.rand(2, 2) + 0.5
+    full = weights.double() * scale.double().repeat_interleave(128, 0)[:144].repeat_interleave(128, 1)
+    call, given = aiter_triton_gemm.gemm_a16w8_blockscale, torch.zeros(5, 144) if is_given else None
+    if is_shuffled:
+        call = aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle
+        weights = aiter_like.shuffle_weight(weights).view(9, 16 * 256)
+    found = call(x, weights, scale, None, given, prequant=True)
+    assert found is given if is_given else found.dtype == torch.bfloat16
+    groups = expect(x[None], full[None], torch.ones(1), None, FP8, 128)[0]
+    torch.testing.assert_close(found.double(), groups, rtol=0.02, atol=0.02 * groups.abs().max().item())
+
+
+def test_what_blocks_do_not_serve():
+    x, weights, scale = numbers(5, 256).bfloat16(), numbers(144, 256, seed=1).to(FP8), torch.ones(2, 2)
+    for call in (aiter_triton_gemm.gemm_a16w8_blockscale, aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle):
+        with pytest.raises(UnsupportedError, match=f"{call.__name__}: prequant must be True"):
+            call(x, weights, scale)
+        with pytest.raises(UnsupportedError, match=f"{call.__name__}: skip_reduce must be False"):
+            call(x, weights, scale, prequant=True, skip_reduce=True)
+    with pytest.raises(ValueError, match=r"w must be contiguous, \[n / 16, 16 · k\], got shape \(256, 100\)"):
+        call(x, weights.t().contiguous()[:, :100], scale, prequant=True)
