@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gemm_a8w8_blockscale: every backend against float64, odd sizes, last blocks that are parts, shuffled weights, both
-presentations of the scales, activations that are quantised in the call; `--bench`.
-"""
+presentations of the scales, activations that are quantised in the call; `--bench`."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ from aiter_like.testing import strided_like
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BACKENDS = ("ck", "triton")
 COARSE = 2.0**-11
-"""What Hopper's matrix units lose of the products of a block, as a part of their magnitudes: they keep about 14 bits
-behind the largest of 32 (DeepSeek-V3's report, section 3.3.2).
-"""
+"""What Hopper's matrix units lose of a block's products, as a part of their magnitudes: they keep about 14 bits behind
+the largest of 32 (DeepSeek-V3's report, section 3.3.2)."""
 PLAIN, SHUFFLED = aiter_like.gemm_a8w8_blockscale, aiter_like.gemm_a8w8_blockscale_bpreshuffle
 
 

@@ -314,8 +314,7 @@ def test_empty(device, run, backend):
     for rows, keys in ((0, 40), (3, 0), (0, 0)):
         call = q[:rows], k[:keys], scale[:keys], weights[:rows], ends[:rows] * 0, ends[:rows]
         assert aiter_like.mqa_logits(*call, backend=backend).shape == (rows, keys)
-    cache = torch.zeros(4, 16, 68, dtype=torch.uint8, device=device)
-    table = torch.zeros(3, 2, dtype=I32, device=device)
+    cache, table = torch.zeros(4, 16, 68, dtype=torch.uint8, device=device), torch.zeros(3, 2, dtype=I32, device=device)
     for pages, columns in ((cache[:0], table), (cache, table[:, :0])):
         logits = torch.full((3, 20), LEFT, device=device)
         aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, backend=backend)
