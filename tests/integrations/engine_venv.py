@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_OWN = ("triton", "apache-tvm-ffi", "ninja", "filelock", "hatchling")
+_OWN = ("triton", "apache-tvm-ffi", "ninja", "filelock", "platformdirs", "hatchling")
 
 # The requirements of an installed distribution that apply here, as JSON.
 _REQUIREMENTS = """

@@ -245,4 +245,4 @@ def test_python_of_the_page_runs(python, models, tmp_path):
     script.write_text(code)
     run = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert re.search(r"^vllm.attention \d+ 0$", run.stdout, re.MULTILINE), run.stdout
+    assert re.search(r"^vllm.attention \d+ 0 0$", run.stdout, re.MULTILINE), run.stdout
