@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import enum
+import sys
+import types
 from types import SimpleNamespace
 
 import pytest
 import torch
+import toy_vllm_parts
 
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import takeover
 from aiter_like.integrations.vllm import mla, sampler
 from aiter_like.testing import relative_l2
 
@@ -40,6 +45,40 @@ def test_decoding_over_what_was_written():
     assert relative_l2(out, torch.stack([p @ k[:, :LATENT] for p, k in zip(scores, keys)])) < LIMIT
     with pytest.raises(UnsupportedError, match="6 tokens for 3 sequences"):
         mla.decode(impl, random(6, HEADS, LATENT + ROPE), cache, metadata, None)
+
+
+@pytest.mark.parametrize("denied, expected", (
+    ("", ("cpu.path", "amx.path", "cpu.path")), ("mla_decode", ("amx.path", "amx.path", "cpu.path"))))
+def test_processors_with_amx(monkeypatch, denied, expected):
+    """The backend that ours are in, of three selections: none, AMX's by name, and ours by name."""
+    class Names(enum.Enum):
+        AMX_MLA, CPU_MLA = "amx.path", "cpu.path"
+
+        def get_path(self):
+            return self.value
+
+    class Platform:
+        @classmethod
+        def get_attn_backend_cls(cls, selected_backend, config, num_heads=None):
+            return (selected_backend or Names.AMX_MLA).get_path()
+
+    members = toy_vllm_parts.modules() | {"vllm.v1.attention.backends.registry": {"AttentionBackendEnum": Names},
+                                          "vllm.platforms.cpu": {"CpuPlatform": Platform}}
+    for path, parts in members.items():
+        made = types.ModuleType(path)
+        vars(made).update(parts)
+        monkeypatch.setitem(sys.modules, path, made)
+    monkeypatch.setenv("AITER_LIKE_DISABLE", denied)
+
+    def chosen():
+        return tuple(Platform.get_attn_backend_cls(one, None, num_heads=4)
+                     for one in (None, Names.AMX_MLA, Names.CPU_MLA))
+
+    stock = chosen()
+    mla.take_methods("cpu")
+    assert chosen() == expected
+    takeover.restore_attributes("vllm")
+    assert chosen() == stock == ("amx.path", "amx.path", "cpu.path")
 
 
 @pytest.mark.parametrize("causal", (True, False))

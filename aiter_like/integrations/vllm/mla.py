@@ -44,9 +44,11 @@ def take_methods(platform: str) -> None:
 def _prefer_reference() -> None:
     """On processors with AMX vLLM takes a backend whose latents lie in another order, unless it is told not to: there,
     too, it now takes the one that ours are in, unless AMX_MLA was asked for by name."""
-    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
     names = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
-    original = vars(platform)["get_attn_backend_cls"].__func__
+    if not hasattr(names, "AMX_MLA"):
+        return
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    original = platform.get_attn_backend_cls.__func__
 
     @functools.wraps(original)
     def get_attn_backend_cls(cls: type, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
