@@ -37,11 +37,14 @@ class Finder:
 
 
 def install() -> None:
-    """Installs the adapters; what keeps them from being installed is one warning, and transformers goes on."""
+    """Installs the adapter of transformers; what prevents that is one warning, and transformers goes on.
+
+    Others have plugins: vLLM may be in the midst of its own imports, of which this is one.
+    """
     try:
         from aiter_like import integrations
 
-        integrations.install()
+        integrations.install("transformers")
     except Exception as error:
         import logging
 

@@ -48,11 +48,14 @@ class Status:
     denied: tuple[str, ...]
 
 
-def install() -> bool:
+def install(only: str | None = None) -> bool:
     """Puts our operators in place in every engine that is loaded, where AITER_LIKE=1; silent and inert otherwise.
 
     It may be called again, by every process and after another engine was loaded: what is in place stays as it is.
     An engine that cannot be served is left as it was; one warning says which and why.
+
+    Args:
+        only: this engine alone: others may be half loaded, and call `install` themselves.
 
     Returns:
         Whether an engine is served.
@@ -68,7 +71,7 @@ def install() -> bool:
                 logger.warning("engines keep their own operators: %s", error)
             return False
         known = _installed.keys() | _failed.keys() | _installing
-        failures = {engine: reason for engine in _ADAPTERS if engine not in known
+        failures = {engine: reason for engine in _ADAPTERS if engine not in known and only in (None, engine)
                     and _is_wanted(engine) and (reason := _install(engine))}
         _failed.update(failures)
         if failures:

@@ -44,16 +44,16 @@ def take_methods(platform: str) -> None:
 def _prefer_reference() -> None:
     """On processors with AMX vLLM takes a backend whose latents lie in another order, unless it is told not to: there,
     too, it now takes the one that ours are in, unless AMX_MLA was asked for by name."""
-    names = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
-    if not hasattr(names, "AMX_MLA"):
-        return
     platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
     original = platform.get_attn_backend_cls.__func__
 
     @functools.wraps(original)
     def get_attn_backend_cls(cls: type, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
         found = original(cls, selected_backend, *args, **kwargs)
-        if found != names.AMX_MLA.get_path() or selected_backend is names.AMX_MLA:
+        # Imported here: while vLLM loads its plugins, its configuration is not there yet, which this module asks for.
+        names = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
+        amx = getattr(names, "AMX_MLA", None)
+        if amx is None or found != amx.get_path() or selected_backend is amx:
             return found
         _log.info("vllm.mla_decode: CPU_MLA in place of AMX_MLA, whose cache has an order of its own")
         return names.CPU_MLA.get_path()
