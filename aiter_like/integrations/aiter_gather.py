@@ -10,9 +10,9 @@ import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
+from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 
-_BLOCK = 128  # of scales
 _OP = "gather_kv_b_proj"
 
 
@@ -74,7 +74,7 @@ def _check_scale(scale: Tensor | None, n: int, latent: int) -> None:
     if scale is None:
         return
     check.tensor(_OP, "kv_proj_scale", scale, dtypes=elements.FLOATS, last_contiguous=False)
-    blocks = -(-n // _BLOCK), -(-latent // _BLOCK)
+    blocks = -(-n // BLOCK), -(-latent // BLOCK)
     if tuple(scale.shape) not in ((n,), (n, 1), blocks):
         raise ValueError(f"{_OP}: kv_proj_scale must have shape ({n},), ({n}, 1) or {blocks}, got {tuple(scale.shape)}")
 
@@ -126,5 +126,5 @@ def _wide_weights(weights: Tensor, scale: Tensor | None, is_shuffled: bool, dtyp
         return weights
     plain = (aiter_like.unshuffle_weight(weights) if is_shuffled else weights).float()
     if scale is not None:
-        plain *= scale.repeat_interleave(_BLOCK, 0)[:len(weights)].repeat_interleave(_BLOCK, 1)[:, :weights.shape[1]]
+        plain *= scale.repeat_interleave(BLOCK, 0)[:len(weights)].repeat_interleave(BLOCK, 1)[:, :weights.shape[1]]
     return plain.to(dtype)

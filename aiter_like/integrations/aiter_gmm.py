@@ -12,14 +12,13 @@ import aiter_like
 from aiter_like import check
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
-from aiter_like.ops.moe.moe_gemm_call import block_for
+from aiter_like.ops.moe.moe_gemm_call import TOKENS, block_for
 from aiter_like.ops.moe.moe_weight_grad import moe_weight_grad
 
 DTYPE = torch.bfloat16
 """AITER's default of results."""
 
-_MOST_ROWS = 1 << 24  # so many rows can the lists of sorted rows name
-_UNUSED = 0.1  # of groups that get no rows
+_UNUSED = 0.1  # This share of the groups gets no rows.
 
 
 def gmm(lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias: Tensor | None = None,
@@ -69,7 +68,7 @@ def ptgmm(lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias_grad: Tensor | Non
     check.tensor(op, "rhs", rhs, rank=2, dtypes=(lhs.dtype,), device=lhs.device)
     check.tensor(op, "group_sizes", group_sizes, rank=1, dtypes=elements.INTEGERS, device=lhs.device)
     m, n = rhs.shape
-    if m not in lhs.shape or m >= _MOST_ROWS:
+    if m not in lhs.shape or m >= TOKENS:
         raise ValueError(f"{op}: lhs must be [k, {m}] or [{m}, k] with less than 2^24 rows, got shape "
                          f"{tuple(lhs.shape)}")
     rows = lhs.t() if lhs.shape[1] == m else lhs
@@ -114,7 +113,7 @@ def _order(group_sizes: Tensor, rows: int) -> dict[str, Tensor | int]:
     known = group.clamp(max=groups - 1)
     first = tile - torch.where(known > 0, tiles[known - 1], 0)  # tiles of the group before this one
     place = first[:, None] * block + torch.arange(block, dtype=torch.int32, device=device)
-    ids = torch.where(place < sizes[known, None], _starts(sizes)[known, None] + place, _MOST_ROWS | rows)
+    ids = torch.where(place < sizes[known, None], _starts(sizes)[known, None] + place, TOKENS | rows)
     return {"experts": group, "sorted_ids": ids.to(torch.int32).view(-1), "valid": tiles[-1:] * block, "tokens": rows,
             "block": block}
 

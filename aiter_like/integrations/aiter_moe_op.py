@@ -17,10 +17,9 @@ import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
+from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import block_for
-
-_GROUP = 128  # of two fp8 operands
 
 
 class _Pairs(NamedTuple):
@@ -177,7 +176,7 @@ def _form(op: str, is_fp8: bool, is_int8: bool, is_int4: bool, block_shape: Sequ
     if is_fp8 and is_int8:
         raise ValueError(f"{op}: use_fp8_w8a8 and use_int8_w8a16 must not both be True")
     blocks = [int(size) for size in block_shape or (0, 0)]
-    if blocks not in ([0, 0], [_GROUP, _GROUP]) or blocks[0] and not is_fp8:
+    if blocks not in ([0, 0], [SCALE_BLOCK, SCALE_BLOCK]) or blocks[0] and not is_fp8:
         raise UnsupportedError(f"{op}: block_shape {blocks} is not served; it is None, or [128, 128] with use_fp8_w8a8")
     return _Form(is_fp8, is_int8, blocks[0])
 

@@ -169,7 +169,7 @@ def rope_fwd_3d(x: Tensor, grid_sizes: Tensor, freqs: Tensor, sp_size: int, sp_r
     token = torch.arange(sp_rank * tokens, (sp_rank + 1) * tokens, device=x.device)  # [tokens]
     is_inside = token < frames * rows * columns
     at = [token // (rows * columns).clamp(min=1), token // columns.clamp(min=1) % rows.clamp(min=1),
-          token % columns.clamp(min=1)]  # of each [videos, tokens]
+          token % columns.clamp(min=1)]  # Each is [videos, tokens].
     parts = freqs.to(x.device).split((head_dim // 2 - 2 * third, third, third), 1)
     turns = torch.cat([part[each.clamp(max=len(freqs) - 1)] for part, each in zip(parts, at, strict=True)], -1)
     turns = turns.where(is_inside[..., None], 1).to(torch.complex64).view(videos * tokens, 1, 1, -1)

@@ -10,12 +10,11 @@ import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm
-from aiter_like.ops.moe.moe_gemm_call import block_for, blocks
+from aiter_like.ops.moe.moe_gemm_call import TOKENS, block_for, blocks
 
 _PREQUANT = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant"
-_GROUP = 128  # columns that share a scale where a row has several
-_MOST_ROWS = 1 << 24  # so many tokens can the lists of sorted tokens name
 
 
 def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
@@ -50,10 +49,10 @@ def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
     n, k = WQ.shape[1:]
     check.integer(_PREQUANT, "group_size", group_size, 1)
     has_groups = k > group_size
-    if has_groups and (group_size != _GROUP or k % _GROUP or WQ.dtype == torch.int8 or len(rows) >= _MOST_ROWS):
-        raise UnsupportedError(f"{_PREQUANT}: several scales of a row are served where group_size is {_GROUP}, k a "
-                               f"multiple of it and WQ fp8, of less than 2^24 rows, got {group_size}, {k}, {WQ.dtype} "
-                               f"and {len(rows)}", _PREQUANT)
+    if has_groups and (group_size != SCALE_BLOCK or k % SCALE_BLOCK or WQ.dtype == torch.int8 or len(rows) >= TOKENS):
+        raise UnsupportedError(f"{_PREQUANT}: several scales of a row are served where group_size is {SCALE_BLOCK}, "
+                               f"k a multiple of it and WQ fp8, of less than 2^24 rows, got {group_size}, {k}, "
+                               f"{WQ.dtype} and {len(rows)}", _PREQUANT)
     shape = (m, batch, n) if transpose_bm else (batch, m, n)
     if YQ is None:
         YQ = torch.empty(shape, dtype=dtype, device=X.device)
@@ -71,11 +70,11 @@ def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
             narrow.view(*shape[:2], k).transpose(*swap), WQ, x_scale.view(shape[:2]).transpose(*swap).contiguous(),
             scale[:, None].expand(batch, n).contiguous(), bias, YQ.dtype, out=YQ.transpose(*swap))
         return YQ
-    narrow, x_scale = aiter_like.per_group_quant_hip(rows, quant_dtype=WQ.dtype, group_size=_GROUP)
+    narrow, x_scale = aiter_like.per_group_quant_hip(rows, quant_dtype=WQ.dtype, group_size=SCALE_BLOCK)
     block = block_for(len(rows), batch)
     flat = YQ.view(len(rows), n) if YQ.is_contiguous() else YQ.new_empty(len(rows), n)
     moe_gemm.run(flat, narrow, WQ, **_order(batch, m, block, bool(transpose_bm), X.device), bias=bias, a_scale=x_scale,
-                 b_scale=scale[:, None, None].expand(batch, blocks(n), blocks(k)), group_size=_GROUP)
+                 b_scale=scale[:, None, None].expand(batch, blocks(n), blocks(k)), group_size=SCALE_BLOCK)
     return YQ if YQ.is_contiguous() else YQ.copy_(flat.view(shape))
 
 
@@ -152,6 +151,6 @@ def _order(batch: int, m: int, block: int, is_transposed: bool, device: torch.de
     each = -(-m // block)
     place, matrix = torch.arange(each * block, device=device), torch.arange(batch, device=device)[:, None]
     row = place * batch + matrix if is_transposed else place + matrix * m
-    ids = row.where(place < m, _MOST_ROWS | batch * m).to(torch.int32).view(-1)
+    ids = row.where(place < m, TOKENS | batch * m).to(torch.int32).view(-1)
     return {"experts": matrix.expand(batch, each).reshape(-1).to(torch.int32), "sorted_ids": ids,
             "valid": torch.full((1,), ids.numel(), dtype=torch.int32, device=device), "block": block}

@@ -50,7 +50,7 @@ def _prefer_reference() -> None:
     @functools.wraps(original)
     def get_attn_backend_cls(cls: type, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
         found = original(cls, selected_backend, *args, **kwargs)
-        # Imported here: while vLLM loads its plugins, its configuration is not there yet, which this module asks for.
+        # This import waits for a call: while vLLM loads its plugins, the configuration that it asks for is not there.
         names = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
         amx = getattr(names, "AMX_MLA", None)
         if amx is None or found != amx.get_path() or selected_backend is amx:

@@ -21,7 +21,7 @@ HOPPER_NAMES = (*NAMES, "programs", "is_flat", "group")
 are computed side by side."""
 _MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
 _MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
-_LEAST_ROWS, _MANY_ROWS = 96, 192  # of an expert in the mean
+_LEAST_ROWS, _MANY_ROWS = 96, 192  # An expert has so many in the mean.
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
 
 

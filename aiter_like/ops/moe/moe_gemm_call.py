@@ -15,6 +15,9 @@ from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 SWIGLU = "swiglu_and_mul"
 """act(gate) · (up + 1), as GPT-OSS has it."""
 
+TOKENS = 1 << 24
+"""`sorted_ids` can tell so many tokens apart."""
+
 # Rows of an expert in the mean at most, and places of a block: so many more that most experts have one block, since
 # another reads the weights again (modelled: 32 rows in the mean, blocks of 32 at 66 % of the read rate, of 64 at 95 %).
 _BLOCKS = ((11, 16), (22, 32), (44, 64), (768, 128))

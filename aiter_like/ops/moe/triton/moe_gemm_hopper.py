@@ -29,7 +29,7 @@ from aiter_like.ops.moe.triton.parts import after, finished, half_rows
 
 _STEP = tl.constexpr(SCALE_BLOCK)
 _COUNTS = ["places", "block", "slots", "pairs", "count"]  # nothing is gained by a kernel for multiples of 16
-_REGISTERS, _MOST_REGISTERS = 65536, 255  # of an SM, of a lane
+_REGISTERS, _MOST_REGISTERS = 65536, 255  # An SM has so many, and a lane can.
 
 
 @dataclass(frozen=True)
