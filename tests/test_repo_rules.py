@@ -288,8 +288,14 @@ def test_kernels_that_start_early_wait_first():
         assert set(first) <= {"await_stream();"} and len(first) == text(name).count("__global__"), f"{name}: {first}"
     for name in [name for name in files(".py", under="aiter_like/ops/") if "/triton/" in name]:
         for function in [node for node in ast.walk(ast.parse(text(name))) if isinstance(node, ast.FunctionDef)]:
-            if "OVERLAPS" in [arg.arg for arg in function.args.args] and function.name != "await_stream":
-                assert ast.unparse(function.body[1]) == "await_stream(OVERLAPS)", f"{name}: {function.name}"
+            statements = list(map(ast.unparse, function.body))
+            if "OVERLAPS" not in [arg.arg for arg in function.args.args] or statements[1].startswith("if OVERLAPS:"):
+                continue  # the latter are those that wait
+            if statements[1] == "begin_before_parts(OVERLAPS)":  # and waits whatever happens
+                before = function.body[:statements.index("await_parts(OVERLAPS)")]
+                assert not any(isinstance(node, ast.Return) for one in before for node in ast.walk(one)), function.name
+            else:
+                assert statements[1] in ("await_stream(OVERLAPS)", "await_lengths(OVERLAPS)"), f"{name}: {function.name}"
 
 
 def test_environment_variables_are_few_and_declared():

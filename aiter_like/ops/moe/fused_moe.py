@@ -47,7 +47,7 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
               shared_w1_scale: Tensor | None = None, shared_w2_scale: Tensor | None = None,
               shared_expert_id: int = -1, stage2_scatter: Any = None, *, backend: str | None = None) -> Tensor:
     """A layer of experts: `out[t] = Σ over its experts e of topk_weight · (act(hidden · w1[e]ᵀ + bias1[e]) · w2[e]ᵀ +
-    bias2[e])`, act(gate) · up where `w1` has both, summed in the order of the slots.
+    bias2[e])`, act(gate) · up where `w1` has both, summed in a fixed order.
 
     Args:
         hidden_states: [tokens, k] bf16|fp16, rows evenly spaced; or fp8|int8 with `a1_scale`.
