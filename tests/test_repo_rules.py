@@ -295,7 +295,8 @@ def test_kernels_that_start_early_wait_first():
                 before = function.body[:statements.index("await_parts(OVERLAPS)")]
                 assert not any(isinstance(node, ast.Return) for one in before for node in ast.walk(one)), function.name
             else:
-                assert statements[1] in ("await_stream(OVERLAPS)", "await_lengths(OVERLAPS)"), f"{name}: {function.name}"
+                waits = ("await_stream(OVERLAPS)", "await_lengths(OVERLAPS)")
+                assert statements[1] in waits, f"{name}: {function.name}"
 
 
 def test_environment_variables_are_few_and_declared():
