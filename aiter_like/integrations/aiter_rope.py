@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton forms of rotary position embedding, whose parameters have other names and one more. Named by
-aiter_names.txt. Those of two tensors of tokens, not in place, round each product, as AITER's do, where heads and tables
-have one dtype of 16 bits.
+aiter_names.txt. Those of two tensors of tokens round each product, as AITER's do, where heads and tables have one dtype
+of 16 bits.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def _straight(function: Callable, name: str = "") -> Callable:
 
 
 def _of_tokens(function: Callable, name: str) -> Callable:
-    """A form of a function of two tensors [s, b, heads, head_dim] for tokens without a batch.
-
-    Those in place are not made here: they round once, as engines call them.
+    """A form of a function of two tensors [s, b, heads, head_dim], or of one in place of [tokens, heads, head_dim], for
+    tokens without a batch.
     """
+    is_inplace, is_backward = name.endswith("_inplace"), name.endswith("_bwd")
+
     def call(function: Callable, name: str, x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, *rest: Any) -> Any:
         *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = rest
         _refuse_transposed(name, is_transposed)
@@ -70,7 +71,9 @@ def _of_tokens(function: Callable, name: str) -> Callable:
         if _is_rounded(x, cos):
             return rope_rounded.rope_rounded(
                 x, y, cos, sin, *indices[:1], indices[1] if indices[1:] else None, rotate_style, reuse_freqs_front_part,
-                nope_first, name.endswith("_bwd"))
+                nope_first, is_backward, out=(x, y) if is_inplace else None)
+        if is_inplace:
+            return function(x, y, cos, sin, *indices, rotate_style, reuse_freqs_front_part, nope_first)
         found = function(x[None], y[None], cos, sin, *(each[None] for each in indices), rotate_style,
                          reuse_freqs_front_part, nope_first)
         return found[0][0], found[1][0]
@@ -102,6 +105,10 @@ rope_fwd_2d = _straight(rope_2d.rope_2d_fwd, "rope_fwd_2d")
 rope_fwd_2d_inplace = _straight(rope_2d.rope_2d_fwd_inplace, "rope_fwd_2d_inplace")
 rope_cached_thd_positions_2c_fwd = _of_tokens(rope.rope_cached_positions_2c_fwd, "rope_cached_thd_positions_2c_fwd")
 rope_cached_thd_positions_2c_bwd = _of_tokens(rope.rope_cached_positions_2c_bwd, "rope_cached_thd_positions_2c_bwd")
+rope_cached_thd_positions_2c_fwd_inplace = _of_tokens(rotary.rope_cached_thd_positions_2c_fwd_inplace,
+                                                      "rope_cached_thd_positions_2c_fwd_inplace")
+rope_cached_thd_positions_offsets_2c_fwd_inplace = _of_tokens(
+    rotary.rope_cached_thd_positions_offsets_2c_fwd_inplace, "rope_cached_thd_positions_offsets_2c_fwd_inplace")
 rope_cached_thd_positions_offsets_2c_fwd = _of_tokens(rope.rope_cached_positions_offsets_2c_fwd,
                                                       "rope_cached_thd_positions_offsets_2c_fwd")
 rope_cached_thd_positions_offsets_2c_bwd = _of_tokens(rope.rope_cached_positions_offsets_2c_bwd,

@@ -24,7 +24,8 @@ def fused_qk_cat(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor) -> tuple[Tensor
 
 def fused_qk_rope_cat(q_nope: Tensor, q_pe: Tensor, k_nope: Tensor, k_pe: Tensor, pos: Tensor, cos: Tensor, sin: Tensor,
                       is_neox: bool) -> tuple[Tensor, Tensor]:
-    """`q_nope ‖ rope(q_pe)` and `k_nope ‖ rope(k_pe)`: `fused_qk_rope_concat_and_cache_mla` into a cache of as many
+    """`q_nope ‖ rope(q_pe)` and `k_nope ‖ rope(k_pe)`. Where heads and tables have one dtype of 16 bits, copies and
+    `rope_rounded`, since AITER's rounds each product; else `fused_qk_rope_concat_and_cache_mla` into a cache of as many
     tokens, or where a table's row has a value for each element copies, and the rotation in place.
 
     Args:
@@ -43,13 +44,20 @@ def fused_qk_rope_cat(q_nope: Tensor, q_pe: Tensor, k_nope: Tensor, k_pe: Tensor
                     for nope, pe in ((q_nope, q_pe), (k_nope, k_pe)))
     if len(q_nope) != tokens:
         raise ValueError(f"{op}: k_nope must have {len(q_nope)} tokens, as q_nope has, got {tokens}")
-    if _is_half(op, cos, q_pe):
+    is_half, is_rounded = _is_half(op, cos, q_pe), cos.dtype == q_pe.dtype != torch.float32
+    if is_half and not is_rounded:
         aiter_like.fused_qk_rope_concat_and_cache_mla(
             q_nope, q_pe, k_nope, k_pe, k_out[:, None], q_out, _numbers(tokens, k_out.device), None, None, pos, cos,
             sin, is_neox, True, True)
         return q_out, k_out
     for out, nope, pe in ((q_out, q_nope, q_pe), (k_out, k_nope, k_pe)):
-        out[..., :nope.shape[2]], out[..., nope.shape[2]:] = nope, pe
+        out[..., :nope.shape[2]] = nope
+        if not is_rounded:
+            out[..., nope.shape[2]:] = pe
+    if is_rounded:
+        aiter_like.rope_rounded(q_pe, k_pe, cos, sin, pos, None, 0 if is_neox else 1, is_half,
+                                out=(q_out[..., q_nope.shape[2]:], k_out[..., k_nope.shape[2]:]))
+        return q_out, k_out
     _turn(q_out[..., q_nope.shape[2]:], k_out[..., k_nope.shape[2]:], cos, sin, pos, is_neox)
     return q_out, k_out
 

@@ -48,8 +48,8 @@ def test_name_resolves_at_the_top_level(row):
     """Exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
     `batched_gemm_bf16` and `batched_gemm_a8w8` have our own options where those of Triton modules have their
     kernels', the plain `fused_moe` looks at `gate_mode` for all weights, the plain `moe_smoothquant_fwd` takes rows of
-    two dimensions, those of layer normalisation that quantise have no default epsilon, and gradients of RoPE have
-    another name for their tensor."""
+    two dimensions, those of layer normalisation that quantise have no default epsilon, gradients of RoPE have another
+    name for their tensor, and RoPE of tokens in place rounds once."""
     others = {"fused_moe": ("aiter.fused_moe",), "moe_smoothquant_fwd": ("aiter", "aiter.ops.quant"),
               "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
               "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",),
@@ -57,8 +57,9 @@ def test_name_resolves_at_the_top_level(row):
                                     "aiter.ops.triton.gemm.batched.batched_gemm_a8w8"),
               **dict.fromkeys(("layernorm2d_fwd_with_dynamicquant", "layernorm2d_fwd_with_add_dynamicquant"),
                               ("aiter.ops.triton.norm", "aiter.ops.triton.normalization.norm")),
-              **dict.fromkeys(("rope_cached_positions_bwd", "rope_cached_positions_offsets_bwd"),
-                              ("aiter.ops.triton.rope.rope",))}
+              **dict.fromkeys(("rope_cached_positions_bwd", "rope_cached_positions_offsets_bwd",
+                               "rope_cached_thd_positions_2c_fwd_inplace",
+                               "rope_cached_thd_positions_offsets_2c_fwd_inplace"), ("aiter.ops.triton.rope.rope",))}
     if row.name in others:
         assert row.modules == others[row.name]
         return

@@ -91,6 +91,27 @@ def test_two_tensors_of_tokens(simulated, form, kind):
     assert all(map(torch.equal, function(*short, *indices, 0, True, False), rounded))
 
 
+@pytest.mark.parametrize("form", ("rope_cached_thd_positions_2c", "rope_cached_thd_positions_offsets_2c"))
+def test_two_tensors_of_tokens_in_place(simulated, form):
+    """In fp32 by the formula, in 16 bits to the bit; what is returned is what was given."""
+    angles, rows = numbers(9, DIM // 2, seed=2), torch.tensor([8, 0, 3, 3, 7, 1])
+    indices = [rows - 1, torch.ones_like(rows)] if "offsets" in form else [rows]
+    indices[0] = indices[0].where(rows > 0, -1 if "offsets" in form else 0)
+    function = getattr(aiter_rope, f"{form}_fwd_inplace")
+    x, y = numbers(TOKENS, HEADS, DIM), numbers(TOKENS, 1, DIM, seed=1)
+    given, short = [x.clone(), y.clone()], [x.bfloat16(), y.bfloat16()]
+    found = function(*given, angles.cos(), angles.sin(), *indices, 0, True, False)
+    for got, own, one in zip(found, given, (x, y), strict=True):
+        assert got is own
+        close(own, turned(one, angles[rows]))
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    expected = [plain(each, cos[rows], sin[rows]) for each in short]
+    found = function(*short, cos, sin, *indices, 0, True, False, transpose_output=False)
+    assert all(got is own and torch.equal(own, one) for got, own, one in zip(found, short, expected, strict=True))
+    with pytest.raises(ValueError, match=f"{form}_fwd_inplace: transpose_output must be False"):
+        function(*short, cos, sin, *indices, 0, True, False, True)
+
+
 @pytest.mark.parametrize("is_neox", (True, False))
 def test_packed_projection(simulated, is_neox):
     """In fp32 by the formula, in 16 bits to the bit."""

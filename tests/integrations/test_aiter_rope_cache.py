@@ -35,6 +35,15 @@ def turned(x, angles, is_neox):
     return x * angles.cos() + both * angles.sin()
 
 
+def turned_in_halves(x, cos, sin, is_neox):
+    """`turned` in arithmetic of the dtype of `x`, whose products are rounded."""
+    if cos.shape[-1] != x.shape[-1]:
+        cos, sin = (torch.cat((each, each), -1) if is_neox else each.repeat_interleave(2, -1) for each in (cos, sin))
+    first, second = x.chunk(2, -1) if is_neox else (x[..., 0::2], x[..., 1::2])
+    other = torch.cat((-second, first), -1) if is_neox else torch.stack((-second, first), -1).flatten(-2)
+    return x * cos + other * sin
+
+
 def close(got, expected, rtol=1e-2):
     torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=1e-6)
 
@@ -55,6 +64,11 @@ def test_in_one_piece(simulated, parts, is_neox, is_half):
     for got, copied, nope, pe in zip(found, plain, (q_nope, k_nope), (q_pe, k_pe), strict=True):
         assert torch.equal(got[..., :RANK], nope) and torch.equal(copied, torch.cat((nope, pe), -1))
         close(got[..., RANK:], turned(pe, angles[pos], is_neox))
+    short = [each.bfloat16() for each in (q_nope, q_pe, k_nope, k_pe, cos, sin)]
+    rounded = aiter_rope_cache.fused_qk_rope_cat(*short[:4], pos, *short[4:], is_neox)
+    for got, nope, pe in zip(rounded, short[0:4:2], short[1:4:2], strict=True):
+        expected = turned_in_halves(pe, *(each[pos][:, 0] for each in short[4:]), is_neox)
+        assert torch.equal(got, torch.cat((nope, expected), -1))
     with pytest.raises(ValueError, match="fused_qk_rope_cat: k_nope must have 5 tokens"):
         aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope[1:], k_pe[1:], pos, cos, sin, is_neox)
     with pytest.raises(ValueError, match="fused_qk_rope_cat: cos must have 16 columns"):
