@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""AITER's quantisers by the names of its modules: int8 is cut off towards zero, fp8 is that of the package's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like
+from aiter_like.enums import QuantType
+from aiter_like.integrations import aiter_int8
+
+FP8, INT8 = torch.float8_e4m3fnuz, torch.int8
+ROWS, COLUMNS = 5, 96
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def plain(x, scale):
+    """As torch converts."""
+    return (x.float() * (1 / scale)).trunc().clamp(-128, 127).to(INT8)
+
+
+def row_scales(x):
+    return x.float().abs().amax(-1, keepdim=True) / 127
+
+
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+def test_rows(simulated, dtype):
+    x = numbers(ROWS, COLUMNS)
+    out, scale = torch.empty_like(x, dtype=dtype), torch.empty(ROWS)
+    found = aiter_int8.dynamic_per_token_quant_fp8_i8(out, x, scale)
+    assert found[0] is out and found[1] is scale
+    second, own = aiter_int8.per_token_quant_hip(x, quant_dtype=dtype)
+    third, scales = torch.empty_like(x, dtype=dtype), torch.empty(ROWS, 1)
+    aiter_int8.dynamic_per_token_scaled_quant(third, x, scales)
+    if dtype == INT8:
+        expected = plain(x, row_scales(x))
+    else:
+        expected = aiter_like.per_token_quant_hip(x, quant_dtype=dtype)[0]
+    assert all(torch.equal(each.float(), expected.float()) for each in (out, second, third))
+    amax = x.float().abs().amax(-1, keepdim=True)
+    for each in (scale, own, scales):
+        torch.testing.assert_close(each.view(-1, 1), amax / (127 if dtype == INT8 else torch.finfo(dtype).max))
+
+
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+def test_tensors(simulated, dtype):
+    x, given = numbers(ROWS, COLUMNS), torch.tensor([0.03])
+    functions = (lambda out: aiter_int8.static_per_tensor_quant_fp8_i8(out, x, given),
+                 lambda out: aiter_int8.static_per_tensor_quant(out, x, given))
+    for function in functions:
+        out = torch.empty_like(x, dtype=dtype)
+        function(out)
+        if dtype == INT8:
+            assert torch.equal(out, plain(x, given))
+        else:
+            assert torch.equal(out.float(), aiter_like.per_tensor_quant_hip(x, given, dtype)[0].float())
+    whole = x.float().abs().amax().view(1) / (127 if dtype == INT8 else torch.finfo(dtype).max)
+    for function in (aiter_int8.dynamic_per_tensor_quant_fp8_i8, aiter_int8.dynamic_per_tensor_quant):
+        out, scale = torch.empty_like(x, dtype=dtype), torch.empty(1)
+        function(out, x, scale)
+        torch.testing.assert_close(scale, whole)
+        if dtype == INT8:
+            assert torch.equal(out, plain(x, scale))
+    found, scale = aiter_int8.per_tensor_quant_hip(x, quant_dtype=dtype)
+    assert scale.shape == (1,) and torch.equal(found.float(), out.float())
+    found, scale = aiter_int8.per_tensor_quant_hip(x, given, quant_dtype=dtype)
+    assert scale.data_ptr() == given.data_ptr()
+
+
+def test_first_rows_bounds_and_groups(simulated):
+    """With groups int8 is rounded to nearest, as by the package's own."""
+    x = numbers(ROWS, 256)
+    count = torch.tensor([2], dtype=torch.int32)
+    found, scale = aiter_int8.per_token_quant_hip(x, num_rows=count, num_rows_factor=2)
+    assert torch.equal(found[:4], plain(x, row_scales(x))[:4]) and torch.equal(scale[:4], row_scales(x)[:4])
+    out, scales = torch.empty(ROWS, 256, dtype=INT8), torch.empty(ROWS, 2)
+    aiter_int8.dynamic_per_token_scaled_quant(out, x, scales)
+    assert torch.equal(out, aiter_like.per_group_quant_hip(x, group_size=128)[0])
+    bound, scales = torch.tensor([1.0]), torch.empty(ROWS, 1)
+    aiter_int8.dynamic_per_token_scaled_quant(out, x, scales, bound)
+    assert torch.equal(scales, row_scales(x).clamp(max=1 / 127)) and torch.equal(out, plain(x, scales))
+
+
+def test_quantisers_of_types(simulated):
+    x = numbers(ROWS, 256)
+    for found in (aiter_int8.get_hip_quant, aiter_int8.get_triton_quant):
+        q, scale = found(QuantType.per_Token)(x, quant_dtype=INT8)
+        assert torch.equal(q, plain(x, row_scales(x))) and torch.equal(scale, row_scales(x))
+        q, scale = found(QuantType.per_Tensor)(x, torch.tensor([0.03]), quant_dtype=INT8)
+        assert torch.equal(q, plain(x, torch.tensor([0.03])))
+        q, scale = found(QuantType.per_1x128)(x, quant_dtype=FP8)
+        assert scale.shape == (ROWS, 2)
+        assert found(QuantType.No)(x)[0] is x
+        q, _ = found(QuantType.per_Token)(x, quant_dtype=FP8)
+        assert torch.equal(q.float(), aiter_like.per_token_quant_hip(x, quant_dtype=FP8)[0].float())
+
+
+def test_bad_arguments(simulated):
+    x, out = numbers(ROWS, COLUMNS), torch.empty(ROWS, COLUMNS, dtype=INT8)
+    with pytest.raises(ValueError, match="dynamic_per_token_quant_fp8_i8: scale_out must be contiguous with 5"):
+        aiter_int8.dynamic_per_token_quant_fp8_i8(out, x, torch.empty(4))
+    with pytest.raises(ValueError, match="static_per_tensor_quant_fp8_i8: scale_in must be contiguous with 1"):
+        aiter_int8.static_per_tensor_quant_fp8_i8(out, x, torch.ones(2))
+    with pytest.raises(ValueError, match="dynamic_per_tensor_quant: out must have shape"):
+        aiter_int8.dynamic_per_tensor_quant(out[:2], x, torch.ones(1))
+    with pytest.raises(TypeError, match="per_token_quant_hip: x must have dtype"):
+        aiter_int8.per_token_quant_hip(x.int())
+    with pytest.raises(ValueError, match="per_token_quant_hip: scale must be None"):
+        aiter_int8.per_token_quant_hip(x, torch.ones(1))
+    with pytest.raises(TypeError, match="per_tensor_quant_hip: scale must have dtype"):
+        aiter_int8.per_tensor_quant_hip(x, torch.ones(1).half())
