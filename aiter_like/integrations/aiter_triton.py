@@ -138,6 +138,22 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
     return aiter_like.shuffle_weight(x, layout, use_int4, is_guinterleave, gate_up, pad_k_to)
 
 
+MHA_SWIZZLE = "default"
+"""What AITER's attention has for the order of tiles; see `mha_set_swizzle`."""
+
+
+def shuffle_scale_moe(data: Tensor, arch: str | None = None, preshuffle_factor: int = 32, scale_kwidth: int = 8,
+                      return_layout: bool = False) -> Tensor | tuple[Tensor, None]:
+    """`data` as it is: scales of experts have an order of their own on gfx950 and gfx1250 alone.
+
+    Raises:
+        UnsupportedError: `arch` is one of those.
+    """
+    if (arch or device.default_target().arch) in ("gfx950", "gfx1250"):
+        raise UnsupportedError(f"shuffle_scale_moe: no kernel here reads the scales of {arch}", "shuffle_scale_moe")
+    return (data, None) if return_layout else data
+
+
 def mha_set_use_fused_bwd_kernel(value: bool) -> None:
     """Of no meaning: which backward kernel runs is the dispatcher's choice, and none of them adds atomically."""
 

@@ -128,6 +128,15 @@ def test_products_of_8_bits(simulated, has_y):
         aiter_triton.gemm_a8w8(x[0], w[0], x_scale[0], w_scale[0], skip_reduce=True)
 
 
+def test_scales_of_experts_stay_as_they_are(simulated):
+    data = torch.arange(256, dtype=torch.uint8).view(8, 32)
+    assert aiter_triton.shuffle_scale_moe(data) is data and aiter_triton.MHA_SWIZZLE == "default"
+    found = aiter_triton.shuffle_scale_moe(data, "gfx90a", return_layout=True)
+    assert found[0] is data and found[1] is None
+    with pytest.raises(UnsupportedError, match="shuffle_scale_moe: no kernel here reads the scales of gfx950"):
+        aiter_triton.shuffle_scale_moe(data, "gfx950")
+
+
 def test_attention(simulated):
     """Of AITER's kernel: its window and sink; the setters say nothing."""
     q, k, v = (numbers(1, 20, 4, 64, seed=seed) for seed in range(3))
