@@ -74,7 +74,7 @@ def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
     """One run of the files, those that count first."""
     total = {kind: sum(result.counts[kind] for result in results) for kind in CHECKS}
     counted = sum(result.is_counted for result in results)
-    yield f"## On {about['device']} ({about['arch']})"
+    yield f"## On {about['device']} ({about['arch']})" + (f", {about['folder']}" if "folder" in about else "")
     yield ""
     yield (f"{about['note']} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
            f"**{counted} of {len(results)} files count**: {total['passed']} checks passed, {total['failed']} failed; "
