@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""AITER's quantisers whose int8 results are cut off towards zero, as its HIP and Triton kernels convert: on
-`truncated_quant`. fp8 goes to ours of the same names, which round int8 to nearest. Named by aiter_names.txt.
+"""AITER's quantisers whose int8 results are cut off towards zero, as its HIP and Triton kernels and its functions in
+torch convert: on `truncated_quant`, or in torch. fp8 goes to ours of the same names, which round int8 to nearest. Named
+by aiter_names.txt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import aiter_like
 from aiter_like import check
 from aiter_like.enums import QuantType
 from aiter_like.ops.common import elements
+
+_BLOCKS = {QuantType.per_1x128: (1, 128), QuantType.per_128x128: (128, 128), QuantType.per_256x128: (256, 128),
+           QuantType.per_1024x128: (1024, 128)}
 
 
 def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,6 +107,37 @@ def get_triton_quant(qType: QuantType) -> Callable:
         return function(x, scale, quant_dtype=quant_dtype, **options)
 
     return quantise
+
+
+def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
+                   scale_dtype: torch.dtype = torch.float32, quant_dtype: torch.dtype = torch.int8,
+                   dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
+    """`aiter_like.pertoken_quant`; int8 is the quotient of x and scale, towards zero within −128 … 127."""
+    if quant_dtype != torch.int8:
+        return aiter_like.pertoken_quant(x, scale, x_scale, scale_dtype, quant_dtype, dtypeMax)
+    check.floating("pertoken_quant", "scale_dtype", scale_dtype)
+    _, own = aiter_like.pertoken_quant(x, scale, x_scale, torch.float32, quant_dtype, dtypeMax)
+    wide = x.float() if x_scale is None else x.float() * x_scale
+    return (wide / own).clamp(-128, 127).nan_to_num(0).to(torch.int8), own.to(scale_dtype)
+
+
+def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
+                     quant_dtype: torch.dtype = torch.int8, dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
+    """`aiter_like.per_tensor_quant`; int8 is the quotient of x and scale, towards zero within −128 … 127."""
+    q, own = aiter_like.per_tensor_quant(x, scale, scale_dtype, quant_dtype, dtypeMax)
+    if quant_dtype == torch.int8:
+        given = None if scale is None else scale.reshape(1, 1)
+        q = pertoken_quant(x.reshape(1, -1), given, None, scale_dtype, quant_dtype, dtypeMax)[0].view(x.shape)
+    return q, own
+
+
+def get_torch_quant(qType: QuantType) -> Callable:
+    """`aiter_like.get_torch_quant`, with the functions here."""
+    found, kind = aiter_like.get_torch_quant(qType), QuantType(getattr(qType, "value", qType))
+    shape = _BLOCKS.get(kind)
+    if shape is not None:
+        return aiter_like.per_block_quant_wrapper(shape)(pertoken_quant)
+    return {QuantType.per_Token: pertoken_quant, QuantType.per_Tensor: per_tensor_quant}.get(kind, found)
 
 
 def _is_int8(out: object) -> bool:

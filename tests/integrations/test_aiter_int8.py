@@ -100,6 +100,32 @@ def test_quantisers_of_types(simulated):
         assert torch.equal(q.float(), aiter_like.per_token_quant_hip(x, quant_dtype=FP8)[0].float())
 
 
+def test_in_torch(simulated):
+    """AITER's quotient and `to`; fp8 and the scales are those of the package's own."""
+    x, factors = numbers(ROWS, 256), numbers(256, seed=1).abs()
+    q, scale = aiter_int8.pertoken_quant(x)
+    assert torch.equal(scale, row_scales(x)) and torch.equal(q, (x.float() / row_scales(x)).to(INT8))
+    q, scale = aiter_int8.pertoken_quant(x, None, factors, torch.bfloat16)
+    own = row_scales(x.float() * factors)
+    assert torch.equal(scale, own.bfloat16()) and torch.equal(q, (x.float() * factors / own).to(INT8))
+    q, _ = aiter_int8.pertoken_quant(x.fill_diagonal_(float("nan")), torch.full((ROWS, 1), 0.01))
+    assert q.diagonal().eq(0).all() and q.max() == 127 and q.min() == -128
+    x = numbers(ROWS, 256)
+    for given in (None, torch.tensor([0.03])):
+        q, scale = aiter_int8.get_torch_quant(QuantType.per_Tensor)(x, given)
+        assert scale.shape == (1,) and torch.equal(q, (x.float() / scale).clamp(-128, 127).to(INT8))
+    q, scale = aiter_int8.get_torch_quant(QuantType.per_1x128)(x, quant_dtype=INT8)
+    assert scale.shape == (ROWS, 2)
+    assert torch.equal(q.view(ROWS, 2, 128), (x.float().view(ROWS, 2, 128) / scale[..., None]).to(INT8))
+    assert aiter_int8.get_torch_quant(QuantType.No)(x)[0] is x
+    for kind in (QuantType.per_Token, QuantType.per_Tensor, QuantType.per_128x128):
+        rows = numbers(128, 128)
+        found, own = (module.get_torch_quant(kind)(rows, quant_dtype=FP8) for module in (aiter_int8, aiter_like))
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, own))
+    with pytest.raises(TypeError, match="pertoken_quant: scale_dtype must be"):
+        aiter_int8.pertoken_quant(x, scale_dtype=torch.int32)
+
+
 def test_bad_arguments(simulated):
     x, out = numbers(ROWS, COLUMNS), torch.empty(ROWS, COLUMNS, dtype=INT8)
     with pytest.raises(ValueError, match="dynamic_per_token_quant_fp8_i8: scale_out must be contiguous with 5"):
