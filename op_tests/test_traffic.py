@@ -94,7 +94,7 @@ ELSEWHERE = {
     **dict.fromkeys(("mla_metadata", "pa_metadata"), "integers, of which each workgroup reads all lengths"),
     "mla_reduce": "a lane takes single columns, so that few rows fill the device",
     **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),
-    **dict.fromkeys(("moe_smoothquant", "tensor_quant", "pack_int4", "relu_squared"),
+    **dict.fromkeys(("moe_smoothquant", "tensor_quant", "truncated_quant", "pack_int4", "relu_squared"),
                     "the row loops of row_quant and act_and_mul"),
     "exponential": "lanes beyond the end of a row repeat its first access, which these counters take for more bytes",
     **dict.fromkeys(("renorm_probs", "sample", "sampling_from_probs", "softmax", "topk"),

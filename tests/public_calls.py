@@ -214,6 +214,7 @@ CALLS = {
     "dynamic_per_tensor_quant_fp8_i8": (*quant[:2], zeros(1, dtype=F32)),
     "per_tensor_quant_hip": (x,),
     "static_per_tensor_quant": (*quant[:2], ONE),
+    "truncated_quant": quant,
     "static_per_tensor_quant_fp8_i8": (*quant[:2], ONE),
     "per_tensor_quant": (x,),
     "pertoken_quant": (x,),

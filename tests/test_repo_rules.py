@@ -23,8 +23,11 @@ PYTHON_FILE_LINES, FUNCTION_LINES, CPP_FILE_LINES, LINE_COLUMNS = 400, 60, 600, 
 PARAMETERS = 12
 ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qk_rmsnorm_quant", "fused_rms_fp8_group_quant", "fused_rms_quant", "fused_rms_quant_ref",
-    "flash_attn_func", "flash_attn_varlen_func", "fused_qk_norm_rope_cache_pts_quant_shuffle",
-    "context_attention_fwd", "chunked_prefill_paged_decode",
+    "flash_attn_func", "flash_attn_varlen_func", "flash_attn_fp8_func", "flash_attn_varlen_fp8_func",
+    "fused_qk_norm_rope_cache_pts_quant_shuffle",
+    "context_attention_fwd", "chunked_prefill_paged_decode", "fused_rms_gated_fp8_group_quant",
+    "pa_decode_sparse", "fused_reduce_qk_norm_rope_swa_write", "decode_attention_fwd_grouped_rope",
+    "flydsl_qk_norm_rope_quant", "mhc_pre", "mhc_fused_post_pre", "mhc_fused_post_pre_large_m",
     "fused_qk_norm_rope_1way", "fused_qk_norm_rope_2way", "fused_qk_norm_rope_1way_fp8_perhead_quant",
     "fused_qk_norm_rope_2way_fp8_perhead_quant", "fused_qk_norm_rope_cache_block_quant_shuffle",
     "fused_qk_norm_rope_cache_quant_shuffle", "fused_qk_norm_rope_group_quant",

@@ -98,6 +98,29 @@ def convert_int8_to_uint32_int4(tensor: Tensor) -> Tensor:
     return _word_of((tensor & 15).int().unflatten(-1, (-1, 8)))
 
 
+def per_1x32_i4_quant(weight: Tensor, group_size: int = 32) -> tuple[Tensor, Tensor]:
+    """int4 from −7 to 7, each in an int8, and what `group_size` of them count, as `fused_moe` takes these with
+    `QuantType.per_1x32`, the former packed by `pack_int4`. In arithmetic of the dtype of `weight`.
+
+    Args:
+        weight: [..., n, k] floating point.
+        group_size: divides k.
+
+    Returns:
+        int8 [..., n, k] and bf16 [..., k / group_size, n].
+    """
+    name = "per_1x32_i4_quant"
+    check.tensor(name, "weight", weight, dtypes=(torch.bfloat16, torch.float16, torch.float32), last_contiguous=False)
+    check.integer(name, "group_size", group_size, 1)
+    if weight.ndim < 2 or weight.shape[-1] % group_size:
+        raise ValueError(f"{name}: group_size must divide the rows of weight, got {group_size} for shape "
+                         f"{tuple(weight.shape)}")
+    groups = weight.unflatten(-1, (-1, group_size))
+    scale = groups.abs().amax(-1).clamp(min=1e-6) / 7.0
+    narrow = (groups / scale[..., None]).round().clamp(-7, 7).to(torch.int8).flatten(-2)
+    return narrow, scale.mT.contiguous().to(torch.bfloat16)
+
+
 def rearrange_4bit_elements(tensor: Tensor) -> Tensor:
     """Words of eight int4 in another order, as uint32: the even ones, counted from the highest bits, come first."""
     name = "rearrange_4bit_elements"

@@ -25,8 +25,8 @@ to it: `import aiter_like as aiter`, the overlay of an installed `aiter`, and th
 
 Priority: P0 dense models, P1 experts, P2 fp8, RoPE and cache writes, P3 MLA, P4 several GPUs and further fusions.
 Callers: V vLLM, S SGLang, s SGLang when it starts, U users. **missing**: the name is there, with AITER's signature, and
-raises `UnsupportedError`, which says what to use instead. "python": no kernel behind it. A name that stands nowhere on
-this page is absent: to import it is an error that says so.
+raises `UnsupportedError`, which says what the page does: what to use instead, and why where that is the device.
+"python": no kernel behind it. A name that stands nowhere on this page is absent: to import it is an error that says so.
 """
 
 _TESTS = """\
@@ -74,7 +74,7 @@ def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
     """One run of the files, those that count first."""
     total = {kind: sum(result.counts[kind] for result in results) for kind in CHECKS}
     counted = sum(result.is_counted for result in results)
-    yield f"## On {about['device']} ({about['arch']})"
+    yield f"## On {about['device']} ({about['arch']})" + (f", {about['folder']}" if "folder" in about else "")
     yield ""
     yield (f"{about['note']} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
            f"**{counted} of {len(results)} files count**: {total['passed']} checks passed, {total['failed']} failed; "
@@ -99,5 +99,5 @@ def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
 
 
 def _line(row: Name) -> str:
-    served = "**missing**" if row.server is None else ", ".join(backends(row.value)) or "python"
+    served = f"**missing**: use {row.advice}" if row.server is None else ", ".join(backends(row.value)) or "python"
     return f"| `{row.name}` | `{row.modules[0]}` | {row.priority} | {' '.join(row.callers)} | {served} |"

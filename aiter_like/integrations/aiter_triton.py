@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import device
+from aiter_like import check, device
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_adapters import get_fp8_dtypes
 
@@ -105,8 +105,16 @@ def gemm_a8w8_per_token_scale(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Te
 def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                       dtype: torch.dtype = torch.bfloat16, splitK: int | None = None, YQ: Tensor | None = None,
                       config: dict | None = None) -> Tensor:
-    """`aiter_like.batched_gemm_a8w8` into `YQ` or a new tensor; `config` is of no meaning."""
-    return aiter_like.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, dtype, splitK, out=YQ)
+    """`aiter_like.batched_gemm_a8w8` into `YQ` or a new tensor; `config` is of no meaning. A bias of 16 bits is added
+    to a product that is rounded to its dtype, as AITER's kernel does.
+    """
+    if not isinstance(bias, Tensor) or bias.dtype not in (torch.bfloat16, torch.float16):
+        return aiter_like.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, dtype, splitK, out=YQ)
+    check.tensor("batched_gemm_a8w8", "WQ", WQ, rank=3, last_contiguous=False)
+    added = bias.unsqueeze(1) if bias.ndim == 2 else bias
+    check.tensor("batched_gemm_a8w8", "bias", added, shape=(len(WQ), 1, WQ.shape[1]), device=WQ.device)
+    product = aiter_like.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, None, bias.dtype, splitK)
+    return product.add_(added).to(dtype) if YQ is None else YQ.copy_(product.add_(added))
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -128,6 +136,22 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
     meaning.
     """
     return aiter_like.shuffle_weight(x, layout, use_int4, is_guinterleave, gate_up, pad_k_to)
+
+
+MHA_SWIZZLE = "default"
+"""What AITER's attention has for the order of tiles; see `mha_set_swizzle`."""
+
+
+def shuffle_scale_moe(data: Tensor, arch: str | None = None, preshuffle_factor: int = 32, scale_kwidth: int = 8,
+                      return_layout: bool = False) -> Tensor | tuple[Tensor, None]:
+    """`data` as it is: scales of experts have an order of their own on gfx950 and gfx1250 alone.
+
+    Raises:
+        UnsupportedError: `arch` is one of those.
+    """
+    if (arch or device.default_target().arch) in ("gfx950", "gfx1250"):
+        raise UnsupportedError(f"shuffle_scale_moe: no kernel here reads the scales of {arch}", "shuffle_scale_moe")
+    return (data, None) if return_layout else data
 
 
 def mha_set_use_fused_bwd_kernel(value: bool) -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import check
+from aiter_like import check, dtypes
+from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
@@ -81,7 +82,8 @@ def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
 def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16,
                           y: Tensor | None = None, prequant: bool | None = False, config: dict | None = None,
                           skip_reduce: bool | None = False) -> Tensor:
-    """`aiter_like.gemm_a8w8_blockscale` of rows that are quantised first, with a scale for each 128 columns.
+    """`aiter_like.gemm_a8w8_blockscale` of rows that are quantised first, with a scale for each 128 columns; or without
+    `prequant` `gemm_a16w16` of weights that each call makes wide, since no kernel here multiplies 16 bits by fp8.
 
     Args:
         x: [m, k] bf16|fp16.
@@ -89,14 +91,17 @@ def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dt
         w_scale: [ceil(n / 128), ceil(k / 128)] fp32.
         dtype: of the result, where there is no `y`; None: bf16.
         y: tensor to write, [m, n]; default: a new one.
-        prequant: True: no kernel here multiplies 16 bits by fp8.
+        prequant: `x` is rounded to fp8. False: `w` times its scales is rounded to the dtype of `x`.
         config: of no meaning.
         skip_reduce: False.
 
     Returns:
         [m, n].
     """
-    _check_prequant("gemm_a16w8_blockscale", prequant, skip_reduce)
+    op = "gemm_a16w8_blockscale"
+    _refuse_parts(op, skip_reduce)
+    if not prequant:
+        return aiter_like.gemm_a16w16(x, _wide(op, x, w, w_scale), otype=_dtype(dtype, y), out=y)
     return aiter_like.gemm_a8w8_blockscale(x, w, None, w_scale, _dtype(dtype, y), out=y)
 
 
@@ -105,21 +110,33 @@ def gemm_a16w8_blockscale_preshuffle(
         prequant: bool | None = False, config: dict | None = None, skip_reduce: bool | None = False) -> Tensor:
     """`gemm_a16w8_blockscale` of weights in the order of `shuffle_weight`, as bands of 16 rows: [n / 16, 16 · k]."""
     op = "gemm_a16w8_blockscale_preshuffle"
-    _check_prequant(op, prequant, skip_reduce)
+    _refuse_parts(op, skip_reduce)
     check.tensor(op, "w", w, rank=2)
     if w.shape[1] % 16 or not w.is_contiguous():
         raise ValueError(f"{op}: w must be contiguous, [n / 16, 16 · k], got shape {tuple(w.shape)}, strides "
                          f"{w.stride()}")
     weights = w.view(16 * w.shape[0], w.shape[1] // 16)
+    if not prequant:
+        rows = aiter_like.unshuffle_weight(weights, (16, 16))
+        return aiter_like.gemm_a16w16(x, _wide(op, x, rows, w_scale), otype=_dtype(dtype, y), out=y)
     return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, None, w_scale, _dtype(dtype, y), y)
 
 
-def _check_prequant(op: str, prequant: bool | None, skip_reduce: bool | None) -> None:
-    if not prequant:
-        raise UnsupportedError(f"{op}: prequant must be True: no backend multiplies 16 bits by fp8; gemm_a16w16 of "
-                               f"weights that are made wide once is exact", op, {"prequant": str(prequant)})
+def _refuse_parts(op: str, skip_reduce: bool | None) -> None:
     if skip_reduce:
         raise UnsupportedError(f"{op}: skip_reduce must be False, partial sums are not returned, got True", op)
+
+
+def _wide(op: str, x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
+    """`w` [n, k] times the scales of its blocks, in the dtype of `x`."""
+    check.tensor(op, "x", x, rank=2, dtypes=(torch.bfloat16, torch.float16))
+    check.tensor(op, "w", w, dtypes=(dtypes.fp8_of(target_of(x.device).arch),), shape=(None, x.shape[1]),
+                 device=x.device)
+    n, k = w.shape
+    check.tensor(op, "w_scale", w_scale, dtypes=(torch.float32,), shape=(blocks(n), blocks(k)), device=x.device,
+                 last_contiguous=False)
+    scales = w_scale.repeat_interleave(SCALE_BLOCK, 0)[:n].repeat_interleave(SCALE_BLOCK, 1)[:, :k]
+    return (w.float() * scales).to(x.dtype)
 
 
 def _dtype(dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:

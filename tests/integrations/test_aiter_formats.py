@@ -67,3 +67,15 @@ def test_int4_in_words():
     assert f"{turned:08x}" == digits[::2] + digits[1::2]
     with pytest.raises(ValueError, match="whole eights"):
         formats.convert_int8_to_uint32_int4(x[..., :7])
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_int4_by_groups(dtype):
+    weight = torch.randn(2, 3, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    narrow, scale = formats.per_1x32_i4_quant(weight, 64)
+    assert (narrow.dtype, scale.dtype, scale.shape) == (torch.int8, torch.bfloat16, (2, 2, 3))
+    wide = narrow.double() * scale.double().mT.repeat_interleave(64, -1)
+    amax = weight.double().unflatten(-1, (2, 64)).abs().amax(-1).repeat_interleave(64, -1)
+    assert narrow.abs().max() == 7 and ((wide - weight.double()).abs() <= amax / 14 + amax / 60).all()
+    with pytest.raises(ValueError, match="per_1x32_i4_quant: group_size must divide the rows of weight, got 48"):
+        formats.per_1x32_i4_quant(weight, 48)

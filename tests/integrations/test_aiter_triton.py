@@ -119,8 +119,22 @@ def test_products_of_8_bits(simulated, has_y):
         found = function(*args, **options)
         torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.01)
         assert not has_y or found.data_ptr() == y.data_ptr()
+    short = bias.bfloat16()  # Both the product and the sum are rounded.
+    found = aiter_triton.batched_gemm_a8w8(x, w, x_scale, w_scale, short, YQ=y)
+    assert torch.equal(found, exact.bfloat16() + short) and (y is None or found is y)
+    with pytest.raises(ValueError, match="batched_gemm_a8w8: bias must have shape"):
+        aiter_triton.batched_gemm_a8w8(x, w, x_scale, w_scale, short[..., 1:])
     with pytest.raises(UnsupportedError, match="gemm_a8w8: no backend supports skip_reduce"):
         aiter_triton.gemm_a8w8(x[0], w[0], x_scale[0], w_scale[0], skip_reduce=True)
+
+
+def test_scales_of_experts_stay_as_they_are(simulated):
+    data = torch.arange(256, dtype=torch.uint8).view(8, 32)
+    assert aiter_triton.shuffle_scale_moe(data) is data and aiter_triton.MHA_SWIZZLE == "default"
+    found = aiter_triton.shuffle_scale_moe(data, "gfx90a", return_layout=True)
+    assert found[0] is data and found[1] is None
+    with pytest.raises(UnsupportedError, match="shuffle_scale_moe: no kernel here reads the scales of gfx950"):
+        aiter_triton.shuffle_scale_moe(data, "gfx950")
 
 
 def test_attention(simulated):

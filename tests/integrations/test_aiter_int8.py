@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""AITER's quantisers by the names of its modules: int8 is cut off towards zero, fp8 is that of the package's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like
+from aiter_like.enums import QuantType
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_int8, aiter_quant
+
+FP8, INT8 = torch.float8_e4m3fnuz, torch.int8
+ROWS, COLUMNS = 5, 96
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def plain(x, scale):
+    """As torch converts."""
+    return (x.float() * (1 / scale)).trunc().clamp(-128, 127).to(INT8)
+
+
+def row_scales(x):
+    return x.float().abs().amax(-1, keepdim=True) / 127
+
+
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+def test_rows(simulated, dtype):
+    x = numbers(ROWS, COLUMNS)
+    out, scale = torch.empty_like(x, dtype=dtype), torch.empty(ROWS)
+    found = aiter_int8.dynamic_per_token_quant_fp8_i8(out, x, scale)
+    assert found[0] is out and found[1] is scale
+    second, own = aiter_int8.per_token_quant_hip(x, quant_dtype=dtype)
+    third, scales = torch.empty_like(x, dtype=dtype), torch.empty(ROWS, 1)
+    aiter_int8.dynamic_per_token_scaled_quant(third, x, scales)
+    if dtype == INT8:
+        expected = plain(x, row_scales(x))
+    else:
+        expected = aiter_like.per_token_quant_hip(x, quant_dtype=dtype)[0]
+    assert all(torch.equal(each.float(), expected.float()) for each in (out, second, third))
+    amax = x.float().abs().amax(-1, keepdim=True)
+    for each in (scale, own, scales):
+        torch.testing.assert_close(each.view(-1, 1), amax / (127 if dtype == INT8 else torch.finfo(dtype).max))
+
+
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+def test_tensors(simulated, dtype):
+    x, given = numbers(ROWS, COLUMNS), torch.tensor([0.03])
+    functions = (lambda out: aiter_int8.static_per_tensor_quant_fp8_i8(out, x, given),
+                 lambda out: aiter_int8.static_per_tensor_quant(out, x, given))
+    for function in functions:
+        out = torch.empty_like(x, dtype=dtype)
+        function(out)
+        if dtype == INT8:
+            assert torch.equal(out, plain(x, given))
+        else:
+            assert torch.equal(out.float(), aiter_like.per_tensor_quant_hip(x, given, dtype)[0].float())
+    whole = x.float().abs().amax().view(1) / (127 if dtype == INT8 else torch.finfo(dtype).max)
+    for function in (aiter_int8.dynamic_per_tensor_quant_fp8_i8, aiter_int8.dynamic_per_tensor_quant):
+        out, scale = torch.empty_like(x, dtype=dtype), torch.empty(1)
+        function(out, x, scale)
+        torch.testing.assert_close(scale, whole)
+        if dtype == INT8:
+            assert torch.equal(out, plain(x, scale))
+    found, scale = aiter_int8.per_tensor_quant_hip(x, quant_dtype=dtype)
+    assert scale.shape == (1,) and torch.equal(found.float(), out.float())
+    found, scale = aiter_int8.per_tensor_quant_hip(x, given, quant_dtype=dtype)
+    assert scale.data_ptr() == given.data_ptr()
+
+
+def test_first_rows_bounds_and_groups(simulated):
+    """With groups int8 is rounded to nearest, as by the package's own."""
+    x = numbers(ROWS, 256)
+    count = torch.tensor([2], dtype=torch.int32)
+    found, scale = aiter_int8.per_token_quant_hip(x, num_rows=count, num_rows_factor=2)
+    assert torch.equal(found[:4], plain(x, row_scales(x))[:4]) and torch.equal(scale[:4], row_scales(x)[:4])
+    out, scales = torch.empty(ROWS, 256, dtype=INT8), torch.empty(ROWS, 2)
+    aiter_int8.dynamic_per_token_scaled_quant(out, x, scales)
+    assert torch.equal(out, aiter_like.per_group_quant_hip(x, group_size=128)[0])
+    bound, scales = torch.tensor([1.0]), torch.empty(ROWS, 1)
+    aiter_int8.dynamic_per_token_scaled_quant(out, x, scales, bound)
+    assert torch.equal(scales, row_scales(x).clamp(max=1 / 127)) and torch.equal(out, plain(x, scales))
+
+
+def test_quantisers_of_types(simulated):
+    x = numbers(ROWS, 256)
+    for found in (aiter_int8.get_hip_quant, aiter_int8.get_triton_quant):
+        q, scale = found(QuantType.per_Token)(x, quant_dtype=INT8)
+        assert torch.equal(q, plain(x, row_scales(x))) and torch.equal(scale, row_scales(x))
+        q, scale = found(QuantType.per_Tensor)(x, torch.tensor([0.03]), quant_dtype=INT8)
+        assert torch.equal(q, plain(x, torch.tensor([0.03])))
+        q, scale = found(QuantType.per_1x128)(x, quant_dtype=FP8)
+        assert scale.shape == (ROWS, 2)
+        assert found(QuantType.No)(x)[0] is x
+        q, _ = found(QuantType.per_Token)(x, quant_dtype=FP8)
+        assert torch.equal(q.float(), aiter_like.per_token_quant_hip(x, quant_dtype=FP8)[0].float())
+
+
+def test_in_torch(simulated):
+    """AITER's quotient and `to`; fp8 and the scales are those of the package's own."""
+    x, factors = numbers(ROWS, 256), numbers(256, seed=1).abs()
+    q, scale = aiter_int8.pertoken_quant(x)
+    assert torch.equal(scale, row_scales(x)) and torch.equal(q, (x.float() / row_scales(x)).to(INT8))
+    q, scale = aiter_int8.pertoken_quant(x, None, factors, torch.bfloat16)
+    own = row_scales(x.float() * factors)
+    assert torch.equal(scale, own.bfloat16()) and torch.equal(q, (x.float() * factors / own).to(INT8))
+    q, _ = aiter_int8.pertoken_quant(x.fill_diagonal_(float("nan")), torch.full((ROWS, 1), 0.01))
+    assert q.diagonal().eq(0).all() and q.max() == 127 and q.min() == -128
+    x = numbers(ROWS, 256)
+    for given in (None, torch.tensor([0.03])):
+        q, scale = aiter_int8.get_torch_quant(QuantType.per_Tensor)(x, given)
+        assert scale.shape == (1,) and torch.equal(q, (x.float() / scale).clamp(-128, 127).to(INT8))
+    q, scale = aiter_int8.get_torch_quant(QuantType.per_1x128)(x, quant_dtype=INT8)
+    assert scale.shape == (ROWS, 2)
+    assert torch.equal(q.view(ROWS, 2, 128), (x.float().view(ROWS, 2, 128) / scale[..., None]).to(INT8))
+    assert aiter_int8.get_torch_quant(QuantType.No)(x)[0] is x
+    for kind in (QuantType.per_Token, QuantType.per_Tensor, QuantType.per_128x128):
+        rows = numbers(128, 128)
+        found, own = (module.get_torch_quant(kind)(rows, quant_dtype=FP8) for module in (aiter_int8, aiter_like))
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, own))
+    with pytest.raises(TypeError, match="pertoken_quant: scale_dtype must be"):
+        aiter_int8.pertoken_quant(x, scale_dtype=torch.int32)
+
+
+def test_bad_arguments(simulated):
+    x, out = numbers(ROWS, COLUMNS), torch.empty(ROWS, COLUMNS, dtype=INT8)
+    with pytest.raises(ValueError, match="dynamic_per_token_quant_fp8_i8: scale_out must be contiguous with 5"):
+        aiter_int8.dynamic_per_token_quant_fp8_i8(out, x, torch.empty(4))
+    with pytest.raises(ValueError, match="static_per_tensor_quant_fp8_i8: scale_in must be contiguous with 1"):
+        aiter_int8.static_per_tensor_quant_fp8_i8(out, x, torch.ones(2))
+    with pytest.raises(ValueError, match="dynamic_per_tensor_quant: out must have shape"):
+        aiter_int8.dynamic_per_tensor_quant(out[:2], x, torch.ones(1))
+    with pytest.raises(TypeError, match="per_token_quant_hip: x must have dtype"):
+        aiter_int8.per_token_quant_hip(x.int())
+    with pytest.raises(ValueError, match="per_token_quant_hip: scale must be None"):
+        aiter_int8.per_token_quant_hip(x, torch.ones(1))
+    with pytest.raises(TypeError, match="per_tensor_quant_hip: scale must have dtype"):
+        aiter_int8.per_tensor_quant_hip(x, torch.ones(1).half())
+
+
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+@pytest.mark.parametrize("is_shuffled", (False, True))
+def test_groups(simulated, dtype, is_shuffled):
+    x = numbers(ROWS, 256)
+    out, scales = torch.empty_like(x, dtype=dtype), torch.empty(ROWS * 4)
+    aiter_quant.dynamic_per_group_scaled_quant(out, x, scales, 64, is_shuffled)
+    expected, own = aiter_like.per_group_quant_hip(x, quant_dtype=dtype, group_size=64)
+    assert torch.equal(out.float(), expected.float())
+    assert torch.equal(scales.view(4, ROWS).t() if is_shuffled else scales.view(ROWS, 4), own)
+    one = torch.empty(ROWS, 1)
+    aiter_quant.dynamic_per_group_scaled_quant(out[:, :64].contiguous(), x[:, :64].contiguous(), one, 64)
+    assert torch.equal(one[:, 0], own[:, 0])
+    for message, options in (("group_size must be 32, 64 or 128", (x, scales, 48)),
+                             ("group_size must divide the rows", (x[:, :96], scales, 128)),
+                             ("scales must be contiguous with 20 elements", (x, scales[:8], 64))):
+        with pytest.raises(ValueError, match=f"dynamic_per_group_scaled_quant: {message}"):
+            aiter_quant.dynamic_per_group_scaled_quant(torch.empty_like(options[0], dtype=dtype), *options)
+    with pytest.raises(UnsupportedError, match="dynamic_per_group_scaled_quant: fp8 and int8 with scales in fp32"):
+        aiter_quant.dynamic_per_group_scaled_quant(out, x, scales.to(torch.uint8))
