@@ -168,7 +168,8 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
         is no positive number is never drawn; a row of these gives column 0. What is below 2^-44 is drawn only where
         nothing that is kept is larger, and then it is the largest, the first of equal ones.
         Nothing is copied to the host; a captured graph needs `seed` and `offset` as tensors to draw anew when it is
-        replayed. A row is read once, with limits twice where no LDS holds it, and a chunk of 4 KB once more.
+        replayed. A row is read once, with limits twice where no LDS holds it, and 4 KB of it, in long rows 1/256, once
+        more.
 
     Source: FlashInfer's `sampling_from_probs`; inverse transform sampling; Philox4x32-10, Salmon et al. (2011).
     """
