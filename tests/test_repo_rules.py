@@ -283,7 +283,7 @@ def with_headers(name: str) -> set[str]:
 
 def of_cuda(code: str) -> str:
     """The text without what HIP has instead: only CUDA starts kernels early."""
-    return re.sub(r"#if defined\(__HIP__\)\n(?:(?!#).*\n)*#else\n((?:(?!#).*\n)*)#endif\n", r"\1", code)
+    return re.sub(r"#if defined\(__HIP__\)\n(?:(?!#[ie]).*\n)*#else\n((?:(?!#[ie]).*\n)*)#endif\n", r"\1", code)
 
 
 def test_kernels_that_start_early_wait_first():

@@ -18,7 +18,8 @@ from aiter_like.build.build import load_or_build
 from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 
 _ROWS, _HIDDEN = 2, 256
-_NORM = ("<QqQqQqQqQqif", "0", _HIDDEN, 0, _HIDDEN, "1", _HIDDEN, 0, _HIDDEN, "2", _ROWS, _HIDDEN, 1e-6)
+_NORM = ("<qifQqQQq" "QqQqQqQqQqif", _ROWS, _HIDDEN, 1e-6, "1", _HIDDEN, "2", "0", _HIDDEN,  # preload.h's words
+         "0", _HIDDEN, 0, _HIDDEN, "1", _HIDDEN, 0, _HIDDEN, "2", _ROWS, _HIDDEN, 1e-6)
 _NORM_INSTANCE = ("-DELEMENT=float", "-DWEIGHT=float", "-DLANES=256", "-DVECTORS=1", "-DVEC=4", "-DIS_WHOLE=1",
                   "-DHAS_RESIDUAL=0", "-DIS_GEMMA=0", "-DIS_MODEL_SENSITIVE=0", f"-I{paths.csrc() / 'norm'}")
 _HEADS = (2 * 32 * 64, 2 * 64, 2 * 64)  # strides in bytes

@@ -12,7 +12,9 @@ import pytest
 from aiter_like import cli
 from aiter_like.sim.profiling import thread_trace
 
-_CALL = ["rms_norm", "input=bf16[64,1024]", "weight=bf16[1024]", "epsilon=1e-6"]
+_ROWS = "bf16[64,1024]"
+_CALL = ["rmsnorm2d_fwd_with_add", f"out={_ROWS}", f"input={_ROWS}", f"residual_in={_ROWS}", f"residual_out={_ROWS}",
+         "weight=bf16[1024]", "epsilon=1e-6"]  # some of its arguments are not preloaded, and so it has an s_load
 _STATES = {1, 2, 3, 4}  # idle, exec, wait, stall
 
 

@@ -154,9 +154,12 @@ def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
         out, residual_out = unwritten((rows, stride), how.dtype), unwritten((rows, stride), how.dtype)
         between = (residual_out, x, residual) if how.has_residual else (None, x, None)
         matrices = [word for tensor in (out, *between) for word in (tensor, stride)]
-        values = (*matrices, random((hidden,), how.weight), rows, hidden, EPSILON)
-        launches.append(launch(f"{rows}x{hidden}{' NaN' * has_nan}", (-(-rows // per_group),), block, "Qq" * 4 + "Qqif",
-                               values, (0, 2)))
+        weight = random((hidden,), how.weight)
+        hot = (residual, stride, weight) if how.has_residual else (weight, out, stride)
+        words = "qifQqQqQ" if how.has_residual else "qifQqQQq"  # those that are preloaded, before the struct
+        values = (rows, hidden, EPSILON, x, stride, *hot, *matrices, weight, rows, hidden, EPSILON)
+        launches.append(launch(f"{rows}x{hidden}{' NaN' * has_nan}", (-(-rows // per_group),), block,
+                               words + "Qq" * 4 + "Qqif", values, (len(words), len(words) + 2)))
     return [Kernel("", elf, symbol, tuple(launches))]
 
 
