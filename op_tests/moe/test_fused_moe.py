@@ -154,21 +154,6 @@ def test_blocks_that_are_asked_for(device, block):
     check(out, *expected(one, hidden, weights, ids))
 
 
-@pytest.mark.parametrize("tokens", (304, 336))
-@pytest.mark.exhaustive
-def test_block_scales_of_tokens_that_gave_wrong_numbers_elsewhere(device, tokens):
-    one = layer(device, "fp8 blocks", experts=8, k=256, inner=128)
-    hidden, weights, ids = tokens_of(device, tokens, 8, 2, 256, 1)
-    check(aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids, **one.options),
-          *expected(one, hidden, weights, ids), one.eight_bits)
-
-
-def test_number_of_experts_that_is_no_power_of_two(device):
-    one = layer(device, "bf16", experts=288, k=32, inner=16)
-    hidden, weights, ids = tokens_of(device, 5, 288, 8, 32, 1)
-    check(aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids), *expected(one, hidden, weights, ids))
-
-
 def test_hidden_states_of_8_bits(device):
     one = layer(device, "fp8 token")
     hidden, weights, ids = tokens_of(device, 9, 6, 2, 128, 2)
