@@ -21,6 +21,8 @@ from aiter_like.errors import BuildError
 _PCH = "precompiled.pch"
 _BINDING = "include/aiter_like/ffi.h"  # the host half of each HIP module begins with it
 BINDING_PCH = "binding.pch"  # its name in the folder of a build that reads it
+_PRELOAD = ("-mllvm", "-amdgpu-kernarg-preload-count=16")
+_PRELOAD_CLANG = (20,)
 SCHEMA = 2  # of keys and meta.json; a change makes every older entry invisible
 
 
@@ -207,6 +209,11 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime.
     -cuid: by default a hash of path and options; both commands must have the same, wherever the source lies.
     -gline-tables-only: lines for the simulator's reports and for profilers; the machine code is the same without.
+    _PRELOAD: a kernel's first parameters are in scalar registers when it starts, as far as these reach
+    (include/aiter_like/preload.h). LLVM's AMDGPU usage guide, "Preloaded Kernel Arguments": the descriptor has their
+    number (.amdhsa_user_sgpr_kernarg_preload_length), and firmware that does as it says skips a kernel's first 256
+    bytes. From clang 20 on these load the arguments (llvm-project#119167), so that the code runs with other firmware,
+    too; clang 18 and 19 put a trap there, and older ones do not know the option.
     """
     source = str(spec.root / spec.sources[0])
     common = [*_hip_flags(spec), f"-cuid={cache.sha256(spec.name.encode())[:16]}", *_defines(spec), *spec.flags]
@@ -214,6 +221,7 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     # The driver ignores -MF for a device-only compilation; its front end does not.
     depfile = ["-dependency-file", "device.d", "-sys-header-deps", "-MT", "device.hipfb"]
     device = [*toolchain.command, *common, f"--offload-arch={spec.arch}", "--offload-device-only", "-gline-tables-only",
+              *(_PRELOAD if toolchain.clang_version >= _PRELOAD_CLANG else ()),
               *_through("-Xclang", depfile), "-c", "-o", "device.hipfb", source]
     host = [toolchain.host_compiler, *common, "--offload-host-only",
             *_through("-Xclang", ["-fcuda-include-gpubinary", "device.hipfb", *parsed]),

@@ -68,6 +68,12 @@ class Toolchain:
         """The beginning of a command line that runs it."""
         return ("env", *self.environment, self.path) if self.environment else (self.path,)
 
+    @property
+    def clang_version(self) -> tuple[int, ...]:
+        """That of the clang which compiles, behind hipcc too; () where there is none or it does not say."""
+        match = None if self.name == "clang" else re.search(_VERSIONS["clang"], self.identity)
+        return self.version if self.name == "clang" else _numbers(match[1]) if match else ()
+
     def __str__(self) -> str:
         own = f"{self.name} {'.'.join(map(str, self.version))} ({self.path})"
         return f"{own}, by HIP_CLANG_PATH over {self.lent}" if self.lent else own

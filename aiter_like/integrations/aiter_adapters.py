@@ -163,3 +163,27 @@ def make_kernel_repr(base_name: str, config_keys: Sequence[str], name_key: str |
         return "_".join([name, *(f"{key}_{words(constants.get(key))}" for key in config_keys)])
 
     return kernel_repr
+
+
+def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
+    """`aiter_like.silu_and_mul_bias`, with zeros in rows of no expert."""
+    _of_experts(aiter_like.silu_and_mul_bias, out, input, expert_ids, bias)
+
+
+def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
+    """`aiter_like.swiglu_and_mul_bias`, with zeros in rows of no expert."""
+    _of_experts(aiter_like.swiglu_and_mul_bias, out, input, expert_ids, bias)
+
+
+def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
+    """`aiter_like.gelu_and_mul_bias`, with zeros in rows of no expert."""
+    _of_experts(aiter_like.gelu_and_mul_bias, out, input, expert_ids, bias)
+
+
+def _of_experts(activation: Callable[..., None], out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
+    """An activation with the bias of each row's expert, of int32 or int64; AITER's callers have rows of pairs whose
+    expert is elsewhere."""
+    if isinstance(expert_ids, Tensor) and expert_ids.dtype == torch.int64:
+        expert_ids = expert_ids.clamp(-1, len(bias)).int()
+    activation(out, input, expert_ids, bias)
+    out.masked_fill_(((expert_ids < 0) | (expert_ids >= len(bias))).unsqueeze(-1), 0)

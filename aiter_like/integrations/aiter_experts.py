@@ -219,7 +219,7 @@ def ck_moe_stage1_fwd(
         raise UnsupportedError(f"ck_moe_stage1_fwd: splitk must be 1, {splitk} asks for sums without activation; a "
                                f"kernel splits its sums by itself here")
     order = Sorted(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, topk, block_m or BLOCK)
-    return _stage1("ck_moe_stage1_fwd", hidden_states, (w1, w2), order, out, quant_type, activation, a1_scale, w1_scale)
+    return stage1("ck_moe_stage1_fwd", hidden_states, (w1, w2), order, out, quant_type, activation, a1_scale, w1_scale)
 
 
 def moe_stage1_g1u1(input: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor,
@@ -242,8 +242,8 @@ def moe_stage1_g1u1(input: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Ten
     if out.shape[2] != inter_dim:
         raise ValueError(f"{op}: inter_dim must be the last size of out, {out.shape[2]}, got {inter_dim}")
     order = Sorted(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, out.shape[1], block_m)
-    _stage1(op, input, (in_shuffled_order(w1), in_shuffled_order(w2)), order, out, quant_type, activation, a1_scale,
-            w1_scale)
+    stage1(op, input, (in_shuffled_order(w1), in_shuffled_order(w2)), order, out, quant_type, activation, a1_scale,
+           w1_scale)
 
 
 def ck_moe_stage2_fwd(
@@ -255,39 +255,50 @@ def ck_moe_stage2_fwd(
     """The product down of `inter_states`, [tokens, topk, inner], weighted where weights are given, added over the slots
     of a token to `out`, [tokens, columns], which moe_sorting has filled with zeros.
     """
-    op = "ck_moe_stage2_fwd"
-    check.tensor(op, "inter_states", inter_states, rank=3)
     order = Sorted(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, topk, block_m or BLOCK)
-    order.check(op, inter_states.device)
-    check.tensor(op, "inter_states", inter_states, shape=(None, topk, None))
-    tokens, rows = inter_states.shape[0], inter_states.reshape(-1, inter_states.shape[2])
-    check.tensor(op, "w2", w2, rank=3, device=rows.device, last_contiguous=False)
-    hidden = rows.new_empty(0, w2.shape[1])  # only its columns are looked at: the layer's are those of its result
-    layer = layer_of(op, hidden, w1, w2, None, w2_scale, quant_type, activation, None, False, stage=2)
-    check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(tokens, w2.shape[1]), device=rows.device)
-    scale = _row_scale(op, "a2_scale", a2_scale, rows, layer)
-    if tokens == 0 or layer.w2.shape[0] == 0:
-        return out
-    of_pairs = out.new_empty(tokens * topk, out.shape[1])
-    moe_gemm.run(of_pairs, rows, layer.w2, weights=order.weights, a_scale=scale, b_scale=layer.w2_scale,
-                 **_format_of(layer), **order.order())
-    _add(out, of_pairs, order.experts_of_pairs(tokens), layer)
-    return out
+    return stage2("ck_moe_stage2_fwd", inter_states, (w1, w2), order, out, quant_type, activation, a2_scale, w2_scale)
 
 
-def _stage1(op: str, hidden: Tensor, weights: tuple[Tensor, Tensor], order: Sorted, out: Tensor, kind: int,
-            activation: int | None, scale: Tensor | None, w1_scale: Tensor | None) -> Tensor:
+def stage1(op: str, hidden: Tensor, weights: tuple[Tensor, Tensor], order: Sorted, out: Tensor, kind: int,
+           activation: int | None, scale: Tensor | None, w1_scale: Tensor | None, bias: Tensor | None = None,
+           is_interleaved: bool = False) -> Tensor:
+    """The first product of sorted tokens with its activation into `out`, [tokens, slots, inner]; `op` is named where an
+    argument is wrong."""
     check.tensor(op, "hidden_states", hidden, rank=2)
     order.check(op, hidden.device)
     layer = layer_of(op, hidden, *weights, w1_scale, None, kind,
-                     ActivationType.Silu if activation is None else activation, None, False, stage=1)
+                     ActivationType.Silu if activation is None else activation, None, is_interleaved, stage=1)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(hidden.shape[0], order.slots, layer.inner),
                  device=hidden.device)
     check.dense(op, "out", out)
     if out.numel() and layer.w1.shape[0]:
-        moe_gemm.run(out.view(-1, layer.inner), hidden, layer.w1, weights=order.weights,
+        moe_gemm.run(out.view(-1, layer.inner), hidden, layer.w1, weights=order.weights, bias=bias,
                      a_scale=_row_scale(op, "a1_scale", scale, hidden, layer), activation=layer.activation,
-                     limit=layer.limit, b_scale=layer.w1_scale, **_format_of(layer), **order.order())
+                     limit=layer.limit, b_scale=layer.w1_scale, is_interleaved=layer.is_interleaved,
+                     **_format_of(layer), **order.order())
+    return out
+
+
+def stage2(op: str, inner: Tensor, weights: tuple[Tensor, Tensor], order: Sorted, out: Tensor, kind: int,
+           activation: int | None, scale: Tensor | None, w2_scale: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """The second product of `inner`, [tokens, slots, inner], added over the slots to `out`, [tokens, columns]."""
+    check.tensor(op, "inter_states", inner, rank=3)
+    order.check(op, inner.device)
+    check.tensor(op, "inter_states", inner, shape=(None, order.slots, None))
+    w1, w2 = weights
+    tokens, rows = inner.shape[0], inner.reshape(-1, inner.shape[2])
+    check.tensor(op, "w2", w2, rank=3, device=rows.device, last_contiguous=False)
+    hidden = rows.new_empty(0, w2.shape[1])  # only its columns are looked at: the layer's are those of its result
+    layer = layer_of(op, hidden, w1, w2, None, w2_scale, kind,
+                     ActivationType.Silu if activation is None else activation, None, False, stage=2)
+    check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(tokens, w2.shape[1]), device=rows.device)
+    scale = _row_scale(op, "a2_scale", scale, rows, layer)
+    if tokens == 0 or layer.w2.shape[0] == 0:
+        return out
+    of_pairs = out.new_empty(tokens * order.slots, out.shape[1])
+    moe_gemm.run(of_pairs, rows, layer.w2, weights=order.weights, bias=bias, a_scale=scale, b_scale=layer.w2_scale,
+                 **_format_of(layer), **order.order())
+    _add(out, of_pairs, order.experts_of_pairs(tokens), layer)
     return out
 
 

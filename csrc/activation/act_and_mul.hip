@@ -12,6 +12,9 @@
 // counted on sm_90; a limit takes 3 more): 8192 × 8192 bf16 = 403 MB, 76 us at 5.3 TB/s.
 #include "aiter_like/ffi.h"
 #include "activation.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(BIAS) || !defined(ACTIVATION) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_GATED) || !defined(HAS_SCALE) || !defined(HAS_BIAS)
@@ -32,6 +35,14 @@ struct ActAndMulArgs {
   int64_t rows;
   uint32_t columns, num_experts;
   float limit;
+#if defined(__HIP__)
+  Divider row_vectors;
+  static constexpr Preload preload() {
+    using A = ActAndMulArgs;
+    return {offsetof(A, rows), offsetof(A, columns), offsetof(A, limit), offsetof(A, row_vectors.factor),
+            offsetof(A, input), offsetof(A, input_stride), offsetof(A, out)};
+  }
+#endif
 };
 
 /// Vectors of a lane; four single elements, since 16 of them would not fit the registers.
@@ -44,8 +55,15 @@ struct Place {
 };
 
 // kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
+#if defined(__HIP__)
+template <int kVec>
+__global__ __launch_bounds__(kThreads) void act_and_mul_kernel(AITER_LIKE_PRELOADED, ActAndMulArgs args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+  const Divider row_vectors = args.row_vectors;
+#else
 template <int kVec>
 __global__ __launch_bounds__(kThreads, 8) void act_and_mul_kernel(ActAndMulArgs args, Divider row_vectors) {
+#endif
   await_stream();
   constexpr int kVectors = vectors(kVec);
   const uint32_t first = workgroup_index().x * (kThreads * kVectors) + thread_index();
@@ -65,6 +83,9 @@ __global__ __launch_bounds__(kThreads, 8) void act_and_mul_kernel(ActAndMulArgs 
     gate[v].load(input);
     if constexpr (IS_GATED) up[v].load(input + args.columns);
   }
+#if defined(__HIP__)
+  await_arguments(args.out_stride);
+#endif
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (first + v * kThreads >= end) break;
@@ -102,8 +123,13 @@ void launch_vectors(ActAndMulArgs args, Stream stream) {
   for (int64_t row = 0; row < total; row += args.rows) {
     args.rows = total - row < most ? total - row : most;
     const int64_t groups = (args.rows * row_vectors + kPerGroup - 1) / kPerGroup;
+#if defined(__HIP__)
+    args.row_vectors = Divider(static_cast<uint32_t>(row_vectors));
+    launch_overlapped(act_and_mul_kernel<kVec>, dim3(static_cast<uint32_t>(groups)), kThreads, stream, args);
+#else
     launch_overlapped(act_and_mul_kernel<kVec>, dim3(static_cast<uint32_t>(groups)), kThreads, stream, args,
                       Divider(static_cast<uint32_t>(row_vectors)));
+#endif
     args.input += args.rows * args.input_stride;
     args.out += args.rows * args.out_stride;
     if constexpr (HAS_BIAS) args.expert_ids += args.rows;

@@ -15,6 +15,9 @@
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/operands.h"
 #include "activation.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(ACTIVATION) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(WEIGHT) || !defined(WEIGHTS) || \
@@ -33,11 +36,25 @@ struct ActAndMulQuantArgs {
   int64_t rows;
   int columns;
   float limit;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = ActAndMulQuantArgs;
+    return {offsetof(A, rows), offsetof(A, columns), offsetof(A, input.data), offsetof(A, input.stride),
+            offsetof(A, out.data), offsetof(A, out.stride), offsetof(A, scale)};
+  }
+#endif
 };
 
+#if defined(__HIP__)
+template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads) void act_and_mul_quant_kernel(AITER_LIKE_PRELOADED,
+                                                                             ActAndMulQuantArgs args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_and_mul_quant_kernel(
     ActAndMulQuantArgs args) {
+#endif
   await_stream();
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
@@ -50,6 +67,10 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
     RowTile<Layout, ELEMENT> gate, up;
     gate.load(args.input.row(row) + start, columns - start);
     up.load(args.input.row(row) + args.columns + start, columns - start);
+#if defined(__HIP__)
+    if constexpr (IS_QUANTISED) await_arguments(args.scale_stride);
+    if constexpr (GROUP > 0) await_arguments(args.group_stride);
+#endif
 #pragma unroll
     for (int v = 0; v < Layout::kVectors; ++v) {
       float g[Layout::kVec], u[Layout::kVec];

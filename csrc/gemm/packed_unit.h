@@ -90,6 +90,27 @@ __device__ inline void widen_bytes(uint32_t (&words)[2], uint32_t x, float offse
   for (int i = 0; i < 2; ++i) words[i] = pair_of<Element>(values[2 * i], values[2 * i + 1]);
 }
 
+/// Eight elements from the bits of int8 weights, four in a word.
+template <class Element>
+__device__ inline Run widened_bytes(uint32_t first, uint32_t second) {
+  uint32_t low[2], high[2];
+  widen_bytes<Element>(low, first ^ 0x80808080, 128.f);
+  widen_bytes<Element>(high, second ^ 0x80808080, 128.f);
+  return {low[0], low[1], high[0], high[1]};
+}
+
+/// Eight elements from the bits of int4 weights.
+template <class Element>
+__device__ inline Run widened_nibbles(uint32_t x) {
+  x ^= 0x88888888;
+  const uint32_t even = x & 0x0F0F0F0F, odd = x >> 4 & 0x0F0F0F0F;
+  const auto value = [](uint32_t bytes, int i) { return static_cast<float>(bytes >> 8 * i & 0xFF) - 8.f; };
+  Run run;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) run[i] = pair_of<Element>(value(even, i), value(odd, i));
+  return run;
+}
+
 template <class Element, Format FORMAT>
 struct PackedUnit : Unit<Element> {
   using Base = Unit<Element>;
@@ -112,6 +133,7 @@ struct PackedUnit : Unit<Element> {
     Base::put(runs, lds);
     return Base::taken(lds, lane_index() / 16 * 4, 1);
   }
+  __device__ static int direct_depth(int run) { return (lane_index() / 16 * 4 + run) * kRun; }
   /// The rows of a for a part, in the order in which the weights are widened.
   template <int kRuns>
   __device__ static Operand rows(const Run (&runs)[kRuns], Exchange& lds) {
@@ -142,35 +164,98 @@ struct PackedUnit : Unit<Element> {
     } else {
 #pragma unroll
       for (int run = 0; run < 4; ++run) {
-        uint32_t low[2], high[2];
-        if constexpr (FORMAT == Format::int8) {
-          const Run& words = packed.runs[part * kPartRuns + run / 2];
-          widen_bytes<Element>(low, words[run % 2 * 2] ^ 0x80808080, 128.f);
-          widen_bytes<Element>(high, words[run % 2 * 2 + 1] ^ 0x80808080, 128.f);
-        } else {
-          widen_nibbles(low, high, packed.runs[part][run] ^ 0x88888888);
-        }
-        result.runs[run] = Run{low[0], low[1], high[0], high[1]};
+        const Run& words = packed.runs[part * kPartRuns + (FORMAT == Format::int8 ? run / 2 : 0)];
+        if constexpr (FORMAT == Format::int8)
+          result.runs[run] = widened_bytes<Element>(words[run % 2 * 2], words[run % 2 * 2 + 1]);
+        else
+          result.runs[run] = widened_nibbles<Element>(words[run]);
       }
     }
     return result;
   }
 
  private:
-  __device__ static void widen_nibbles(uint32_t (&low)[2], uint32_t (&high)[2], uint32_t x) {
-    const uint32_t even = x & 0x0F0F0F0F, odd = x >> 4 & 0x0F0F0F0F;
-    const auto value = [](uint32_t bytes, int i) { return static_cast<float>(bytes >> 8 * i & 0xFF) - 8.f; };
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      low[i] = pair_of<Element>(value(even, i), value(odd, i));
-      high[i] = pair_of<Element>(value(even, i + 2), value(odd, i + 2));
-    }
-  }
   __device__ static Run in_order(const Run& run) {
     if constexpr (FORMAT != Format::mxfp4) return run;
     constexpr uint32_t kEven = 0x05040100, kOdd = 0x07060302;  // the lower halves, the upper ones
     return {chosen_bytes(run[1], run[0], kEven), chosen_bytes(run[3], run[2], kEven),
             chosen_bytes(run[1], run[0], kOdd), chosen_bytes(run[3], run[2], kOdd)};
+  }
+};
+
+/// As PackedUnit, where each kGroup of the depth have a scale, and sums over them are scaled. The lanes of an
+/// instruction then share a group: each has eight weights of 32 that follow one another, and rows of a as they are.
+template <class Element, Format FORMAT, int kGroup>
+struct GroupedUnit : PackedUnit<Element, FORMAT> {
+  using Base = Unit<Element>;
+  using Packed = PackedUnit<Element, FORMAT>;
+  using typename Base::Exchange, typename Base::Sums;
+  static_assert(FORMAT == Format::int8 || FORMAT == Format::int4, "sums of mxfp4 need no scales");
+  static constexpr int kTerms = 32;  // of the depth, for which each lane has eight weights
+  static constexpr int kWords = Packed::kBits / 4, kRuns = Packed::kDepth / kTerms;
+  static constexpr int kStepGroups = Packed::kDepth / kGroup, kPartGroups = kStepGroups / Packed::kParts;
+  static constexpr int kLaneGroups = kStepGroups < 4 ? 1 : kStepGroups / 4;  // of the scales that a lane reads
+  static_assert(kPartGroups * kGroup == Base::kDepth, "a part of a step has whole groups");
+
+  struct Operand {
+    uint32_t words[kRuns][kWords];
+  };
+  __device__ static int row_depth(int part) { return part * Base::kDepth + Base::depth(); }
+  /// The group of a step of which a lane reads a scale, for row lane % 16.
+  __device__ static int group(int i) { return (lane_index() / 16 * kLaneGroups + i) % kStepGroups; }
+
+  __device__ static Operand columns(const Run (&runs)[Base::kColumnRuns], Exchange& lds) {
+    Base::put(runs, lds);
+    return taken(lds);
+  }
+  __device__ static Operand direct(const Run (&runs)[Base::kColumnRuns], Exchange& lds) {
+    const int lane = lane_index();
+    wave_barrier();
+#pragma unroll
+    for (int run = 0; run < Base::kColumnRuns; ++run) lds.at(lane % 16, lane / 16 * 4 + run) = runs[run];
+    wave_barrier();
+    return taken(lds);
+  }
+  template <int kRowRuns>
+  __device__ static typename Base::Operand rows(const Run (&runs)[kRowRuns], Exchange& lds) {
+    return Base::rows(runs, lds);
+  }
+
+  /// sums += scale · columns · rowsᵀ for a part of the depth. `scales`: of a step's groups, for the rows of `columns`.
+  __device__ static void multiply_scaled(FloatSums& sums, const Operand& columns, const typename Base::Operand& rows,
+                                         int part, const Vec<float, 4> (&scales)[kPartGroups]) {
+#pragma unroll
+    for (int group = 0; group < kPartGroups; ++group) {
+      Sums product = {};
+#pragma unroll
+      for (int i = 0; i < kGroup / kTerms; ++i) {
+        const int run = group * (kGroup / kTerms) + i;
+        const Run wide = widened(columns.words[part * Base::kSteps + run]);
+#pragma unroll
+        for (int half = 0; half < 4; half += 2)
+          product = Mfma<Element, 16>::multiply(Fragment{wide[half], wide[half + 1]},
+                                                Fragment{rows.runs[run][half], rows.runs[run][half + 1]}, product);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] = __builtin_fmaf(product[i], scales[group][i], sums[i]);
+    }
+  }
+
+ private:
+  __device__ static Operand taken(Exchange& lds) {
+    Operand result;
+    constexpr int kTermBytes = kTerms * Packed::kBits / 8;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      const int byte = run * kTermBytes + lane_index() / 16 * (kWords * 4);
+      const Run& at = lds.at(lane_index() % 16, byte / kRunBytes);
+      __builtin_memcpy(result.words[run], reinterpret_cast<const char*>(&at) + byte % kRunBytes, kWords * 4);
+    }
+    return result;
+  }
+  __device__ static Run widened(const uint32_t (&words)[kWords]) {
+    if constexpr (FORMAT == Format::int8) return widened_bytes<Element>(words[0], words[1]);
+    else return widened_nibbles<Element>(words[0]);
   }
 };
 

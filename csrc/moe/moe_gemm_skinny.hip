@@ -12,7 +12,7 @@
     !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) || !defined(BLOCK_M) || !defined(BLOCK_N) ||          \
     !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) || !defined(HAS_BIAS) || !defined(HAS_WEIGHTS) ||           \
     !defined(IS_SHUFFLED) || !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(IS_GATED) ||                 \
-    !defined(IS_INTERLEAVED)
+    !defined(IS_INTERLEAVED) || !defined(GROUP)
 #error "moe_gemm_skinny.hip: the macros that ops/moe/moe_gemm_hip.py gives are missing"
 #endif
 
@@ -28,6 +28,7 @@ struct Config {
   static constexpr skinny::Format kFormat = skinny::Format::FORMAT;
   static constexpr moe_skinny::Rows kRows = moe_skinny::Rows::ROWS;
   static constexpr moe_skinny::Scales kScales = moe_skinny::Scales::SCALES;
+  static constexpr int kGroup = GROUP;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr int kTeams = TEAMS, kWaves = WAVES, kStages = STAGES;
   static constexpr bool kHasBias = HAS_BIAS, kHasWeights = HAS_WEIGHTS, kIsShuffled = IS_SHUFFLED;
@@ -94,6 +95,7 @@ bool are_rows_aligned(const ffi::Tensor& tensor) {
 /// Numbers of b_scale along the depth, 0 where a row has one.
 int64_t groups_of(int64_t depth) {
   if (Shape::kHasBlocks) return (depth + moe_skinny::kScaleBlock - 1) / moe_skinny::kScaleBlock;
+  if constexpr (Shape::kScalesSums) return (depth + Config::kGroup - 1) / Config::kGroup;
   return Shape::kHasGroups ? depth / moe_skinny::kScaleGroup : 0;
 }
 

@@ -22,17 +22,19 @@ struct Step {
   Run weights[Shape::kUnitsN][Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kParts][Shape::kRowRuns];
   float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
   uint32_t exponents[Shape::kUnitsN];  // of mxfp4, a byte for each of the lane's groups
+  float group_scales[Shape::kUnitsN][Shape::kLaneGroups];  // of sums over groups
 
   /// sums += weights · aᵀ, scaled
   __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                           typename Unit::Exchange& lds) const {
-    if constexpr (Shape::kIsPacked) multiply_packed(sums, factor, lds);
+                           typename Shape::Exchange& lds) const {
+    if constexpr (Shape::kScalesSums) multiply_grouped(sums, factor, lds);
+    else if constexpr (Shape::kIsPacked) multiply_packed(sums, factor, lds);
     else multiply_plain(sums, factor, lds);
   }
 
  private:
   __device__ void multiply_plain(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                                 typename Unit::Exchange& lds) const {
+                                 typename Shape::Exchange& lds) const {
     decltype(Unit::rows(a[0][0], lds)) rows[Shape::kUnitsM];
 #pragma unroll
     for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][0], lds);
@@ -73,13 +75,49 @@ struct Step {
     }
   }
 
+  __device__ typename Unit::Operand columns_of(int n, typename Shape::Exchange& lds) const {
+    if constexpr (!Shape::kIsShuffled) return Unit::columns(weights[n], lds);
+    else if constexpr (Shape::kScalesSums) return Unit::direct(weights[n], lds);
+    else return Unit::direct(weights[n]);
+  }
+
+  __device__ void multiply_grouped(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
+                                   typename Shape::Exchange& lds) const {
+    typename Unit::Operand packed[Shape::kUnitsN];
+#pragma unroll
+    for (int n = 0; n < Shape::kUnitsN; ++n) packed[n] = columns_of(n, lds);
+#pragma unroll
+    for (int n = 0; n < Shape::kUnitsN; ++n) {
+      // Each lane has scales of a row of the weights, and needs those of four for each group.
+#pragma unroll
+      for (int i = 0; i < Shape::kLaneGroups; ++i)
+        lds.scales[n][Unit::group(i)][lane_index() % Unit::kColumns] = group_scales[n][i] * factor;
+    }
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      decltype(Unit::rows(a[0][0], lds)) rows[Shape::kUnitsM];
+#pragma unroll
+      for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][part], lds);
+#pragma unroll
+      for (int n = 0; n < Shape::kUnitsN; ++n) {
+        Vec<float, 4> scales[Unit::kPartGroups];
+#pragma unroll
+        for (int g = 0; g < Unit::kPartGroups; ++g)
+          scales[g] = load_vec<4>(&lds.scales[n][part * Unit::kPartGroups + g][Unit::sum_column(lane_index(), 0)]);
+#pragma unroll
+        for (int m = 0; m < Shape::kUnitsM; ++m)
+          Unit::multiply_scaled(sums[n * Shape::kUnitsM + m], packed[n], rows[m], part, scales);
+      }
+    }
+  }
+
   __device__ void multiply_packed(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                                  typename Unit::Exchange& lds) const {
+                                  typename Shape::Exchange& lds) const {
     typename Unit::Operand packed[Shape::kUnitsN];
     bool are_normal = true;
 #pragma unroll
     for (int n = 0; n < Shape::kUnitsN; ++n) {
-      packed[n] = Unit::columns(weights[n], lds);
+      packed[n] = columns_of(n, lds);
       if constexpr (Shape::kHasGroups) are_normal &= Unit::are_normal(exponents[n]);
     }
     if constexpr (Shape::kHasGroups) are_normal = lanes_with(!are_normal) == 0;
@@ -126,7 +164,7 @@ class Reader {
       unit_[u] = Shape::kIsShuffled ? uint64_t{row / kBand * kBand} * row_bytes + row % kBand * skinny::kRunBytes
                                     : uint64_t{row} * row_bytes;
     }
-    if constexpr (Shape::kScalesProducts || Shape::kHasGroups) start_scales(first_row, strip_rows);
+    if constexpr (kReadsScales) start_scales(first_row, strip_rows);
 #pragma unroll
     for (int run = 0; run < Unit::kColumnRuns; ++run) {
       const uint32_t row = within(Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run), strip_rows);
@@ -207,6 +245,7 @@ class Reader {
   static constexpr uint32_t kBytes = sizeof(Element), kPerWord = 4 / kBytes;
   static constexpr uint32_t kWeightBytes = sizeof(typename Shape::Weight);
   static constexpr uint32_t kBand = 16;  // rows that shuffle_weight puts together
+  static constexpr bool kReadsScales = Shape::kScalesProducts || Shape::kHasGroups || Shape::kScalesSums;
 
   const Args& args_;
   const Work<Shape>& work_;
@@ -237,7 +276,7 @@ class Reader {
     const int64_t expert = work_.expert(segment);
     b_ = reinterpret_cast<const char*>(args_.b + expert * args_.b_expert);
     if constexpr (Shape::kIsSum) of_pair_ = work_.pair_row(args_, segment);
-    if constexpr (Shape::kScalesProducts || Shape::kHasGroups) expert_scales_ = expert * args_.b_scale_expert;
+    if constexpr (kReadsScales) expert_scales_ = expert * args_.b_scale_expert;
   }
   /// Where step `number` begins in the depth of its pair; beyond the depth for none.
   __device__ uint32_t begin(uint32_t number) {
@@ -292,6 +331,7 @@ class Reader {
     });
     if constexpr (Shape::kScalesProducts) load_scales(step, k);
     if constexpr (Shape::kHasGroups) load_groups(step, k);
+    if constexpr (Shape::kScalesSums) load_group_scales(step, k);
   }
 
   /// Where the scales of a lane's rows are: of each strip, whose rows share a block, or of each unit.
@@ -302,7 +342,7 @@ class Reader {
       for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
         if constexpr (Shape::kHasBlocks)
           scale_row_[u][i] = (u * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
-        else if constexpr (Shape::kHasGroups)  // of the row that the lane has of the instruction's operand
+        else if constexpr (Shape::kHasGroups || Shape::kScalesSums)  // of the lane's row of the instruction's operand
           scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
                               within(lane_index() % Unit::kColumns, strip_rows)) * args_.b_scale_row;
         else
@@ -339,6 +379,18 @@ class Reader {
   __device__ static uint32_t first_group(uint32_t k) {
     return k / kScaleGroup + lane_index() / Unit::kColumns * 4;
   }
+  /// Of a step's groups, those of the lane; those beyond the depth scale zeros.
+  __device__ void load_group_scales(Step<Shape>& step, uint32_t k) const {
+    const uint32_t groups = (args_.depth + Shape::kGroup - 1) / Shape::kGroup;
+#pragma unroll
+    for (int u = 0; u < Shape::kUnitsN; ++u) {
+      const auto* row = args_.b_scale + expert_scales_ + scale_row_[u][0];
+#pragma unroll
+      for (int i = 0; i < Shape::kLaneGroups; ++i)
+        step.group_scales[u][i] =
+            to_float(row[within(k / Shape::kGroup + Unit::group(i), groups) * args_.b_scale_group]);
+    }
+  }
   __device__ void load_scales(Step<Shape>& step, uint32_t k) const {
     if constexpr (Shape::kHasRowScales) {
 #pragma unroll
@@ -367,7 +419,7 @@ class Reader {
 /// Adds up what this wave has of the depth: every kWaves-th step.
 template <class Shape, bool kIsAligned>
 __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>& work, uint32_t first_column,
-                         typename Shape::Sums (&sums)[Shape::kTiles], typename Shape::Unit::Exchange& lds) {
+                         typename Shape::Sums (&sums)[Shape::kTiles], typename Shape::Exchange& lds) {
   constexpr uint32_t kStages = Shape::kStages, kApart = Shape::kWaves, kRound = kStages * kApart;
   Reader<Shape, kIsAligned> reader(args, work, first_column);
   const uint32_t end = reader.steps(), whole_end = reader.whole_steps();

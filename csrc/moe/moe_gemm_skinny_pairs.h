@@ -34,34 +34,50 @@ namespace moe_skinny {
 using skinny::Run, skinny::uniform, skinny::unit_begin, skinny::within;
 
 enum class Rows { pair, token, sorted };  // a workgroup has: one pair, the sum of a token's pairs, a block of pairs
-/// Of rows of a and of b; of rows of b alone; of blocks of both; of mxfp4's groups of 32.
-enum class Scales { none, rows, weights, blocks, groups };
+/// Of rows of a and of b; of rows of b alone; of blocks of both; of mxfp4's groups of 32; of groups of rows of b, by
+/// which the sums over them are scaled.
+enum class Scales { none, rows, weights, blocks, groups, sums };
 constexpr int kMostSlots = 32;  // of a token whose pairs are added up: a lane each
 constexpr uint32_t kScaleBlock = 128, kScaleGroup = 32;
 
 /// The matrix instruction of a configuration, by way of its weights.
-template <class Element, skinny::Format FORMAT>
+template <class Element, skinny::Format FORMAT, int kGroup>
 struct UnitOf {
+#if defined(__HIP__)
+  using Type = skinny::GroupedUnit<Element, FORMAT, kGroup>;
+#endif
+};
+template <class Element, skinny::Format FORMAT>
+struct UnitOf<Element, FORMAT, 0> {
 #if defined(__HIP__)
   using Type = skinny::PackedUnit<Element, FORMAT>;
 #endif
 };
 template <class Element>
-struct UnitOf<Element, skinny::Format::same> {
+struct UnitOf<Element, skinny::Format::same, 0> {
   using Type = skinny::Unit<Element>;
+};
+
+/// What the lanes of a wave exchange in LDS: also a step's scales of sums, by units, groups and rows of the weights.
+template <class Unit, int kUnits, bool kScalesSums>
+struct ExchangeOf : Unit::Exchange {};
+template <class Unit, int kUnits>
+struct ExchangeOf<Unit, kUnits, true> : Unit::Exchange {
+  float scales[kUnits][Unit::kStepGroups][Unit::kColumns];
 };
 
 /// A configuration, and what follows from it. A Config has
 ///   Element, OutElement, BiasElement        of a; of out; of bias
 ///   Weight, Scale, kFormat                  of b as stored; of b_scale; how a weight is stored in a Weight
 ///   kRows, kScales                          what the rows of a workgroup are; what scales there are
+///   kGroup                                  weights along the depth that share one by which sums are scaled, or 0
 ///   kBlockM, kBlockN                        rows; columns of out of a team
 ///   kTeams, kWaves, kStages                 teams; a team's waves along the depth; steps that a wave has under way
 ///   kHasBias, kHasWeights, kIsShuffled
 ///   kHasActivation, kActivation, kIsGated, kIsInterleaved
 template <class Config>
 struct Shape : Config {
-  using Unit = typename UnitOf<typename Config::Element, Config::kFormat>::Type;
+  using Unit = typename UnitOf<typename Config::Element, Config::kFormat, Config::kGroup>::Type;
   static constexpr bool kIsPacked = Config::kFormat != skinny::Format::same;
   static constexpr int kParts = [] {  // of a step's depth, by which rows of a go to the instruction
     if constexpr (kIsPacked) return Unit::kParts;
@@ -86,11 +102,18 @@ struct Shape : Config {
   static constexpr bool kIsSum = Config::kRows == Rows::token, kHasBlocks = Config::kScales == Scales::blocks;
   static constexpr bool kHasRowScales = Config::kScales == Scales::rows || Config::kScales == Scales::weights;
   static constexpr bool kHasGroups = Config::kScales == Scales::groups;
+  static constexpr bool kScalesSums = Config::kScales == Scales::sums;
+  static_assert(kScalesSums == (Config::kGroup != 0), "groups have a size where sums over them are scaled");
+  static constexpr int kLaneGroups = [] {  // of the scales of a step
+    if constexpr (kScalesSums) return Unit::kLaneGroups;
+    else return 1;
+  }();
   static constexpr bool kScalesProducts = kIsSum || kHasBlocks;
   static constexpr int kGroups = kHasBlocks ? Unit::kDepth / kScaleBlock : 1;
   using Sums = std::conditional_t<kScalesProducts, skinny::FloatSums, typename Unit::Sums>;
   static_assert(!kHasBlocks || kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
 
+  using Exchange = ExchangeOf<Unit, kUnitsN, kScalesSums>;
   static constexpr int kRowCount = kIsSum ? kMostSlots : Config::kBlockM;
   /// Of each row, or of each pair that is added up.
   struct Row {
@@ -100,7 +123,7 @@ struct Shape : Config {
   };
   /// In LDS: of each wave what it exchanges between its lanes, and at the end its sums.
   union WaveMemory {
-    typename Unit::Exchange exchange;
+    Exchange exchange;
     float sums[kTiles][kWaveSize * 4];
     Row rows[kMostSlots];
   };

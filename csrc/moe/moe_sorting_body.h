@@ -271,12 +271,18 @@ struct MoeSortingBody {
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_count_kernel(typename Body::Args args) {
   await_stream();
+#if defined(__HIP__)
+  fetch_arguments<typename Body::Args>();
+#endif
   Body::run_count(args);
 }
 
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(typename Body::Args args) {
   await_stream();
+#if defined(__HIP__)
+  fetch_arguments<typename Body::Args>();
+#endif
   Body::run_place(args);
 }
 

@@ -111,6 +111,9 @@ struct MoeSumBody {
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 4) void moe_sum_kernel(typename Body::Args args, Divider chunks) {
   await_stream();
+#if defined(__HIP__)
+  fetch_arguments<typename Body::Args>();
+#endif
   Body::run(args, chunks);
 }
 

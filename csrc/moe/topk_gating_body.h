@@ -10,6 +10,9 @@
 #include "aiter_like/math.h"
 #include "aiter_like/ordered.h"
 #include "aiter_like/reduce.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 namespace aiter_like {
 
@@ -33,6 +36,13 @@ struct TopkGatingArgs {
   bool has_sum_of_two;    // a group counts as the sum of its two best; else as its best
   bool is_renormalized;
   float scale, shared_weight;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = TopkGatingArgs;
+    return {offsetof(A, gating), offsetof(A, gating_stride), offsetof(A, tokens), offsetof(A, k),
+            offsetof(A, bias), offsetof(A, id_columns), offsetof(A, best_groups)};
+  }
+#endif
 };
 
 template <class Config>
@@ -157,13 +167,29 @@ struct TopkGatingBody {
     const Element* row = args.gating + token * args.gating_stride;
     float x[kEach];
     uint32_t keys[kEach];
+#if defined(__HIP__)
+    Element logits[kEach];  // loaded without a branch, at whose end each would be waited for
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int expert = i * kWaveSize + lane;
+      logits[i] = row[expert < args.experts ? expert : 0];
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int expert = i * kWaveSize + lane;
+#if defined(__HIP__)
+      x[i] = expert < args.experts ? to_float(logits[i]) : bits_float(0x7FC00000u);
+#else
       x[i] = expert < args.experts ? to_float(row[expert]) : bits_float(0x7FC00000u);
+#endif
       const uint32_t key = ordered_key(x[i]);  // scores rise with logits, so that these tell which is the best
       keys[i] = expert >= args.experts ? 0 : key > kNanKey ? key : kNanKey;
     }
+#if defined(__HIP__)
+    await_arguments(args.weights, args.weights_stride, args.ids, args.ids_stride, args.bias_kind, args.scale,
+                    int{args.has_sum_of_two}, args.shared_weight);
+#endif
     to_scores(args, x);
     if (args.bias_kind != Bias::kNone) {
 #pragma unroll
@@ -206,8 +232,14 @@ struct TopkGatingBody {
   }
 };
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads) void topk_gating_kernel(AITER_LIKE_PRELOADED, typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 2) void topk_gating_kernel(typename Body::Args args) {
+#endif
   await_stream();
   Body::run(args);
 }

@@ -13,6 +13,9 @@
 #pragma once
 
 #include "aiter_like/rows/rows.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 namespace aiter_like {
 
@@ -32,6 +35,14 @@ template <class Config>
 struct QkRmsNormArgs {
   Side<Config> q, k;
   int64_t q_rows;  // rounded up to whole workgroups
+#if defined(__HIP__)
+  uint32_t rows[2];  // of q and of k, in one word to be preloaded
+  static constexpr Preload preload() {
+    using A = QkRmsNormArgs;
+    return {offsetof(A, rows), offsetof(A, q.input.data), offsetof(A, q.input.stride), offsetof(A, q.hidden),
+            offsetof(A, k.input.data), offsetof(A, k.input.stride), offsetof(A, k.hidden)};
+  }
+#endif
 };
 
 /// What one workgroup does to its rows.
@@ -44,10 +55,26 @@ struct QkRmsNormBody {
 
   static constexpr int kMinGroups = Layout::min_groups(sizeof(Element), sizeof(Weight));
 
+#if defined(__HIP__)
+  /// A side of what was preloaded, and of the rest in memory: all that comes from there would be waited for at once.
+  __device__ __forceinline__ static Side<Config> chosen(const Args& args, bool is_q) {
+    const auto* rest = argument_in_memory<Side<Config>>(is_q ? offsetof(Args, q) : offsetof(Args, k));
+    const auto pick = [&](auto q, auto k) { return is_q ? q : k; };
+    return {{global(rest->out.data), rest->out.stride},
+            {pick(args.q.input.data, args.k.input.data), pick(args.q.input.stride, args.k.input.stride)},
+            global(rest->weight), pick(args.q.rows, args.k.rows), pick(args.q.hidden, args.k.hidden),
+            pick(args.q.epsilon, args.k.epsilon)};
+  }
+#endif
+
   __device__ __forceinline__ static void run(const Args& args) {
     __shared__ RowScratch<Layout> scratch;
     const bool is_q = int64_t{workgroup_index().x} * Layout::kRows < args.q_rows;
+#if defined(__HIP__)
+    const Side<Config> side = chosen(args, is_q);
+#else
     const Side<Config> side = is_q ? args.q : args.k;
+#endif
     const int64_t index = Layout::row() - (is_q ? 0 : args.q_rows);
     // Lanes of a row that is not there take part in the reduction with zeros.
     const int64_t row = index < side.rows ? index : side.rows - 1;
@@ -55,6 +82,9 @@ struct QkRmsNormBody {
 
     RowTile<Layout, Element> x;
     x.load(side.input.row(row), hidden);
+#if defined(__HIP__)
+    await_arguments(side.weight, side.out.data, side.out.stride);
+#endif
     const float squares = lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(side.hidden);
     x.drop_floats();
@@ -67,9 +97,20 @@ struct QkRmsNormBody {
   }
 };
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::Layout::kThreads) void fused_qk_rmsnorm_kernel(AITER_LIKE_PRELOADED,
+                                                                                  typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+  constexpr uint32_t kRows = Body::Layout::kRows;
+  args.q.rows = args.rows[0];
+  args.k.rows = args.rows[1];
+  args.q_rows = (args.rows[0] + kRows - 1) / kRows * kRows;
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void fused_qk_rmsnorm_kernel(
     typename Body::Args args) {
+#endif
   await_stream();
   Body::run(args);
 }
@@ -79,6 +120,10 @@ void launch_fused_qk_rmsnorm(QkRmsNormArgs<Config> args, bool is_aligned, Stream
   using Layout = typename Config::template Layout<true>;
   const uint32_t q_workgroups = Layout::workgroups(args.q.rows), k_workgroups = Layout::workgroups(args.k.rows);
   args.q_rows = int64_t{q_workgroups} * Layout::kRows;
+#if defined(__HIP__)
+  args.rows[0] = static_cast<uint32_t>(args.q.rows);  // below 2^24
+  args.rows[1] = static_cast<uint32_t>(args.k.rows);
+#endif
   const auto kernel = is_aligned ? fused_qk_rmsnorm_kernel<QkRmsNormBody<Config, true>>
                                  : fused_qk_rmsnorm_kernel<QkRmsNormBody<Config, false>>;
   launch_overlapped(kernel, q_workgroups + k_workgroups, Layout::kThreads, stream, args);

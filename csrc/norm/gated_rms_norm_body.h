@@ -15,6 +15,9 @@
 
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 namespace aiter_like {
 
@@ -30,6 +33,13 @@ struct GatedRmsNormArgs {
   int64_t rows;
   int hidden;
   float epsilon;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = GatedRmsNormArgs;
+    return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
+            offsetof(A, gate.data), offsetof(A, gate.stride), offsetof(A, weight)};
+  }
+#endif
 };
 
 /// What one workgroup does to its rows.
@@ -64,6 +74,10 @@ struct GatedRmsNormBody {
         load(start);
       else
         x.load(args.input.row(row) + start, hidden - start);
+#if defined(__HIP__)
+      await_arguments(args.out.data, args.out.stride);
+      if constexpr (Config::kIsQuant) await_arguments(args.scale, args.scale_stride);
+#endif
       squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
@@ -110,9 +124,17 @@ struct GatedRmsNormBody {
   }
 };
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::Layout::kThreads) void gated_rms_norm_kernel(AITER_LIKE_PRELOADED,
+                                                                                typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+  load_arguments_first();
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void gated_rms_norm_kernel(
     typename Body::Args args) {
+#endif
   await_stream();
   Body::run(args);
 }

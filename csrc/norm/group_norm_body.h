@@ -10,13 +10,15 @@
 // A row longer than one workgroup should take (kIsSliced) is cut into slices of what a workgroup's registers hold, in
 // two launches. The first does step 1 for each slice, whose moments go to memory. The second loads each slice again,
 // makes the moments of its row from those of all slices, and does step 2; it begins where the first one ended, with
-// what is still in a cache. Long rows of channels last are no rows in memory: group_norm_positions_body.h has their
-// kernels.
+// what is still in a cache. On sm_90 up to kMostOfCluster workgroups of a row are a cluster, which keeps the slices in
+// registers and reads them once, in one launch. Long rows of channels last are no rows in memory:
+// group_norm_positions_body.h has their kernels.
 //
 // Tile: kLanes lanes take a row or slice, kVectors · kVec elements each. LDS: 12 bytes per wave.
 // Bound: memory, 2 · sizeof(Element) bytes per element; of slices that do not stay in a cache, 3 · sizeof(Element).
 #pragma once
 
+#include "aiter_like/cluster.h"
 #include "aiter_like/math.h"
 #include "aiter_like/rows/pairs.h"
 
@@ -245,23 +247,55 @@ struct GroupNormBody {
   /// The second launch: the result of a slice, for the moments of its row.
   __device__ __forceinline__ static void run_slices(const Args& args) {
     __shared__ RowScratch<Layout> means_scratch, deviations_scratch;
-    const uint32_t slices = args.slices.divisor;
-    const SliceIndex index(args.slices, static_cast<uint32_t>(args.rows) * slices - 1 - workgroup_index().x);
+    const SliceIndex index(args.slices,
+                           static_cast<uint32_t>(args.rows) * args.slices.divisor - 1 - workgroup_index().x);
     Slice slice = slice_of(args, index);
     slice.load();
     const float* parts = args.parts + 2 * (index.part(args.slices) - index.slice);
-    const auto each = [&](auto f) {
-      const int last = static_cast<int>(slices) - 1;
-#pragma unroll 1
-      for (int i = thread_index(); i <= last; i += Layout::kThreads) {
-        const int count = i < last ? Layout::kCapacity : args.size - i * Layout::kCapacity;
-        f(static_cast<float>(count), parts[2 * i], parts[2 * i + 1]);
-      }
-    };
+    const auto each = each_part(args, [&](int i, float& mean, float& deviations) {
+      mean = parts[2 * i], deviations = parts[2 * i + 1];
+    });
     slice.store(combined<Layout>(each, args.size, means_scratch, deviations_scratch));
   }
 
+  /// The one launch for slices whose workgroups are a cluster.
+  __device__ __forceinline__ static void run_cluster(const Args& args) {
+    __shared__ PairScratch<Layout> sums_scratch;
+    __shared__ RowScratch<Layout> deviations_scratch, means_scratch, squares_scratch;
+    __shared__ uint64_t part;  // as in Args::parts
+    Slice slice = slice_of(args, SliceIndex(args.slices, workgroup_index().y * args.slices.divisor +
+                                                             workgroup_index().x));
+    slice.load();
+    const Moments moments = slice.moments(slice.size, sums_scratch, deviations_scratch);
+    if (thread_index() == 0)
+      part = uint64_t{float_bits(moments.variance * static_cast<float>(slice.size))} << 32 | float_bits(moments.mean);
+    cluster_barrier_with_own();
+    const auto each = each_part(args, [&](int i, float& mean, float& deviations) {
+      const uint64_t one = load_of_peer(&part, static_cast<uint32_t>(i));
+      mean = bits_float(static_cast<uint32_t>(one)), deviations = bits_float(static_cast<uint32_t>(one >> 32));
+    });
+    const Moments of_row = combined<Layout>(each, args.size, means_scratch, squares_scratch);
+    cluster_arrive();
+    slice.store(of_row);
+    cluster_wait();  // others may still read this workgroup's part
+  }
+
  private:
+  /// What `combined` takes: read(i, mean, squared deviations) reads a slice's.
+  template <class Read>
+  __device__ static auto each_part(const Args& args, Read read) {
+    return [&args, read](auto f) {
+      const int last = static_cast<int>(args.slices.divisor) - 1;
+#pragma unroll 1
+      for (int i = thread_index(); i <= last; i += Layout::kThreads) {
+        const int count = i < last ? Layout::kCapacity : args.size - i * Layout::kCapacity;
+        float mean, deviations;
+        read(i, mean, deviations);
+        f(static_cast<float>(count), mean, deviations);
+      }
+    };
+  }
+
   __device__ static Slice slice_of(const Args& args, SliceIndex index) {
     static_assert(Layout::kRows == 1, "a workgroup takes one slice");
     const int start = static_cast<int>(index.slice) * Layout::kCapacity, rest = args.size - start;
@@ -290,11 +324,26 @@ __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void grou
   Body::run_slices(args);
 }
 
+template <class Body>
+__global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void group_norm_cluster_kernel(
+    typename Body::Args args) {
+  await_stream();
+  Body::run_cluster(args);
+}
+
 template <class Config, bool kIsAligned>
 void launch_group_norm(const GroupNormArgs<Config>& args, Stream stream) {
   using Body = GroupNormBody<Config, kIsAligned>;
   using Layout = typename Body::Layout;
   if constexpr (Config::kIsSliced) {
+    if constexpr (kHasClusters) {
+      if (args.slices.divisor <= kMostOfCluster && args.rows < 65536) {
+        launch_clusters(group_norm_cluster_kernel<Body>, args.slices.divisor, static_cast<uint32_t>(args.rows),
+                        Layout::kThreads, 0, stream, args);
+        check_launch("group_norm_cluster_kernel");
+        return;
+      }
+    }
     const dim3 grid(static_cast<uint32_t>(args.rows) * args.slices.divisor);
     launch_overlapped(group_norm_parts_kernel<Body>, grid, Layout::kThreads, stream, args);
     check_launch("group_norm_parts_kernel");

@@ -16,6 +16,9 @@
 
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/pairs.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 namespace aiter_like {
 
@@ -36,6 +39,16 @@ struct LayerNormArgs {
   int64_t rows;
   int hidden;
   float epsilon;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = LayerNormArgs;
+    if (Config::kHasResidual)
+      return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
+              offsetof(A, residual_in.data), offsetof(A, residual_in.stride), offsetof(A, weight)};
+    return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
+            offsetof(A, weight), offsetof(A, bias), offsetof(A, out.data)};
+  }
+#endif
 };
 
 /// What one workgroup does to its rows.
@@ -93,6 +106,12 @@ struct LayerNormBody {
       sums.second += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
+#if defined(__HIP__)
+    await_arguments(args.out.stride);
+    if constexpr (Config::kHasResidual)
+      await_arguments(args.out.data, args.residual_out.data, args.residual_out.stride);
+    if constexpr (Config::kIsQuant) await_arguments(args.scale, args.scale_stride);
+#endif
     const auto deviations = [&](float mean) {
       float squares = 0.f;
       for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
@@ -148,9 +167,16 @@ struct LayerNormBody {
   }
 };
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::Layout::kThreads) void layer_norm_kernel(AITER_LIKE_PRELOADED,
+                                                                            typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void layer_norm_kernel(
     typename Body::Args args) {
+#endif
   await_stream();
   Body::run(args);
 }

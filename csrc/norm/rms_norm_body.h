@@ -15,6 +15,9 @@
 #pragma once
 
 #include "aiter_like/rows/rows.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 namespace aiter_like {
 
@@ -28,6 +31,16 @@ struct RmsNormArgs {
   int64_t rows;
   int hidden;
   float epsilon;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = RmsNormArgs;
+    if (Config::kHasResidual)
+      return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
+              offsetof(A, residual_in.data), offsetof(A, residual_in.stride), offsetof(A, weight)};
+    return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
+            offsetof(A, weight), offsetof(A, out.data), offsetof(A, out.stride)};
+  }
+#endif
 };
 
 /// What one workgroup does to its rows: device code that a kernel of another module may call too.
@@ -67,6 +80,10 @@ struct RmsNormBody {
       squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
+#if defined(__HIP__)
+    if constexpr (Config::kHasResidual)
+      await_arguments(args.out.data, args.out.stride, args.residual_out.data, args.residual_out.stride);
+#endif
     const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
     x.drop_floats();
     const float inverse_rms = reciprocal_square_root(mean + args.epsilon);
@@ -91,8 +108,15 @@ struct RmsNormBody {
 };
 
 /// The kernel is a template of its body, so that two configurations are two kernels.
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::Layout::kThreads) void rms_norm_kernel(AITER_LIKE_PRELOADED,
+                                                                          typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void rms_norm_kernel(typename Body::Args args) {
+#endif
   await_stream();
   Body::run(args);
 }

@@ -12,6 +12,9 @@
 // 201 MB, 38 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/operands.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(SMOOTH) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_SMOOTH)
@@ -30,12 +33,25 @@ struct RowQuantArgs {
   int64_t scale_stride, group_stride;  // scales from row to row, from group to group
   int64_t rows, num_rows_factor;
   int columns;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = RowQuantArgs;
+    return {offsetof(A, rows), offsetof(A, columns), offsetof(A, input.data), offsetof(A, input.stride),
+            offsetof(A, num_rows), offsetof(A, out.data), offsetof(A, scale)};
+  }
+#endif
 };
 
 constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // of registers for an element of x
 
+#if defined(__HIP__)
+template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads) void row_quant_kernel(AITER_LIKE_PRELOADED, RowQuantArgs args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void row_quant_kernel(RowQuantArgs args) {
+#endif
   await_stream();
   __shared__ RowScratch<Layout> scratch;
   int64_t rows = args.rows;
@@ -58,6 +74,11 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
         for (int e = 0; e < VEC; ++e) x.set(v, e, x.at(v, e) * smooth.at(v, e));
       });
     }
+#if defined(__HIP__)
+    await_arguments(args.out.stride, args.scale_stride);
+    if constexpr (GROUP > 0) await_arguments(args.group_stride);
+    else await_arguments(args.scale_ub);
+#endif
   };
   const auto value = [&](int v, int e) { return x.at(v, e); };
 

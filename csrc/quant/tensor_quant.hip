@@ -13,6 +13,9 @@
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/operands.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(VECTORS) || !defined(VEC)
 #error "tensor_quant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t -DVECTORS -DVEC"
@@ -29,6 +32,15 @@ struct TensorQuantArgs {
   float* scale;             // [1]
   const int32_t* num_rows;  // [1] or null: only num_rows · num_rows_factor rows are quantised
   int64_t rows, num_rows_factor;
+#if defined(__HIP__)
+  Divider row_vectors;
+  uint32_t all_rows;  // `rows`, beside what is preloaded
+  static constexpr Preload preload() {
+    using A = TensorQuantArgs;
+    return {offsetof(A, num_rows), offsetof(A, row_vectors), offsetof(A, row_vectors.shift), offsetof(A, scale),
+            offsetof(A, input.data), offsetof(A, input.stride), offsetof(A, out.data)};
+  }
+#endif
 
   /// Rows to quantise.
   __device__ int64_t count() const {
@@ -67,6 +79,26 @@ __global__ __launch_bounds__(kThreads, 8) void tensor_quant_amax_kernel(TensorQu
   if (thread_index() == 0) atomic_larger(args.scale, quant_scale<OUT>(amax).scale);
 }
 
+#if defined(__HIP__)
+template <int kVec>
+__global__ __launch_bounds__(kThreads) void tensor_quant_kernel(AITER_LIKE_PRELOADED, TensorQuantArgs args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+  constexpr uint32_t kPerGroup = kThreads * VECTORS;
+  const Divider row_vectors = args.row_vectors;
+  const float scale = *args.scale;
+  const uint32_t all = args.all_rows * row_vectors.divisor, groups = (all + kPerGroup - 1) / kPerGroup;
+  const uint32_t first = (groups - 1 - workgroup_index().x) * kPerGroup + thread_index();
+  const uint32_t end = args.num_rows == nullptr ? all : static_cast<uint32_t>(args.count()) * row_vectors.divisor;
+  Packed<ELEMENT, kVec> x[VECTORS];
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {  // without a branch, at whose end the next load would begin
+    const uint32_t index = first + v * kThreads, row = row_vectors.divide(index);
+    const ELEMENT* place = args.input.row(row) + (index - row * row_vectors.divisor) * kVec;
+    x[v].load(index < end ? place : args.input.data);
+  }
+  await_arguments(args.out.stride, scale);
+  const float inverse = 1.f / scale;
+#else
 template <int kVec>
 __global__ __launch_bounds__(kThreads, 8) void tensor_quant_kernel(TensorQuantArgs args, Divider row_vectors,
                                                                     uint32_t groups) {
@@ -80,6 +112,7 @@ __global__ __launch_bounds__(kThreads, 8) void tensor_quant_kernel(TensorQuantAr
     const uint32_t index = first + v * kThreads, row = row_vectors.divide(index);
     if (index < end) x[v].load(args.input.row(row) + (index - row * row_vectors.divisor) * kVec);
   }
+#endif
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     const uint32_t index = first + v * kThreads, row = row_vectors.divide(index);
@@ -101,7 +134,14 @@ void launch_vectors(const TensorQuantArgs& args, int64_t columns, bool is_dynami
     launch_overlapped(tensor_quant_reset_kernel, dim3(1), kThreads, stream, args.scale);
     launch_overlapped(tensor_quant_amax_kernel<kVec>, dim3(some), kThreads, stream, args, row_vectors, some);
   }
+#if defined(__HIP__)
+  TensorQuantArgs all = args;
+  all.row_vectors = row_vectors;
+  all.all_rows = static_cast<uint32_t>(args.rows);
+  launch_overlapped(tensor_quant_kernel<kVec>, dim3(groups), kThreads, stream, all);
+#else
   launch_overlapped(tensor_quant_kernel<kVec>, dim3(groups), kThreads, stream, args, row_vectors, groups);
+#endif
   check_launch("tensor_quant_kernel");
 }
 

@@ -48,7 +48,20 @@ struct Draw {
     return result;
   }
   __device__ uint32_t word(int column) const { return words<1>(column)[0]; }
+  /// 64 bits: the word of column 1, and below it that of column 0.
+  __device__ uint64_t number() const {
+    const Vec<uint32_t, 4> four = philox(seed, first);
+    return uint64_t{four[1]} << 32 | four[0];
+  }
 };
+
+/// floor(number / 2^64 · total), which is below the total.
+__device__ inline uint64_t share_of(uint64_t total, uint64_t number) {
+  const uint64_t a = static_cast<uint32_t>(total), b = total >> 32;
+  const uint64_t c = static_cast<uint32_t>(number), d = number >> 32;
+  const uint64_t middle = (a * c >> 32) + static_cast<uint32_t>(a * d) + static_cast<uint32_t>(b * c);
+  return b * d + (a * d >> 32) + (b * c >> 32) + (middle >> 32);
+}
 
 /// -ln(1 - u) of u = (word + 1/2) / 2^32, distributed as an exponential of rate 1: 1e-5 relative. Small results, which
 /// decide a race, come from a series: 1 - u would leave few of their digits.

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT
 // Rows of probabilities of which the largest are kept: fewer than k above the last of them (top-k), a sum below p above
 // it (top-p), none below min_p times the largest. renorm_probs writes them divided by their sum, zeros elsewhere;
-// sampling_from_probs draws one of them, as the winner of a race: argmax of x / E, E exponential. HIP (gfx9) and CUDA.
+// sampling_from_probs draws one of them by one random number (inversion.h). HIP (gfx9) and CUDA.
 //
 //   1. a histogram by threshold.h's first level tells in which bin the cut is, and with min_p a maximum the largest
-//   2. what is above that bin is kept: it is summed, or takes part in the race, in a walk that lists the bin's elements
-//      in LDS, where the further levels are searched. For a bin of more than kListed, these are further walks
-//   3. renorm_probs walks the row once more, to write it
+//   2. what is above that bin is kept: it is summed, for a draw in chunks, in a walk that lists the bin's elements in
+//      LDS, where the further levels are searched. For a bin of more than kListed, these are further walks
+//   3. renorm_probs walks the row once more, to write it; a wave of sampling_from_probs walks one chunk
 //
 // Where there are more rows than a workgroup for each CU needs, a workgroup takes a row and does all of it. Fewer rows
 // are cut into slices: a launch for each level, whose workgroups add their histograms in memory, in integers, and one
-// launch for the result. On sm_90 a cluster holds the row and reads it once (filter_cluster.h). The cut is the same, to
-// the bit.
-// Tile: kThreads lanes, 4 accesses of 16 bytes in flight each. LDS: 25 KB.
-// Bound: memory, 2 reads of the row, 3 and a write for renorm_probs (sliced: up to 5, from a cache), and LDS atomics:
-// two per positive element in one read.
+// launch for the result. renorm_probs has one more before it, for the sum, sampling_from_probs one after it, where a
+// wave draws by the sums of all chunks. On sm_90 a cluster holds the row and reads it once (filter_cluster.h). The cut
+// is the same, to the bit, and so is the token.
+// Tile: kThreads lanes, 4 accesses of 16 bytes in flight each. LDS: 25 KB, 29 KB of sampling_from_probs.
+// Bound: memory, 2 reads of the row (1 without limits; sliced: up to 4, from a cache) and of a chunk of 4 KB or, in
+// long rows, 1/256 of them; 3 reads and a write for renorm_probs (sliced: up to 5). With top-k or top-p also LDS
+// atomics: two per positive element in one read.
 #pragma once
 
-#include "draws.h"
-#include "threshold.h"
+#include "inversion.h"
 
 namespace aiter_like {
 
@@ -43,8 +44,10 @@ struct FilterArgs {
   RowNumber<float> top_p;     // at least 1: no limit
   RowNumber<float> min_p;     // not positive: no limit
   RowSearch* searches;        // [rows], of slices
-  uint64_t* best;             // [rows, slices], of slices
+  uint64_t* sums;             // [rows, 2 + sums_of_row], of slices: the lowest key that is kept, the row's random
+                              // number, sums of the chunks
   Slices slices;
+  int sums_of_row, log2_chunks, chunk_shift;  // room for 2^log2_chunks chunks of each slice; Chunks::shift
   Seeds seeds;
   int64_t probs_rows;
   uint32_t cluster;  // workgroups that share a row in one launch; 0: none do
@@ -59,9 +62,10 @@ struct FilterBody {
   struct Lds {
     Histogram histogram;
     uint64_t list[kListed];  // key and complemented column
+    alignas(16) uint64_t chunks[Config::kIsRenorm ? 2 : kMostChunks];  // their sums
     uint32_t listed;
     SearchScratch<kThreads> search;
-    uint64_t best[kThreads / kWaveSize], maxima[kThreads / kWaveSize], sums[kThreads / kWaveSize];
+    uint64_t maxima[kThreads / kWaveSize], sums[kThreads / kWaveSize];
   };
 
   /// A row as a workgroup sees it.
@@ -204,61 +208,47 @@ struct FilterBody {
     });
   }
 
-  /// The winner of the race of what is kept of the elements that `each` gives to the work-item: single ones in any
-  /// order, vectors with rising columns.
-  template <class Each>
-  __device__ __forceinline__ static uint64_t race(const Args& args, const Row& row, uint32_t first, Each each) {
-    const Draw draw(args.seeds, row.index);
+  /// The chunks of slice `index`; a row that a workgroup takes whole is slice 0.
+  __device__ static Chunks<Element> chunks_of(const Args& args, const Row& row, int index) {
+    const int begin = index * args.slices.length, left = args.slices.size - begin;
+    const int end = left < args.slices.length ? args.slices.size : begin + args.slices.length;
+    return {RowSplit<Element>(row.data, begin, end), args.chunk_shift};
+  }
+
+  /// Writes the token of a row by its random number and the sums of its chunks, 2^log2_chunks for each slice. For a
+  /// wave.
+  __device__ __forceinline__ static void draw(const Args& args, const Row& row, uint32_t first, uint64_t number,
+                                              const ChunkSums& sums) {
+    const ChunkPlace place = sums.find([&](uint64_t total) { return share_of(total, number); });
+    const int slice = place.chunk >> args.log2_chunks, chunk = place.chunk - (slice << args.log2_chunks);
+    const int token = chunks_of(args, row, slice).find(chunk, bits_float(first), place.rest);
+    if (lane_index() == 0) args.tokens[row.index] = token;
+  }
+
+  /// Writes the column of the largest of the elements that `each` calls its argument with, as (column, x): the token of
+  /// a row of which nothing that is kept has a mass, and which therefore keeps its largest.
+  template <int kWorkItems, class Each>
+  __device__ __forceinline__ static void draw_largest(const Args& args, const Row& row, Each each,
+                                                      uint64_t (&scratch)[kWorkItems / kWaveSize]) {
     uint64_t best = 0;
-    float most = -1.f;  // of the vectors; a comparison of floats is cheaper
-    int place = 0;
-    each([&](int column, const auto& x) {
-      constexpr int kCount = sizeof(x) / sizeof(float);
-      bool is_any = false;
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) is_any = is_any || probability_key(x[e]) >= first;
-      if (!is_any) return;
-      const auto words = draw.template words<kCount>(column);
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) {
-        if (probability_key(x[e]) < first) continue;
-        const float score = x[e] * fast_reciprocal(exponential_of(words[e]));
-        if constexpr (kCount == 1) {
-          const uint64_t one = candidate(ordered_key(score), static_cast<uint32_t>(column));
-          best = one > best ? one : best;
-        } else {
-          place = score > most ? column + e : place;
-          most = score > most ? score : most;
-        }
-      }
+    each([&](int column, float x) {
+      const uint64_t one = x > 0.f ? candidate(float_bits(x), static_cast<uint32_t>(column)) : 0;
+      best = one > best ? one : best;
     });
-    const uint64_t one = candidate(ordered_key(most), static_cast<uint32_t>(place));
-    return most >= 0.f && one > best ? one : best;
+    best = workgroup_best<kWorkItems>(best, scratch);
+    if (thread_index() == 0) args.tokens[row.index] = token(best);
   }
-
-  /// The result of row[begin, end). `mass`: of what is kept of the row, for renorm_probs.
-  __device__ __forceinline__ static void apply(const Args& args, const Row& row, uint32_t first, uint64_t mass,
-                                               int begin, int end, Lds& lds) {
-    const auto each = [&](auto f) { scan_row<kThreads>(row.data, begin, end, f); };
-    if constexpr (Config::kIsRenorm) {
-      const RowSplit<Element> split(row.data, begin, end);
-      write_kept(args, row, first, mass, begin + split.head, each);
-    } else {
-      const uint64_t best = workgroup_best<kThreads>(race(args, row, first, each), lds.best);
-      if (thread_index() != 0) return;
-      if (args.best)
-        args.best[row.index * count(args) + workgroup_index().x] = best;
-      else
-        args.tokens[row.index] = token(best);
-    }
-  }
-
   /// Column 0 of a row that has nothing to be drawn.
   __device__ static int32_t token(uint64_t best) {
     return best == 0 ? 0 : static_cast<int32_t>(candidate_column(best));
   }
-  __device__ static int64_t count(const Args& args) {
-    return (args.slices.size + args.slices.length - 1) / args.slices.length;
+
+  /// Writes row[begin, end) of renorm_probs. `mass`: of what is kept of the row.
+  __device__ __forceinline__ static void write_part(const Args& args, const Row& row, uint32_t first, uint64_t mass,
+                                                    int begin, int end) {
+    const RowSplit<Element> split(row.data, begin, end);
+    write_kept(args, row, first, mass, begin + split.head,
+               [&](auto f) { scan_row<kThreads>(row.data, begin, end, f); });
   }
 
   __device__ __forceinline__ static void run(const Args& args) {
@@ -291,25 +281,56 @@ struct FilterBody {
       finish_bin(args, row, cut, maximum, lds);
   }
 
+  /// The sums of what is kept of chunks, which others see after a barrier.
+  __device__ __forceinline__ static void sum_chunks(const Chunks<Element>& chunks, uint32_t first, uint64_t* sums) {
+    const float lowest = bits_float(first);
+    chunks.template sum<kThreads>([&](int, const auto& x) { return kept_mass_of(x, lowest); },
+                                  [&](int chunk, uint64_t sum) { sums[chunk] = sum; });
+  }
+  /// Makes sums[from, to) zeros.
+  __device__ static void clear_sums(uint64_t* sums, int from, int to) {
+    for (int chunk = from + thread_index(); chunk < to; chunk += kThreads) sums[chunk] = 0;
+  }
+
   /// The result of a whole row, given the lowest key that is kept.
   __device__ __forceinline__ static void finish(const Args& args, const Row& row, uint32_t first, Lds& lds) {
-    const uint64_t mass = Config::kIsRenorm ? kept_mass(row, first, 0, args.slices.size, lds) : 0;
-    apply(args, row, first, mass, 0, args.slices.size, lds);
+    if constexpr (Config::kIsRenorm) {
+      write_part(args, row, first, kept_mass(row, first, 0, args.slices.size, lds), 0, args.slices.size);
+    } else {
+      const Chunks<Element> chunks = chunks_of(args, row, 0);
+      sum_chunks(chunks, first, lds.chunks);
+      clear_sums(lds.chunks, chunks.count, ChunkSums::rounded(chunks.count));
+      workgroup_barrier();
+      draw_whole(args, row, first, chunks.count, lds);
+    }
+  }
+
+  /// Writes the token of a row by the sums of its chunks in LDS, which all work-items see.
+  __device__ __forceinline__ static void draw_whole(const Args& args, const Row& row, uint32_t first, int count,
+                                                    Lds& lds) {
+    const ChunkSums sums(lds.chunks, ChunkSums::rounded(count));
+    if (sums.are_zero())
+      draw_largest<kThreads>(
+          args, row, [&](auto f) { scan_elements<kThreads>(row.data, 0, args.slices.size, f); }, lds.maxima);
+    else if (wave_index() == 0)
+      draw(args, row, first, Draw(args.seeds, row.index).number(), sums);
   }
 
   /// The result of a whole row whose cut is among the few elements of a bin.
   __device__ __forceinline__ static void finish_bin(const Args& args, const Row& row, const Cut& cut, uint32_t maximum,
                                                     Lds& lds) {
-    const uint32_t bin = cut.first >> cut.shift, sure = lowest(row, Cut{(bin + 1) << cut.shift}, maximum);
+    constexpr uint32_t kInfinity = 0x7F800000u;
+    const uint32_t bin = cut.first >> cut.shift, low = bin == 0 ? 1 : bin << cut.shift, above = (bin + 1) << cut.shift;
+    const uint32_t sure = lowest(row, Cut{above}, maximum), keys = low == kInfinity ? 1 : above - low;
     const auto list = [&](int column, float x) {
-      const uint32_t key = probability_key(x);
-      if (key != 0 && key >> cut.shift == bin)
-        lds.list[lds_add(&lds.listed, 1)] = candidate(key, static_cast<uint32_t>(column));
+      const uint32_t key = float_bits(x);
+      if (key - low < keys) lds.list[lds_add(&lds.listed, 1)] = candidate(key, static_cast<uint32_t>(column));
     };
-    const auto each_listed = [&](auto f) {
+    const auto each_listed = [&](uint32_t first, auto f) {
       for (uint32_t i = thread_index(); i < lds.listed; i += kThreads) {
         const uint64_t one = lds.list[i];
-        f(static_cast<int>(candidate_column(one)), Vec<float, 1>{{bits_float(candidate_key(one))}});
+        if (candidate_key(one) >= first)
+          f(static_cast<int>(candidate_column(one)), mass_of_key(candidate_key(one)));
       }
     };
     if constexpr (Config::kIsRenorm) {
@@ -321,23 +342,26 @@ struct FilterBody {
       });
       workgroup_barrier();
       const uint32_t first = lowest(row, search_list(args, row, cut, lds), maximum);
-      each_listed([&](int, const auto& x) {
-        const uint32_t key = probability_key(x[0]);
-        if (key >= first) mass += mass_of_key(key);
-      });
-      apply(args, row, first, mass_of_workgroup(mass, lds), 0, args.slices.size, lds);
+      each_listed(first, [&](int, uint64_t one) { mass += one; });
+      write_part(args, row, first, mass_of_workgroup(mass, lds), 0, args.slices.size);
     } else {
-      const uint64_t above = race(args, row, sure, [&](auto f) {
-        scan_row<kThreads>(row.data, 0, args.slices.size, [&](int column, const auto& x) {
+      const Chunks<Element> chunks = chunks_of(args, row, 0);
+      const float sure_one = bits_float(sure), low_one = bits_float(low);
+      chunks.template sum<kThreads>(
+          [&](int column, const auto& x) {
+            constexpr int kCount = sizeof(x) / sizeof(float);
+            if (!is_any_from(low_one, x)) return uint64_t{0};
 #pragma unroll
-          for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e) list(column + e, x[e]);
-          f(column, x);
-        });
-      });
+            for (int e = 0; e < kCount; ++e) list(column + e, x[e]);
+            return kept_mass_of(x, sure_one);
+          },
+          [&](int chunk, uint64_t sum) { lds.chunks[chunk] = sum; });
+      clear_sums(lds.chunks, chunks.count, ChunkSums::rounded(chunks.count));
       workgroup_barrier();
-      const uint64_t below = race(args, row, lowest(row, search_list(args, row, cut, lds), maximum), each_listed);
-      const uint64_t best = workgroup_best<kThreads>(above > below ? above : below, lds.best);
-      if (thread_index() == 0) args.tokens[row.index] = token(best);
+      const uint32_t first = lowest(row, search_list(args, row, cut, lds), maximum);
+      each_listed(first, [&](int column, uint64_t one) { lds_add(&lds.chunks[chunks.chunk_of(column)], one); });
+      workgroup_barrier();
+      draw_whole(args, row, first, chunks.count, lds);
     }
   }
 
@@ -376,22 +400,48 @@ struct FilterBody {
     if (thread_index() == 0) global_add(&args.searches[row.index].mass, mass);
   }
 
-  /// The last launch for slices: the result of one.
+  /// A launch for slices: the result of one; of sampling_from_probs the sums of its chunks.
   __device__ __forceinline__ static void run_slice(const Args& args) {
     __shared__ Lds lds;
     Row row;
-    if (!find(args, row)) {
-      if (!Config::kIsRenorm && thread_index() == 0)
-        args.best[row.index * count(args) + workgroup_index().x] = candidate(1, 0xFFFFFFFFu);  // token -1
-      return;
-    }
+    if (!find(args, row)) return;
     Cut cut = Cut::start();
     if (!row.limits.is_none())
       cut = Config::kIsRenorm ? args.searches[row.index].cuts[kLevels - 1]  // run_mass has left it
                               : search_counted(args, row, kLevels, false, lds);
     const RowSearch* shared = args.searches ? args.searches + row.index : nullptr;
     const uint32_t first = lowest(row, cut, shared ? shared->maximum : 0);
-    apply(args, row, first, Config::kIsRenorm ? shared->mass : 0, args.slices.begin(), args.slices.end(), lds);
+    if constexpr (Config::kIsRenorm) {
+      write_part(args, row, first, shared->mass, args.slices.begin(), args.slices.end());
+    } else {
+      const int slice = workgroup_index().x, first_chunk = slice << args.log2_chunks;
+      uint64_t* const of_row = args.sums + row.index * (2 + args.sums_of_row);
+      const Chunks<Element> chunks = chunks_of(args, row, slice);
+      sum_chunks(chunks, first, of_row + 2 + first_chunk);
+      const bool is_last = args.slices.end() == args.slices.size;
+      clear_sums(of_row + 2, first_chunk + chunks.count,
+                 is_last ? args.sums_of_row : first_chunk + (1 << args.log2_chunks));
+      if (slice != 0 || thread_index() != kThreads - 1) return;  // of a wave that has no chunk more than others
+      of_row[0] = first;
+      of_row[1] = Draw(args.seeds, row.index).number();
+    }
+  }
+
+  /// The last launch for slices of sampling_from_probs: the token of a row, by a wave.
+  __device__ __forceinline__ static void run_draw(const Args& args) {
+    __shared__ uint64_t scratch[1];
+    Row row;
+    if (!find(args, row)) {
+      if (thread_index() == 0) args.tokens[row.index] = -1;
+      return;
+    }
+    const uint64_t* const of_row = args.sums + row.index * (2 + args.sums_of_row);
+    const ChunkSums sums(of_row + 2, args.sums_of_row);
+    if (sums.are_zero())
+      draw_largest<kWaveSize>(
+          args, row, [&](auto f) { scan_elements<kWaveSize>(row.data, 0, args.slices.size, f); }, scratch);
+    else
+      draw(args, row, static_cast<uint32_t>(of_row[0]), of_row[1], sums);
   }
 };
 

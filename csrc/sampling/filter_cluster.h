@@ -7,10 +7,10 @@
 //      - top-p: what is below ε sums to less than ε times the columns; is that half of what p leaves of the sum, then
 //        the elements from ε on, too, sum to more than p. Half, since the search's sums are rounded
 //   2. with few elements expected from the bound on, all of them are listed in the first workgroup's LDS: it finds the
-//      cut alone, and the sum of what is kept, or the winner of the race, among these
+//      cut alone, and the sum of what is kept, or the token, among these
 //   3. else histograms of them, which the first workgroup has added up in its own, and a list of one bin; then a walk
-//      for the sum, or for the race, whose winners the first one compares
-//   4. a walk that writes what is kept
+//      for the sum, of a draw in chunks
+//   4. a walk that writes what is kept, or one of the chunk that has the token, by its workgroup
 //
 // The bound is rounded down to a bin of the first level: the bins from the cut's on hold all of their elements, and the
 // search never looks at those below. So the cut is that of filter_body.h, bit for bit.
@@ -33,8 +33,17 @@ struct FilterClusterBody {
   static constexpr uint32_t kFew = 256;  // k of top-k, of which a workgroup's lanes give a bound
   using Slice = HeldSlice<Element, kThreads>;
 
+  /// What a draw has where the histogram was.
+  struct Inversion {
+    alignas(16) uint64_t chunks[kMostChunks];  // of the workgroup's slice; of a list, of as many columns each
+    uint32_t members[kListed], count;  // places in the list of what a chunk has
+    ChunkPlace place;
+  };
   struct Lds {
-    Histogram histogram;
+    union {
+      Histogram histogram;
+      Inversion inversion;
+    };
     SearchScratch<kThreads> search;
     uint64_t maxima[kWaves], masses[kWaves];
     float sums[kWaves];
@@ -79,20 +88,13 @@ struct FilterClusterBody {
     Cut cut = Cut::start();
     if (is_limited) cut = search(args, row, slice, bound, lds);
     const uint32_t first = Base::lowest(row, cut, maximum);
-    const auto each = [&](auto f) { slice.each(f); };
     if constexpr (Config::kIsRenorm) {
       const uint64_t mass = mass_of_row(args, slice, first, lds);
       cluster_arrive();
-      Base::write_kept(args, row, first, mass, slice.split.column(0), each);
+      Base::write_kept(args, row, first, mass, slice.split.column(0), [&](auto f) { slice.each(f); });
       cluster_wait();
     } else {
-      const uint64_t best = workgroup_best<kThreads>(Base::race(args, row, first, each), lds.maxima);
-      if (thread_index() == 0) store_of_peer(&lds.bests[workgroup_index().x], 0, best);
-      cluster_barrier();
-      if (!is_first() || thread_index() != 0) return;
-      uint64_t whole = 0;
-      for (uint32_t rank = 0; rank < args.cluster; ++rank) whole = lds.bests[rank] > whole ? lds.bests[rank] : whole;
-      args.tokens[row.index] = Base::token(whole);
+      draw(args, row, slice, first, lds);
     }
   }
 
@@ -242,16 +244,104 @@ struct FilterClusterBody {
       Base::write_kept(args, row, static_cast<uint32_t>(lds.first_and_count), lds.kept_mass, slice.split.column(0),
                        [&](auto f) { slice.each(f); });
     } else {
-      if (!is_first()) return;
-      const uint64_t best = Base::race(args, row, first, [&](auto f) {
-        for (uint32_t i = thread_index(); i < listed; i += kThreads) {
-          const uint64_t one = lds.list[i];
-          f(static_cast<int>(candidate_column(one)), Vec<float, 1>{{bits_float(candidate_key(one))}});
-        }
-      });
-      const uint64_t whole = workgroup_best<kThreads>(best, lds.maxima);
-      if (thread_index() == 0) args.tokens[row.index] = Base::token(whole);
+      if (is_first()) draw_listed(args, row, first, listed, lds);
     }
+  }
+
+  /// Writes the token: by the workgroup whose slice has it. All have passed a barrier of the cluster since the search.
+  __device__ __forceinline__ static void draw(const Args& args, const Row& row, const Slice& slice, uint32_t first,
+                                              Lds& lds) {
+    Chunks<Element> chunks(slice.split, args.chunk_shift);
+    chunks.vectors = slice.vectors;
+    Base::sum_chunks(chunks, first, lds.inversion.chunks);
+    Base::clear_sums(lds.inversion.chunks, chunks.count, ChunkSums::rounded(chunks.count));
+    workgroup_barrier();
+    const ChunkSums sums(lds.inversion.chunks, ChunkSums::rounded(chunks.count));
+    const uint64_t mass = wave_total(sums.own);
+    if (thread_index() == 0) lds.mass = mass;
+    cluster_barrier();
+    uint64_t total = 0, before = 0;
+    for (uint32_t rank = 0; rank < args.cluster; ++rank) {
+      if (rank == workgroup_index().x) before = total;
+      total += load_of_peer(&lds.mass, rank);
+    }
+    cluster_arrive();
+    if (total == 0) {
+      draw_largest(args, row, slice, lds);
+      return;
+    }
+    const uint64_t wanted = share_of(total, Draw(args.seeds, row.index).number());
+    if (wave_index() == 0 && before <= wanted && wanted - before < mass) {
+      const ChunkPlace place = sums.find([&](uint64_t) { return wanted - before; });
+      const int token = chunks.find(place.chunk, bits_float(first), place.rest);
+      if (lane_index() == 0) args.tokens[row.index] = token;
+    }
+    cluster_wait();
+  }
+
+  /// The token of a row of which nothing that is kept has a mass; ends the barrier of the cluster that has begun.
+  __device__ __forceinline__ static void draw_largest(const Args& args, const Row& row, const Slice& slice, Lds& lds) {
+    uint64_t best = 0;
+    slice.each_element([&](int column, float x) {
+      const uint64_t one = x > 0.f ? candidate(float_bits(x), static_cast<uint32_t>(column)) : 0;
+      best = one > best ? one : best;
+    });
+    best = workgroup_best<kThreads>(best, lds.maxima);
+    cluster_wait();
+    if (thread_index() == 0) store_of_peer(&lds.bests[workgroup_index().x], 0, best);
+    cluster_barrier();
+    if (!is_first() || thread_index() != 0) return;
+    for (uint32_t rank = 0; rank < args.cluster; ++rank) best = lds.bests[rank] > best ? lds.bests[rank] : best;
+    args.tokens[row.index] = Base::token(best);
+  }
+
+  /// Writes the token, one of the kept elements of the list.
+  __device__ __forceinline__ static void draw_listed(const Args& args, const Row& row, uint32_t first, uint32_t listed,
+                                                     Lds& lds) {
+    const auto each_kept = [&](auto f) {
+      for (uint32_t i = thread_index(); i < listed; i += kThreads)
+        if (candidate_key(lds.list[i]) >= first) f(i, candidate_column(lds.list[i]), mass_at(lds, i));
+    };
+    int log2 = 0;  // of the columns of a chunk
+    while (args.slices.size > kMostChunks << log2) ++log2;
+    Base::clear_sums(lds.inversion.chunks, 0, kMostChunks);
+    if (thread_index() == 0) lds.inversion.count = 0;
+    workgroup_barrier();
+    each_kept([&](uint32_t, uint32_t column, uint64_t mass) { lds_add(&lds.inversion.chunks[column >> log2], mass); });
+    workgroup_barrier();
+    const ChunkSums sums(lds.inversion.chunks, kMostChunks);
+    if (sums.are_zero()) {
+      uint64_t best = 0;
+      each_kept([&](uint32_t i, uint32_t, uint64_t) { best = lds.list[i] > best ? lds.list[i] : best; });
+      best = workgroup_best<kThreads>(best, lds.maxima);
+      if (thread_index() == 0) args.tokens[row.index] = Base::token(best);
+      return;
+    }
+    if (wave_index() == 0) {
+      const uint64_t number = Draw(args.seeds, row.index).number();
+      const ChunkPlace place = sums.find([&](uint64_t total) { return share_of(total, number); });
+      if (lane_index() == 0) lds.inversion.place = place;
+    }
+    workgroup_barrier();
+    const ChunkPlace place = lds.inversion.place;
+    each_kept([&](uint32_t i, uint32_t column, uint64_t) {
+      if (static_cast<int>(column >> log2) == place.chunk) lds.inversion.members[lds_add(&lds.inversion.count, 1)] = i;
+    });
+    workgroup_barrier();
+    const uint32_t count = lds.inversion.count;
+    for (uint32_t i = thread_index(); i < count; i += kThreads) {
+      const uint32_t own = lds.inversion.members[i], column = candidate_column(lds.list[own]);
+      uint64_t before = 0;
+      for (uint32_t k = 0; k < count; ++k) {
+        const uint32_t other = lds.inversion.members[k];
+        if (candidate_column(lds.list[other]) < column) before += mass_at(lds, other);
+      }
+      if (before <= place.rest && place.rest - before < mass_at(lds, own))
+        args.tokens[row.index] = static_cast<int32_t>(column);
+    }
+  }
+  __device__ static uint64_t mass_at(const Lds& lds, uint32_t place) {
+    return mass_of_key(candidate_key(lds.list[place]));
   }
 
   /// The sum over the workgroup, in every work-item.

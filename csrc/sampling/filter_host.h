@@ -10,6 +10,16 @@
 #if AITER_LIKE_HOST_PASS
 namespace aiter_like::ffi {
 
+/// How slices are summed in chunks, as small ones as there is room for.
+template <class Element, class Args>
+void plan_chunks(Args& args, uint32_t slices) {
+  const uint32_t most = slices == 1 ? kMostChunks : kMostSlicedChunks;
+  const int vectors = (args.slices.length + Chunks<Element>::kVec - 1) / Chunks<Element>::kVec;
+  while (vectors > 1 << (Chunks<Element>::kLog2 + args.log2_chunks)) ++args.log2_chunks;
+  for (; slices << args.log2_chunks > most; --args.log2_chunks) ++args.chunk_shift;
+  args.sums_of_row = ChunkSums::rounded(static_cast<int>(slices << args.log2_chunks));
+}
+
 /// Fills in what depends on the limits and on how the `rows` results are cut, and launches. `groups`: workgroups of a
 /// row; 0: as many as suit.
 template <class Config, class Launch>
@@ -31,14 +41,16 @@ void run_filter(FilterArgs<Config>& args, const Tensor& probs, int64_t rows, uin
   if (!is_read_once && groups != 0)
     args.cluster = cluster_of(groups, rows, row_bytes, kMostDynamicLds, probs);
   if (args.cluster > 0) slices = args.cluster;
+  if (!Config::kIsRenorm && slices > kMostSlicedChunks) slices = kMostSlicedChunks;
   args.slices = plan_slices(p.size, slices);
-  std::optional<Scratch> searches, best;
+  if (!Config::kIsRenorm) plan_chunks<Element>(args, args.cluster > 0 ? 1 : slices);
+  std::optional<Scratch> searches, sums;
   const bool is_sliced = slices > 1 && args.cluster == 0;
   if (is_sliced && (is_limited || has_min_p || Config::kIsRenorm))
     args.searches = static_cast<RowSearch*>(
         searches.emplace(rows * static_cast<int64_t>(sizeof(RowSearch)), probs.device()).data());
   if (is_sliced && !Config::kIsRenorm)
-    args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, probs.device()).data());
+    args.sums = static_cast<uint64_t*>(sums.emplace(rows * (2 + args.sums_of_row) * 8, probs.device()).data());
   launch(args, static_cast<uint32_t>(rows), slices, is_limited, has_min_p, stream_of(probs));
 }
 

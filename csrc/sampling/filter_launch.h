@@ -31,18 +31,10 @@ __global__ __launch_bounds__(Body::kThreads, 2) void filter_slice_kernel(typenam
   await_stream();
   Body::run_slice(args);
 }
-/// The token of each row, from the best of its slices, by a wave.
 template <class Body>
-__global__ __launch_bounds__(kWaveSize) void filter_merge_kernel(typename Body::Args args) {
+__global__ __launch_bounds__(kWaveSize) void filter_draw_kernel(typename Body::Args args) {
   await_stream();
-  const int64_t row = workgroup_index().x, count = Body::count(args);
-  uint64_t best = 0;
-  for (int64_t slice = thread_index(); slice < count; slice += kWaveSize) {
-    const uint64_t one = args.best[row * count + slice];
-    best = one > best ? one : best;
-  }
-  best = wave_best(best);
-  if (thread_index() == 0) args.tokens[row] = Body::token(best);
+  Body::run_draw(args);
 }
 template <class Body>
 __global__ __launch_bounds__(256) void filter_clear_kernel(uint32_t* words, int64_t count) {
@@ -91,8 +83,8 @@ void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slice
   launch_overlapped(filter_slice_kernel<Body>, grid, Body::kThreads, stream, args);
   check_launch("filter_slice_kernel");
   if (Config::kIsRenorm) return;
-  launch_overlapped(filter_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
-  check_launch("filter_merge_kernel");
+  launch_overlapped(filter_draw_kernel<Body>, dim3(1, rows), kWaveSize, stream, args);
+  check_launch("filter_draw_kernel");
 }
 
 }  // namespace aiter_like

@@ -31,12 +31,6 @@ struct Residual {
   }
 };
 
-/// The sum over a wave, in all lanes.
-__device__ inline uint64_t wave_total(uint64_t x) {
-  wave_sum_before(x);
-  return x;
-}
-
 /// The token, in every work-item, for `share` = word / 2^32 of the sum; -1 where nothing is left.
 template <int kThreads>
 __device__ int residual_token(const Residual& row, uint32_t word, ResidualScratch<kThreads>& scratch) {

@@ -149,6 +149,12 @@ __device__ inline uint64_t wave_sum_before(uint64_t& total, uint64_t before = 0)
   return before;
 }
 
+/// The sum over the wave, in all lanes.
+__device__ inline uint64_t wave_total(uint64_t x) {
+  wave_sum_before(x);
+  return x;
+}
+
 /// As store_vec, where another path stores the same elements one by one: compilers would make that of both, and an
 /// eighth of the bandwidth of it.
 template <class T, int kCount>

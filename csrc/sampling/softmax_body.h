@@ -16,6 +16,9 @@
 
 #include "aiter_like/math.h"
 #include "held_slice.h"
+#if defined(__HIP__)
+#include "aiter_like/preload.h"
+#endif
 
 namespace aiter_like {
 
@@ -31,6 +34,13 @@ struct SoftmaxArgs {
   Slices slices;
   uint32_t cluster;  // workgroups that share a row without a second launch; 0: none do
   float temperature;
+#if defined(__HIP__)
+  static constexpr Preload preload() {
+    using A = SoftmaxArgs;
+    return {offsetof(A, input.data), offsetof(A, input.stride), offsetof(A, slices), offsetof(A, temperatures),
+            offsetof(A, cluster), offsetof(A, out.data), offsetof(A, out.stride)};
+  }
+#endif
 };
 
 /// The maximum of numbers, NaNs aside, and the sum of 2^((x - maximum) · scale), which a NaN makes NaN.
@@ -236,8 +246,14 @@ struct SoftmaxBody {
   }
 };
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads) void softmax_kernel(AITER_LIKE_PRELOADED, typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 1) void softmax_kernel(typename Body::Args args) {
+#endif
   await_stream();
   Body::run(args);
 }
@@ -248,14 +264,27 @@ __global__ __launch_bounds__(Body::kThreads, 3) void softmax_cluster_kernel(type
   Body::run_cluster(args);
 }
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads) void softmax_parts_kernel(AITER_LIKE_PRELOADED, typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 1) void softmax_parts_kernel(typename Body::Args args) {
+#endif
   await_stream();
   Body::run_parts(args);
 }
 
+#if defined(__HIP__)
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads) void softmax_slices_kernel(AITER_LIKE_PRELOADED,
+                                                                        typename Body::Args args) {
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#else
 template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 1) void softmax_slices_kernel(typename Body::Args args) {
+#endif
   await_stream();
   Body::run_slices(args);
 }

@@ -54,7 +54,18 @@ __device__ inline uint64_t mantissa_of(uint32_t key) {
   return (key & 0x7FFFFFu) | (key >> 23 ? 0x800000u : 0u);
 }
 __device__ inline int exponent_of(uint32_t key) { return key >> 23 ? static_cast<int>(key >> 23) : 1; }
-__device__ inline uint64_t mass_of_key(uint32_t key) { return mass_units(mantissa_of(key), exponent_of(key)); }
+
+/// The units that a number has, rounded down. Of those below 0 and of a NaN none; from 256 on kMostMass.
+__device__ inline uint64_t mass_of(float x) {
+#if defined(__HIP__)
+  const float high = __builtin_amdgcn_fmed3f(x * 0x1p12f, 0.f, 0x1p20f);  // in units of 2^-12
+  return uint64_t{static_cast<uint32_t>(high)} << 32 |
+         static_cast<uint32_t>(__builtin_amdgcn_fractf(high) * 0x1p32f);
+#else
+  return static_cast<uint64_t>(__builtin_fminf(__builtin_fmaxf(x, 0.f), 0x1p8f) * kMassUnits);
+#endif
+}
+__device__ inline uint64_t mass_of_key(uint32_t key) { return mass_of(bits_float(key)); }
 
 /// One level of the search, 0 to 2: which bits of a key are the bin, and how many of the bits below are summed.
 struct Level {

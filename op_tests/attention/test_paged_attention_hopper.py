@@ -19,28 +19,30 @@ from aiter_like.ops.common.triton import launch
 pytestmark = pytest.mark.rotating
 
 
-def decoding(kv_dtype: str) -> Any:
-    """64 sequences of up to 1024 keys, whose tensors nobody reads."""
+def decoding(kv_dtype: str, most: int) -> Any:
+    """64 sequences of up to `most` keys, whose tensors nobody reads."""
     scales = "none" if kv_dtype == "bf16" else "tensor"
     key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 32, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
            "page_size": 16, "layout": "rows", "scale_layout": scales, "dtype": "bf16", "kv_dtype": kv_dtype}
     call = paged_attention_op.tuning.case(key, torch.device("cpu"), 0)
-    return call._replace(max_seqlen_k=1024, block_table=call.block_table.repeat(32, 1), q=call.q.repeat(32, 1, 1),
-                         seqlens_k=call.seqlens_k.repeat(32), out=call.out.repeat(32, 1, 1))
+    return call._replace(max_seqlen_k=most, block_table=call.block_table.repeat(32, most // 1024), num_splits=1,
+                         q=call.q.repeat(32, 1, 1), seqlens_k=call.seqlens_k.repeat(32), out=call.out.repeat(32, 1, 1))
 
 
-@pytest.mark.parametrize("kv_dtype, tile", (("bf16", 32 << 10), ("fp8_e4m3fn", 16 << 10)))
-def test_code_for_hopper(monkeypatch, tmp_path, kv_dtype, tile):
-    """Two tiles of keys and values in shared memory, copied 16 bytes at a time; matrices are read by LDSM alone, of
-    fp8 too, each by one wave; the loop waits for the other waves twice, before a tile is read and overwritten.
+@pytest.mark.parametrize("kv_dtype, most, tiles, keys, waits", (
+    ("bf16", 8192, 2, 16, 2), ("bf16", 1024, 3, 32, 3), ("fp8_e4m3fn", 1024, 2, 16, 2)))
+def test_code_for_hopper(monkeypatch, tmp_path, kv_dtype, most, tiles, keys, waits):
+    """Tiles of keys and values in shared memory, copied 16 bytes at a time; matrices are read by LDSM alone, of fp8
+    too, each by one wave; the loop waits for the other waves before a tile is read and overwritten. keys: of a tile's
+    64, a wave's own.
     """
-    call, hopper = decoding(kv_dtype), Target("cuda", "sm_90", 132, 32, False, 0)
+    call, hopper = decoding(kv_dtype, most), Target("cuda", "sm_90", 132, 32, False, 0)
     monkeypatch.setattr(paged_attention_call, "target_of", lambda _: hopper)
     with compiled_for_hopper(monkeypatch, paged_attention, launch) as built:
         paged_attention.paged_attention(call)
-    assert len(built) == 1  # nothing to add up
-    code = disassembled(built[0], tmp_path)
-    assert 2 * tile <= built[0].metadata.shared <= 2 * tile + 1024
+    assert len(built) == 1
+    code, tile = disassembled(built[0], tmp_path), 2 * 64 * 128 * call.k.element_size()
+    assert tiles * tile <= built[0].metadata.shared <= tiles * tile + 1024
     assert not re.search(r"\b(LDL|STL)\b", code)
     lines = [line for line in code.splitlines() if re.search(r"/\*[0-9a-f]{4}\*/", line)]
     copies = [line for line in lines if "LDGSTS" in line]
@@ -48,5 +50,5 @@ def test_code_for_hopper(monkeypatch, tmp_path, kv_dtype, tile):
     first = next(index for index, line in enumerate(lines) if "HMMA" in line)
     last = max(index for index, line in enumerate(lines) if "HMMA" in line)
     loop = "\n".join(lines[first:last])
-    assert loop.count("LDSM") >= 4 and "LDS.U" not in loop and loop.count("BAR.SYNC") <= 2
-    assert loop.count("HMMA") + 1 == 2 * 16 * 16 * 128 // (16 * 8 * 16)  # 16 rows times a wave's own 16 keys
+    assert loop.count("LDSM") >= 4 and "LDS.U" not in loop and loop.count("BAR.SYNC") <= waits
+    assert loop.count("HMMA") + 1 == 2 * 16 * keys * 128 // (16 * 8 * 16)  # 16 rows times a wave's own keys

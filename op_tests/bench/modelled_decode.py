@@ -50,9 +50,9 @@ def _samplers(rows: int) -> Iterator[tuple[str, Callable[[], Case]]]:
     yield f"softmax × {rows}", functools.partial(of_key, "softmax", {**key, "out_dtype": "fp32"})
     yield f"sample × {rows}", functools.partial(of_key, "sample", {**key, "features": "made"}, is_whole=True)
     yield f"topk 8 × {rows}", functools.partial(of_key, "topk", {**key, "k": 8}, is_whole=True)
-    for kind in ("top_k", "top_p", "top_k+top_p"):
+    for kind in ("none", "top_k", "top_p", "top_k+top_p"):
         for operator in ("sampling_from_probs", "renorm_probs"):
-            if not (operator == "renorm_probs" and "+" in kind):
+            if operator == "sampling_from_probs" or kind in ("top_k", "top_p"):
                 yield f"{operator} {kind} × {rows}", functools.partial(of_key, operator, {**key, "features": kind},
                                                                        is_whole=True)
 

@@ -61,7 +61,7 @@ def test_form(device, backend, tokens, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_the_dispatcher_takes(device, form):
-    one = layer(device, form, shuffled=form in ("bf16", "fp8 blocks", "int8 token"))
+    one = layer(device, form, shuffled=form in ("bf16", "fp8 blocks", "int8 token", "int4 groups"))
     hidden, weights, ids = tokens_of(device, 19, 6, 3, 128, 5, dtype_of(form))
     out = aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids, **one.options)
     check(out, *expected(one, hidden, weights, ids), one.eight_bits)
@@ -211,6 +211,14 @@ def test_refusals(device):
         aiter_like.fused_moe(*given, activation=ActivationType.Situv2)
     with pytest.raises(ValueError, match="fused_moe: quant_type must be QuantType.No"):
         aiter_like.fused_moe(*given, quant_type=QuantType.per_Token)
+    four = layer(device, "int4 row", shuffled=True)
+    with pytest.raises(UnsupportedError, match="w1 of int4 .* is served with gate_mode 'separated'"):
+        aiter_like.fused_moe(hidden, four.w1, four.w2, weights, ids, gate_mode="interleave", **four.options)
+    four = layer(device, "int4 row")
+    for w in (four.w1, four.w2):
+        w.is_shuffled, w.shuffle_layout = True, (32, 16)
+    with pytest.raises(UnsupportedError, match=r"w1 of int4 in the order of shuffle_weight with layout \(32, 16\)"):
+        aiter_like.fused_moe(hidden, four.w1, four.w2, weights, ids, **four.options)
     eight = layer(device, "fp8 blocks")
     with pytest.raises(TypeError, match="fused_moe: w1_scale must be a tensor"):
         aiter_like.fused_moe(hidden, eight.w1, eight.w2, weights, ids, quant_type=QuantType.per_1x128)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import pytest
 import torch
@@ -153,3 +154,21 @@ def test_many_rows_are_derived_in_parts(device, monkeypatch):
     parts = torch.autograd.grad(experts_with_grad(*given[0][:4], given[1], "silu_and_mul").sum(), given[0][:4])
     assert all(torch.allclose(one, other, rtol=1e-6, atol=1e-6) for one, other in zip(whole, parts))
     assert math.isfinite(float(whole[0].float().sum()))
+
+
+@pytest.mark.parametrize("arch, block", (("gfx942", 128), ("sm_90", 64)))
+def test_blocks_are_those_of_the_device(device, monkeypatch, arch, block):
+    """160 rows of an expert in the mean: the tiles of Hopper's kernel are of 64 then."""
+    from aiter_like.ops.moe import moe_backward
+
+    class Found(Exception):
+        pass
+
+    def sorting(*args, **_):
+        raise Found(args[5])
+
+    monkeypatch.setattr(moe_backward, "target_of", lambda _: types.SimpleNamespace(arch=arch))
+    monkeypatch.setattr(moe_backward, "moe_sorting", sorting)
+    tensors, ids = layer(device, torch.bfloat16, "silu_and_mul", tokens=400)
+    with pytest.raises(Found, match=f"^{block}$"):
+        experts_with_grad(*tensors[:4], ids, "silu_and_mul")

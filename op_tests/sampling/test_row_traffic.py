@@ -23,9 +23,9 @@ READS = (
     ("softmax", "fp32", "fp32", 1, 131072, 1.5),  # 256 KB of it stay in registers, the rest is read again
     ("sample", "none", "bf16", 305, 16384, 1.0),
     ("sample", "made", "fp32", 305, 8192, 1.0),
-    ("sampling_from_probs", "none", "fp32", 305, 8192, 1.0),
-    ("sampling_from_probs", "min_p", "fp32", 153, 8192, 2.0),  # the largest is known at the end of the first walk
-    ("sampling_from_probs", "top_k+top_p", "fp32", 153, 8192, 2.0),  # histogram; race, with a list of the cut's bin
+    ("sampling_from_probs", "none", "fp32", 305, 8192, 1.125),  # the chunk that has the token twice, 1024 columns
+    ("sampling_from_probs", "min_p", "fp32", 153, 8192, 2.125),  # the largest is known at the end of the first walk
+    ("sampling_from_probs", "top_k+top_p", "fp32", 153, 8192, 2.125),  # histogram; sums, with a list of the cut's bin
     ("renorm_probs", "top_k+min_p", "fp32", 153, 8192, 3.0),  # histogram; sum of what is kept, with the list; result
     ("topk", "", "fp32", 153, 8192, 2.0),  # histogram, list
 )

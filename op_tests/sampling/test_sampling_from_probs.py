@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""sampling_from_probs: what is drawn under top-k, top-p and min-p, by chi-square, and by the same race in float64."""
+"""sampling_from_probs: what is drawn under top-k, top-p and min-p, by chi-square, and by the same draw in torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import torch
 from sampling_cases import BACKENDS, BIG, assert_distribution, kept64, probs_like
 
 import aiter_like
+from aiter_like.dispatch import OPS
+from aiter_like.dispatch.backend import Candidate
+from aiter_like.tuning import harness
 
 BF16, F32 = torch.bfloat16, torch.float32
 DRAWS = 1200
@@ -50,8 +53,8 @@ def test_distribution_of_slices(device, run):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("columns", (129, 8200))
-def test_the_race_of_the_reference(device, run, form, columns):
-    """The same tokens as torch makes in float64, for each row's own limits, seeds and draws, in any place."""
+def test_the_draw_of_the_reference(device, run, form, columns):
+    """The same tokens as torch draws, for each row's own limits, seeds and draws, in any place."""
     function, limits, _ = FORMS[form]
     probs = probs_like(device, "peaked", 5, columns, seed=6)
     scales = torch.tensor([1.0, 0.5, 0.0, 2.0, 0.1], device=device)
@@ -75,6 +78,39 @@ def test_results_do_not_depend_on_the_grid(device, run):
         function, _, args = FORMS[form]
         many = run("hip", function, probs.expand(153, -1), None, *args, seed=seeds)
         assert torch.equal(many[:4], run("hip", function, probs.expand(4, -1), None, *args, seed=seeds[:4]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("groups", (1, 2, 4, 8))
+def test_workgroups_of_a_row(device, form, groups):
+    """Tokens of as many workgroups as a tuned row may ask for, in slices or a cluster: of rows whose masses are in all
+    chunks, in few columns, in none, and in more elements than any list holds.
+    """
+    columns = 16413
+    probs = torch.cat((probs_like(device, "peaked", 3, columns, seed=4), probs_like(device, "flat", 2, columns, seed=4),
+                       probs_like(device, "equal", 1, columns), torch.zeros(4, columns, device=device)))
+    probs[6, 4099], probs[6, 16412], probs[7, 8208] = 0.5, 0.5, 1e-30
+    probs[8, 1], probs[9] = -1.0, math.nan
+    op = OPS["sampling_from_probs"]
+    call = op.call(torch.empty(10, dtype=torch.int32, device=device), probs, seed=BIG, offset=3, **FORMS[form][1])
+    (hip,) = (backend for backend in op.backends if backend.name == "hip")
+    place = harness.sim(0) if device.type == "cpu" else harness.gpu(device.index)
+    place.guarded(op, hip.bind(place.target, tuple(call), Candidate(hip, "", {"groups": groups}, "test")))(*call)
+    wanted = torch.empty_like(call.out)
+    op(call._replace(out=wanted), backend="torch")
+    assert torch.equal(call.out, wanted)
+
+
+@pytest.mark.parametrize("columns", (4097, 300001))
+def test_where_the_sum_passes(device, run, columns):
+    """Each of a few elements of equal mass, at the ends of what lanes and waves sum, for its share of the numbers."""
+    places = [column for column in (0, 1, 255, 256, 1023, 1024, 2047, 4095, 4096, columns - 1) if column < columns]
+    probs = torch.zeros(1, columns + 3, device=device)[:, 3:]  # which no access of 16 bytes begins with
+    probs[0, places] = 0.1
+    seeds = torch.arange(60, device=device)
+    got = run("hip", aiter_like.sampling_from_probs, probs.expand(60, -1), seed=seeds)
+    assert torch.equal(got, run("torch", aiter_like.sampling_from_probs, probs.expand(60, -1), seed=seeds))
+    assert set(got.tolist()) == set(places)
 
 
 @pytest.mark.parametrize("columns", (20, 8200))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's product of a router with the choice of one expert, and its experts of every token, against torch."""
+"""AITER's product of a router with the choice of one expert, its experts of every token, and activations with the bias
+of each row's expert, against torch."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import aiter_like as aiter
 from aiter_like import sim
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_adapters
 from aiter_like.integrations.aiter_moe import fused_moe_dp_share_expert, routing_sigmoid_top1
 
 
@@ -81,3 +83,17 @@ def test_experts_of_every_token(simulated, has_factors):
         fused_moe_dp_share_expert(x, w1, w2, num_local_tokens=torch.ones(1))
     with pytest.raises(ValueError, match="fused_moe_dp_share_expert: dp_rank must be"):
         fused_moe_dp_share_expert(x, w1, w2, dp_size=2, dp_rank=2)
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=str)
+@pytest.mark.parametrize("activation", ("silu", "gelu", "swiglu"))
+def test_rows_of_no_expert_are_zeros(simulated, activation, dtype):
+    """Whatever they hold; AITER's own function of this package leaves out the bias alone."""
+    x, bias = torch.randn(5, 64).bfloat16(), torch.randn(3, 64)
+    ids = torch.tensor([2, -1, 0, 3, -2**31 if dtype == torch.int32 else 2**40], dtype=dtype)
+    x[1] = torch.nan
+    out, plain = torch.full((5, 32), torch.nan).bfloat16(), torch.empty(5, 32).bfloat16()
+    getattr(aiter_adapters, f"{activation}_and_mul_bias")(out, x, ids, bias)
+    getattr(aiter, f"{activation}_and_mul_bias")(plain, x, ids.clamp(-1, 3).int(), bias)
+    assert not out[[1, 3, 4]].any() and torch.equal(out[[0, 2]], plain[[0, 2]])
+    assert plain[1].isnan().all() and plain[3:].any()

@@ -49,7 +49,8 @@ def test_name_resolves_at_the_top_level(row):
     `batched_gemm_bf16` and `batched_gemm_a8w8` have our own options where those of Triton modules have their
     kernels', the plain `fused_moe` looks at `gate_mode` for all weights, the plain `moe_smoothquant_fwd` takes rows of
     two dimensions, those of layer normalisation that quantise have no default epsilon, gradients of RoPE have another
-    name for their tensor, RoPE of tokens in place rounds once, and int8 of quantisers is rounded to nearest."""
+    name for their tensor, RoPE of tokens in place rounds once, int8 of quantisers is rounded to nearest, and
+    activations with a bias leave it out in rows of no expert."""
     others = {"fused_moe": ("aiter.fused_moe",), "moe_smoothquant_fwd": ("aiter", "aiter.ops.quant"),
               "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
               "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",),
@@ -59,7 +60,9 @@ def test_name_resolves_at_the_top_level(row):
                               ("aiter.ops.triton.norm", "aiter.ops.triton.normalization.norm")),
               **dict.fromkeys(("rope_cached_positions_bwd", "rope_cached_positions_offsets_bwd",
                                "rope_cached_thd_positions_2c_fwd_inplace",
-                               "rope_cached_thd_positions_offsets_2c_fwd_inplace"), ("aiter.ops.triton.rope.rope",))}
+                               "rope_cached_thd_positions_offsets_2c_fwd_inplace"), ("aiter.ops.triton.rope.rope",)),
+              **dict.fromkeys(("silu_and_mul_bias", "gelu_and_mul_bias", "swiglu_and_mul_bias"),
+                              ("aiter", "aiter.ops.activation"))}
     if row.name in others or (row.server or "").startswith("aiter_int8:"):
         assert row.modules == others.get(row.name, row.modules)
         return

@@ -17,7 +17,7 @@ from aiter_like import sim
 from aiter_like.build import recipe, toolchain
 from aiter_like.ops.attention import paged_attention as operator
 from aiter_like.ops.attention import paged_attention_hip as backend
-from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, parts_of, workspace_bytes
+from aiter_like.ops.attention.paged_attention_call import parts_of, workspace_bytes
 
 pytestmark = pytest.mark.rotating
 
@@ -97,7 +97,7 @@ def with_splits(call):
     few workgroups alone. All sequences are as long.
     """
     batch, longest, bounds = call.batch, call.max_seqlen_k, parts_of(call)
-    parts = -(-longest // max(-(-batch * longest // bounds.share), LEAST_KEYS))
+    parts = -(-longest // max(-(-batch * longest // bounds.share), bounds.least))
     workspace = torch.zeros(workspace_bytes(call), dtype=torch.uint8)
     splits = torch.stack((torch.arange(batch) * parts, torch.full((batch,), parts)), 1).int()
     workspace[-splits.nbytes:] = splits.view(torch.uint8).flatten()

@@ -67,6 +67,7 @@ def test_norm_and_attention_by_a_real_hipcc(environment):
     for compiler, commands in found["built"].values():
         assert compiler.startswith("hipcc ") and f"({_real_hipcc()})" in compiler
         assert f"{_real_hipcc()} -x hip" in commands[0], "the device code is hipcc's"
+        assert "-amdgpu-kernarg-preload-count=" in commands[0], "the newest clang here knows it"
 
 
 def test_doctor_names_it_and_its_clang(environment):

@@ -29,7 +29,8 @@ MOST_ROUNDS = 8
 """Of parts one after the other on a CU: more of them only cost."""
 
 _WHOLE_KEYS = 1024  # on NVIDIA a sequence of no more is not split where equal ones would not be
-_SUM_BYTES = 1 << 18  # the launch that adds up parts costs an SM there the time for so many bytes
+_SUM_BYTES = 176 << 10  # the launch that adds up parts costs an SM there the time for so many bytes
+_SHORT_KEYS = 64  # a part has so many at least where all parts together have half of the SMs
 
 # On NVIDIA: what a share takes longer where some SMs have one part; in keys, what it takes to begin a part, and to add
 # it up.
@@ -154,6 +155,7 @@ class Parts(NamedTuple):
         grid: parts of all sequences.
         slots: parts that leave partial sums: those of sequences with two parts or more.
         split: sequences of which there are two parts or more.
+        least: keys of a part, where `share` says how many parts there are.
     """
 
     share: int
@@ -161,6 +163,7 @@ class Parts(NamedTuple):
     grid: int
     slots: int
     split: int
+    least: int = LEAST_KEYS
 
 
 def parts_of(call: PagedAttentionCall) -> Parts:
@@ -176,18 +179,22 @@ def parts_of(call: PagedAttentionCall) -> Parts:
     most = -(-longest // LEAST_KEYS)
     if most == 1:
         return Parts(batch, 1, batch, 0, 0)
-    target, heads = target_of(call.q.device), call.num_kv_heads
+    target, heads, least = target_of(call.q.device), call.num_kv_heads, LEAST_KEYS
     at_once = max(PARTS_PER_CU * target.cu_num // heads, 1)
     if target.platform != "cuda":
         share = best_share(batch, longest, at_once)  # csrc/attention/paged_attention.hip has the same
     else:
         key_bytes = (call.head_dim + call.head_dim_v) * 2  # paged_attention_workspace_bytes knows no cache: 16 bits
-        share = batch * best_parts(batch * heads, longest, target.cu_num, _SUM_BYTES // key_bytes)
+        parts = best_parts(batch * heads, longest, target.cu_num, _SUM_BYTES // key_bytes)
+        share = batch * parts
+        if parts * LEAST_KEYS > longest:
+            least = _SHORT_KEYS
+            most = -(-longest // least)
         if share == batch:  # equal sequences are best left whole: only one of more than its share of all keys is not
             if longest <= _WHOLE_KEYS:
                 return Parts(batch, 1, batch, 0, 0)
             share = min(batch, at_once)
-    return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch))
+    return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch), least)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -212,8 +219,8 @@ def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
     more to begin and to add up (H100, 17 shapes with up to 33 parts each).
     """
     best, least, all_at_once = 1, None, PARTS_PER_CU * cu_num
-    for parts in range(1, -(-longest // LEAST_KEYS) + 1):
-        if parts > 1 and heads * parts > MOST_ROUNDS * all_at_once:
+    for parts in range(1, -(-longest // _SHORT_KEYS) + 1):
+        if parts > 1 and heads * parts > (MOST_ROUNDS * all_at_once if parts * LEAST_KEYS <= longest else cu_num // 2):
             break
         rounds, rest = divmod(heads * parts, all_at_once)
         shares = rounds * PARTS_PER_CU  # one is all of an SM's bandwidth

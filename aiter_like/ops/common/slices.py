@@ -11,6 +11,7 @@ from aiter_like.device import Target
 LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
 _DEFAULT_BYTES = (2**15, 2**14)  # of it, the longest first: 64 bytes of each lane leave room for several workgroups
 WHOLE_BYTES = 2**15  # of a row that is never cut: one CU takes 1 us for it, as long as launching another kernel takes
+_MOST_OF_CLUSTER = 8  # workgroups; csrc/include/aiter_like/cluster.h has the same
 _GROUPS_PER_CU = 4  # so that all CUs have work until the end
 
 
@@ -26,6 +27,18 @@ def default(target: Target, rows: int, size: int, element_size: int) -> int:
     enough = _GROUPS_PER_CU * target.cu_num
     found = next((most for most in _DEFAULT_BYTES if rows * -(-row_bytes // most) >= enough), LEAST_BYTES)
     return found // element_size
+
+
+def of_cluster(target: Target, size: int, element_size: int) -> int | None:
+    """Elements of a slice with which the workgroups of a cluster of sm_90 keep a row and read it once; None where there
+    are no clusters, or one cannot keep it.
+    """
+    row_bytes = size * element_size
+    if target.platform != "cuda" or int(target.arch.removeprefix("sm_").rstrip("af")) < 90:
+        return None
+    if not MOST_BYTES < row_bytes <= _MOST_OF_CLUSTER * MOST_BYTES:
+        return None
+    return max(1 << (-(-row_bytes // _MOST_OF_CLUSTER) - 1).bit_length(), LEAST_BYTES) // element_size
 
 
 def of_positions(target: Target, samples: int, positions: int, position_bytes: int) -> int:

@@ -47,13 +47,14 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
               shared_w1_scale: Tensor | None = None, shared_w2_scale: Tensor | None = None,
               shared_expert_id: int = -1, stage2_scatter: Any = None, *, backend: str | None = None) -> Tensor:
     """A layer of experts: `out[t] = Σ over its experts e of topk_weight · (act(hidden · w1[e]ᵀ + bias1[e]) · w2[e]ᵀ +
-    bias2[e])`, act(gate) · up where `w1` has both, summed in the order of the slots.
+    bias2[e])`, act(gate) · up where `w1` has both, summed in a fixed order.
 
     Args:
         hidden_states: [tokens, k] bf16|fp16, rows evenly spaced; or fp8|int8 with `a1_scale`.
         w1: [experts, 2 · inner, k], gates and then what they let through, or [experts, inner, k] without gates; bf16,
             fp16; fp8 of the device or int8 with scales; int4 as [.., k / 2] bytes of `pack_int4` (int8, or AITER's
-            i4x2); mxfp4 likewise (uint8, or fp4x2). Of any strides, or marked by `shuffle_weight`, layout (16, 16).
+            i4x2); mxfp4 likewise (uint8, or fp4x2). Of any strides, or, but for mxfp4, marked by `shuffle_weight`,
+            layout (16, 16).
         w2: [experts, k, inner], stored like `w1`.
         topk_weight: [tokens, slots] fp32, rows evenly spaced.
         topk_ids: [tokens, slots] int32, rows evenly spaced: experts of all devices; others than those do not count.

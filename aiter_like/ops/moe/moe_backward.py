@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.moe.moe_gemm import activated_rows, moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import block_for, is_gated
@@ -163,7 +164,8 @@ def experts_with_grad(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight
         Products are summed in fp32 and rounded to the dtype of `hidden_states`, those of derivatives to that of what
         they belong to; equal calls give equal results. Backward computes the first product again.
     """
-    block = block or block_for(max(topk_ids.numel(), 1), max(w1.shape[0], 1))
+    arch = target_of(hidden_states.device).arch
+    block = block or block_for(max(topk_ids.numel(), 1), max(w1.shape[0], 1), arch)
     sorted_ids, weights, experts, valid, _ = moe_sorting(
         topk_ids, topk_weight.detach(), w1.shape[0], 0, hidden_states.dtype, block, accumulate=False,
         backend="torch" if backend == "torch" else None)

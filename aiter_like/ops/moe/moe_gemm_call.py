@@ -22,7 +22,7 @@ TOKENS = 1 << 24
 # another reads the weights again (modelled: 32 rows in the mean, blocks of 32 at 66 % of the read rate, of 64 at 95 %).
 _BLOCKS = ((11, 16), (22, 32), (44, 64), (768, 128))
 _LARGEST_BLOCK = 256
-_HOPPER_BLOCKS = (*_BLOCKS[:3], (95, 128), (191, 64))  # from 96 rows on those of moe_gemm_hopper.py
+_HOPPER_BLOCKS, _LARGEST_ON_HOPPER = _BLOCKS[:3], 128  # from 64 on those of moe_gemm_hopper.py
 
 
 class MoeGemmCall(NamedTuple):
@@ -57,8 +57,8 @@ class MoeGemmCall(NamedTuple):
             16-bit activations 32, 64 or 128.
         is_shuffled: each matrix of `b` is in the order of `shuffle_weight`, layout (16, 16).
         is_interleaved: gates are the even rows of `b`, and what they let through the odd ones.
-        sums_slots: each row of out is the sum of its token's pairs, in the order of their slots; without `sorted_ids`
-            alone.
+        sums_slots: each row of out is the sum of its token's pairs, in the order of their slots, in Triton in another
+            order that is as fixed; without `sorted_ids` alone.
     """
 
     out: Tensor
@@ -109,7 +109,7 @@ def block_for(pairs: int, experts: int, arch: str = "") -> int:
     """Places of a block that suit the rows which an expert has in the mean: for sm_90 those of moe_gemm_hopper.py's
     tiles, which takes each tile of a block whether it has rows or not."""
     mean = pairs / min(pairs, experts)
-    suited, largest = (_HOPPER_BLOCKS, 128) if arch == "sm_90" else (_BLOCKS, _LARGEST_BLOCK)
+    suited, largest = (_HOPPER_BLOCKS, _LARGEST_ON_HOPPER) if arch == "sm_90" else (_BLOCKS, _LARGEST_BLOCK)
     return next((block for most, block in suited if mean <= most), largest)
 
 

@@ -28,7 +28,7 @@ MAX_SLOTS = 32  # each pair of a sum has a lane, and a warp has 32
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
 _LEAST_BYTES = 8192  # of the weights of a team
-_MAX_PACKED_BLOCK = 16  # rows of a for weights of fewer bits: a lane has four times as many of its registers
+_MAX_PACKED_BLOCK = 32  # rows of a for weights of fewer bits: a lane has four times as many of its registers
 _BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
 
 
@@ -88,13 +88,8 @@ def _packed_refusal(target: Target, call: MoeGemmCall) -> str | None:
     """Of weights with fewer bits than a."""
     if target.platform != "hip":
         return f"of {call.b_format} weights an MFMA kernel for gfx942, not for {target.arch}"
-    if scaling(call) == "sums":
-        return (f"{call.b_format} weights must have a scale for each row, or be mxfp4 with a of bf16, got group_size "
-                f"{call.group_size} and {call.a.dtype}")
-    if call.b_format == "mxfp4" and call.sorted_ids is None and not call.sums_slots:
-        return "mxfp4 weights of pairs that are neither sorted nor added up take the Triton kernel less time (modelled)"
-    if call.is_shuffled:
-        return f"{call.b_format} weights must not be shuffled, got is_shuffled"
+    if call.b_format == "mxfp4" and scaling(call) == "sums":
+        return f"mxfp4 weights are for a of bf16, got {call.a.dtype}"
     if call.block > _MAX_PACKED_BLOCK:
         return f"{call.b_format} weights are for blocks of at most {_MAX_PACKED_BLOCK} rows, got {call.block}"
     if call.a.shape[1] % packed_run(call.b_format):
@@ -149,6 +144,15 @@ def _rows(call: MoeGemmCall) -> int:
     return 1 if call.sorted_ids is None else next(rows for rows in (4, 8, 16, 32, 64) if rows >= call.block)
 
 
+def _scales(call: MoeGemmCall) -> str:
+    """What scales there are, as in C++."""
+    if call.a_scale is not None:
+        return "blocks" if call.group_size else "rows"
+    if call.b_scale is None:
+        return "none"
+    return "weights" if call.group_size == 0 else "groups" if call.b_format == "mxfp4" else "sums"
+
+
 def _stored(dtype: torch.dtype) -> str:
     """As in C++; bytes of mxfp4 and their powers of two are no elements."""
     return "uint8_t" if dtype == torch.uint8 else elements.CPP[dtype]
@@ -160,16 +164,14 @@ def instance(call: MoeGemmCall, **given: int) -> Instance:
     gate, gated = call.activation.removesuffix("_and_mul"), is_gated(call.activation)
     activation = gate if call.activation == SWIGLU else activation_of(call.activation)[0]
     rows = "sorted" if call.sorted_ids is not None else "token" if call.sums_slots else "pair"
-    if call.a_scale is None:
-        scales = "none" if call.b_scale is None else "groups" if call.group_size else "weights"
-    else:
-        scales = "blocks" if call.group_size else "rows"
+    scales = _scales(call)
     bias_dtype = torch.float32 if call.bias is None else call.bias.dtype
     flags = {"bias": call.bias is not None, "weights": call.weights is not None, "shuffled": call.is_shuffled,
              "interleaved": call.is_interleaved}
     scale_dtype = torch.float32 if call.b_scale is None else call.b_scale.dtype
     parts = [dtypes.name(call.a.dtype), *([] if call.b_format == "same" else [call.b_format]),
              f"o{dtypes.name(call.out.dtype)}", rows, *([] if scales == "none" else [scales]),
+             *([str(call.group_size)] if scales == "sums" else []),
              *([] if scale_dtype == torch.float32 or scales == "groups" else [dtypes.name(scale_dtype)]),
              f"m{_rows(call)}_n{block.block_n}_t{block.teams}_w{block.waves}_d{block.stages}",
              *([] if call.activation == "none" else [call.activation]),
@@ -178,7 +180,8 @@ def instance(call: MoeGemmCall, **given: int) -> Instance:
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "WEIGHT": _stored(call.b.dtype), "FORMAT": call.b_format,
         "SCALE": _stored(scale_dtype), "OUT_ELEMENT": elements.CPP[call.out.dtype],
-        "BIAS_ELEMENT": elements.CPP[bias_dtype], "ROWS": rows, "SCALES": scales, "BLOCK_M": _rows(call),
+        "BIAS_ELEMENT": elements.CPP[bias_dtype], "ROWS": rows, "SCALES": scales,
+        "GROUP": call.group_size if scales == "sums" else 0, "BLOCK_M": _rows(call),
         "BLOCK_N": block.block_n, "TEAMS": block.teams, "WAVES": block.waves,
         "STAGES": block.stages,
         **{f"HAS_{name.upper()}": int(flags[name]) for name in ("bias", "weights")},

@@ -81,7 +81,7 @@ def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor |
     if w1.shape[1] not in (inner, 2 * inner) or w1.shape[2] * per_byte(b_format) != k:
         raise ValueError(f"{op}: w1 must have shape [{w1.shape[0]}, {2 * inner} or {inner}, "
                          f"{k // per_byte(b_format)}] beside w2 of shape {tuple(w2.shape)}, got {tuple(w1.shape)}")
-    is_shuffled = _is_shuffled(op, w1, w2, b_format)
+    is_shuffled = _is_shuffled(op, w1, w2, b_format, is_interleaved)
     given = (("w1_scale", w1_scale, w1, k), ("w2_scale", w2_scale, w2, inner))
     group_size = _group_size(op, kind, b_format, *given[stage == 2])
     scales = [_scale(op, name, scale, weights, kind, b_format, group_size) if stage in (0, number) else None
@@ -127,18 +127,24 @@ def _as_bytes(weights: Tensor, b_format: str) -> Tensor:
     """Two weights of 4 bits in a byte, with the mark of the order that they are in."""
     stored = weights.view(torch.uint8 if b_format == "mxfp4" else torch.int8)
     stored.is_shuffled = getattr(weights, "is_shuffled", False)
+    stored.shuffle_layout = getattr(weights, "shuffle_layout", _LAYOUT)
     return stored
 
 
-def _is_shuffled(op: str, w1: Tensor, w2: Tensor, b_format: str) -> bool:
+def _is_shuffled(op: str, w1: Tensor, w2: Tensor, b_format: str, is_interleaved: bool) -> bool:
+    """Whether both are. Of mxfp4 AITER's callers shuffle the scales, too, and of 4-bit gates that alternate whole bands
+    may: marks do not tell."""
     marks = [bool(getattr(one, "is_shuffled", False)) for one in (w1, w2)]
     if marks[0] != marks[1]:
         raise ValueError(f"{op}: w2 must be shuffled where w1 is, got {marks[0]} and {marks[1]}")
     for name, one in (("w1", w1), ("w2", w2)):
         layout = getattr(one, "shuffle_layout", _LAYOUT)
-        if marks[0] and (layout != _LAYOUT or b_format in ("int4", "mxfp4")):
+        if marks[0] and (layout != _LAYOUT or b_format == "mxfp4"):
             raise UnsupportedError(f"{op}: {name} of {b_format} in the order of shuffle_weight with layout {layout} is "
                                    f"not served")
+    if marks[0] and b_format == "int4" and is_interleaved:
+        raise UnsupportedError(f"{op}: w1 of int4 in the order of shuffle_weight is served with gate_mode 'separated', "
+                               f"got 'interleave'")
     return marks[0]
 
 

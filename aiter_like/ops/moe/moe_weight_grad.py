@@ -121,12 +121,13 @@ def _traffic(call: MoeWeightGradCall) -> tuple[int, int]:
 
 
 def _shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Of models with experts: both matrices."""
+    """Of models with experts: both matrices, in the blocks that moe_backward.py sorts into."""
     for matrices, n, k in tune_shapes.linear_weights(model, tp):
         if matrices > 1:
             pairs = tokens * model.experts_per_token
-            yield {"pairs": pairs, "experts": matrices, "n": n, "k": k, "slots": model.experts_per_token,
-                   "block": block_for(pairs, matrices), "dtype": model.dtype, "out_dtype": model.dtype}
+            for block in sorted({block_for(pairs, matrices, arch) for arch in ("", "sm_90")}):
+                yield {"pairs": pairs, "experts": matrices, "n": n, "k": k, "slots": model.experts_per_token,
+                       "block": block, "dtype": model.dtype, "out_dtype": model.dtype}
 
 
 def _cases(device: torch.device) -> dict[str, MoeWeightGradCall]:

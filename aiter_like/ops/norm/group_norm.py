@@ -105,7 +105,7 @@ def _row_layout(target: Target, call: GroupNormCall, lanes: int | None,
     groups, channels = call.groups, call.input.shape[1] // call.num_groups
     count, size = groups.shape
     element_size = groups.element_size()
-    slice = slices.default(target, count, size, element_size) if slice is None else slice
+    slice = slice or slices.of_cluster(target, size, element_size) or slices.default(target, count, size, element_size)
     is_sliced = slice < size
     if is_sliced:
         if slice * element_size < slices.LEAST_BYTES:
@@ -278,8 +278,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     Notes:
         In fp32, the variance as exact as from the deviations themselves, rounded to nearest even once; deterministic
         on one device; can be captured in a graph. A group of more than 64 KB is shared out among workgroups, which read
-        it twice, and takes a workspace: 8 bytes for each 8 KB, or channels last of each channel for each 16 KB of a
-        sample; a shorter one is read once. Only "torch" has a derivative.
+        it twice (on sm_90 up to 512 KB once), and takes a workspace: 8 bytes for each 8 KB, or channels last of each
+        channel for each 16 KB of a sample; a shorter one is read once. Only "torch" has a derivative.
 
     Source: Wu and He, Group Normalization (2018); torch.nn.functional.group_norm.
     """

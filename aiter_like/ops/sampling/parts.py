@@ -138,6 +138,17 @@ def exponentials(call: Any, rows: int, columns: int, device: torch.device) -> Te
     return -torch.log1p(-(words(call, rows, columns, device).double() + 0.5) * 2.0**-32)
 
 
+def share(total: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """floor(number / 2^64 · total), int64, of number = high · 2^32 + low, as csrc/sampling/draws.h has it."""
+    above, below = torch.zeros_like(total), torch.zeros_like(total)  # above · 2^32 + below: of the digits so far
+    for digit in (low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16):
+        below = below + (total & _MASK) * digit
+        above = above + (total >> 32) * digit + (below >> 32)
+        below = (below & _MASK) >> 16 | (above & 0xFFFF) << 16
+        above = above >> 16
+    return above << 32 | below
+
+
 def best_column(score: Tensor) -> Tensor:
     """The column of each row's largest element, the lowest of equal ones; a NaN loses to every number."""
     low = torch.where(score.isnan(), -torch.inf, score)

@@ -21,6 +21,7 @@ __all__ = ["min_p_sampling_from_probs", "sampling_from_probs", "top_k_sampling_f
            "top_k_top_p_sampling_from_probs", "top_p_sampling_from_probs"]
 
 _OP = "sampling_from_probs"
+_MASS_UNITS, _MOST_PROBABILITY = 2.0**44, 256.0  # csrc/sampling/threshold.h, mass_of
 
 
 class SamplingFromProbsCall(NamedTuple):
@@ -54,13 +55,16 @@ class SamplingFromProbsCall(NamedTuple):
 
 
 def sampling_from_probs_ref(call: SamplingFromProbsCall) -> None:
-    """The race in torch, in float64; writes `out`."""
+    """The same draw in torch, in integers; writes `out`."""
     probs = limits.clean(call.probs)
     rows = torch.arange(call.out.shape[0], device=probs.device) if call.indices is None else call.indices.long()
     is_row = (rows >= 0) & (rows < probs.shape[0])
     probs = probs[torch.where(is_row, rows, 0)]
-    score = probs / parts.exponentials(call, *probs.shape, probs.device)
-    token = parts.best_column(torch.where(limits.kept(call, probs), score, -1.0))
+    kept = torch.where(limits.kept(call, probs), probs, 0.0)
+    sums = (kept.clamp(max=_MOST_PROBABILITY) * _MASS_UNITS).long().cumsum(-1)
+    low, high = parts.words(call, probs.shape[0], 2, probs.device).unbind(-1)
+    passed = sums > parts.share(sums[:, -1], low, high)[:, None]
+    token = torch.where(passed.any(-1), passed.to(torch.uint8).argmax(-1), parts.best_column(kept))
     call.out.copy_(torch.where(is_row, token, -1))
 
 
@@ -138,7 +142,7 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
                         backend: str | None = None) -> Tensor:
     """A token of each row, drawn with its probability.
 
-    `out[r] = argmax(probs[r] / E[r])`, E exponential numbers of rate 1.
+    `out[r] = min{c : Σ_{i ≤ c} probs[r, i] > u[r] · Σ_i probs[r, i]}`, u uniform numbers of [0, 1).
 
     Args:
         probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
@@ -159,11 +163,15 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        A function of seed, draw and probabilities alone, on any grid. What is no positive number is never drawn; a row
-        of these gives column 0. Nothing is copied to the host; a captured graph needs `seed` and `offset` as tensors to
-        draw anew when it is replayed. A row is read once; functions with limits read it twice where no LDS holds it.
+        A function of seed, draw and probabilities alone, on any grid: u has 64 bits, one number of the generator for
+        each row, and sums are of integers, an element's multiples of 2^-44, rounded down and at most those of 256. What
+        is no positive number is never drawn; a row of these gives column 0. What is below 2^-44 is drawn only where
+        nothing that is kept is larger, and then it is the largest, the first of equal ones.
+        Nothing is copied to the host; a captured graph needs `seed` and `offset` as tensors to draw anew when it is
+        replayed. A row is read once, with limits twice where no LDS holds it, and 4 KB of it, in long rows 1/256, once
+        more.
 
-    Source: FlashInfer's `sampling_from_probs`; Philox4x32-10, Salmon et al. (2011).
+    Source: FlashInfer's `sampling_from_probs`; inverse transform sampling; Philox4x32-10, Salmon et al. (2011).
     """
     return _run(probs, indices, seed, offset, backend, {})
 
@@ -173,7 +181,8 @@ def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
     """A token of each row, drawn from the k most probable.
 
-    `out[r] = argmax(probs[r] / E[r])` where fewer than k of the row are larger, E exponential numbers of rate 1.
+    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
+    probs[r, i] where fewer than k of the row are larger, else 0.
 
     Args:
         probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
@@ -208,7 +217,8 @@ def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
     """A token of each row, drawn from the most probable whose sum reaches p.
 
-    `out[r] = argmax(probs[r] / E[r])` where the sum of the larger ones is below p, E exponential numbers of rate 1.
+    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
+    probs[r, i] where the sum of the larger ones is below p, else 0.
 
     Args:
         probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
@@ -243,7 +253,8 @@ def min_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_min_p
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
     """A token of each row, drawn from those that have a share of the largest probability.
 
-    `out[r] = argmax(probs[r] / E[r])` where `probs[r] ≥ min_p · max(probs[r])`, E exponential numbers of rate 1.
+    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
+    probs[r, i] where that is at least `min_p · max(probs[r])`, else 0.
 
     Args:
         probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
@@ -280,7 +291,8 @@ def top_k_top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe
                                     backend: str | None = None) -> Tensor:
     """A token of each row, drawn from those that top-k and top-p both keep.
 
-    `out[r] = argmax(probs[r] / E[r])` where fewer than k of the row are larger and their sum is below p.
+    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
+    probs[r, i] where fewer than k of the row are larger and their sum is below p, else 0.
 
     Args:
         probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.

@@ -13,11 +13,18 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, partial_sums, parts_of
 from aiter_like.ops.attention.triton.paged_attention_parts import attend, load_rows, power_of_rows
-from aiter_like.ops.attention.triton.paged_attention_plan import find_sequence, first_key, lengths_of
+from aiter_like.ops.attention.triton.paged_attention_plan import (
+    await_lengths,
+    await_parts,
+    begin_before_parts,
+    find_sequence,
+    first_key,
+    lengths_of,
+)
 from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, variant
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, finish_rows
 from aiter_like.ops.attention.triton.strides import stride_of_batch
-from aiter_like.ops.common.triton.launch import Launch, await_stream, config
+from aiter_like.ops.common.triton.launch import Launch, config
 from aiter_like.ops.common.triton.overlap import overlaps
 
 _FEW_PARTS, _MOST_PARTS = 16, 32  # the sum takes so many parts at a time: where few sequences have any, and at most
@@ -83,7 +90,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     scale, softcap: in units of log 2. sums: elements of `parts` before the weights and maxima. small_strides: of a
     batch of slopes, of the block table.
     """
-    await_stream(OVERLAPS)
+    await_lengths(OVERLAPS)
     source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
     block, kv_head, sequence, split, slot, num_parts = _part_of_program(source, window_left, (share, most), num_blocks,
                                                                         num_kv_heads, SHAPE)
@@ -170,14 +177,13 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
                   lse_strides, batch, num_starts, total_q, max_seqlen_q, capacity, num_heads, share, most, window_left,
                   sums, SHAPE: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAPS: tl.constexpr):
     """Adds up the parts of one row of one head of a sequence that has several, in their order; bound: memory."""
-    await_stream(OVERLAPS)
+    begin_before_parts(OVERLAPS)
     index = tl.program_id(0)
     query, head, number = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
     source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
     sequence, _, slot, num_parts = find_sequence(number, source, window_left, (share, most), SHAPE, True)
-    if sequence >= batch:
-        return
-    row, num_queries, _, _ = lengths_of(sequence, source, SHAPE)
+    row, num_queries, _, _ = lengths_of(sequence, source, SHAPE)  # no rows beyond the batch
+    await_parts(OVERLAPS)
     if query >= num_queries:
         return
     dims, one = tl.arange(0, SHAPE.DV), tl.zeros([1], tl.int32)

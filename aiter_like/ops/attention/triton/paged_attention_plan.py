@@ -10,6 +10,30 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.attention.triton.parts import clamped
+from aiter_like.ops.common.triton.launch import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def await_lengths(OVERLAPS: tl.constexpr):
+    """As await_stream, but what follows on the stream starts only when all before this kernel has ended: it may read
+    what that wrote, such as lengths, before it waits for this one."""
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def begin_before_parts(OVERLAPS: tl.constexpr):
+    """Begins a kernel that follows one with await_lengths: until await_parts it may read what was there before that."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_parts(OVERLAPS: tl.constexpr):
+    """Waits for the previous kernel. Each program does, or what follows would not wait for that one either."""
+    if OVERLAPS:
+        gdc_wait()
 
 
 @triton.jit
@@ -52,11 +76,21 @@ def first_key(rows, keys, window_left, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _parts_of(index, source, window_left, chunk, most, SHAPE: tl.constexpr):
-    """Parts that sequences are cut into; 0 where a sequence has no rows."""
+def _visible_of(index, source, window_left, SHAPE: tl.constexpr):
+    """(rows, visible keys) of sequences."""
     _, rows, _, keys = lengths_of(index, source, SHAPE)
-    visible = tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 1)
-    return tl.where(rows > 0, tl.minimum(tl.cdiv(visible, chunk), most), 0)
+    return rows, tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)
+
+
+@triton.jit
+def _parts_of(rows, visible, chunk, most):
+    """Parts that sequences are cut into; 0 where a sequence has no rows."""
+    return tl.where(rows > 0, tl.minimum(tl.cdiv(tl.maximum(visible, 1), chunk), most), 0)
+
+
+@triton.jit
+def _added(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
 @triton.jit
@@ -73,31 +107,38 @@ def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_M
     stop = tl.full([], BATCH, tl.int32) if SHAPE.IS_ONE_BLOCK else batch
     lanes = tl.arange(0, BATCH)
     chunk = batch * 0 + SHAPE.N
+    rows, visible = _visible_of(lanes, source, window_left, SHAPE)  # where that is all, it stays in registers
     if SHAPE.IS_SHARED:
         total = tl.zeros([BATCH], tl.int64)
         for first in range(0, stop, BATCH):
-            _, rows, _, keys = lengths_of(first + lanes, source, SHAPE)
-            visible = tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)
+            if not SHAPE.IS_ONE_BLOCK:
+                rows, visible = _visible_of(first + lanes, source, window_left, SHAPE)
             total += tl.where(rows > 0, visible, 0).to(tl.int64)
         chunk = tl.maximum(tl.cdiv(tl.sum(total, 0), share), SHAPE.LEAST).to(tl.int32)
     of_several = batch * 0
     if not IS_MERGE:
         for first in range(0, stop, BATCH):
-            parts = _parts_of(first + lanes, source, window_left, chunk, most, SHAPE)
+            if not SHAPE.IS_ONE_BLOCK:
+                rows, visible = _visible_of(first + lanes, source, window_left, SHAPE)
+            parts = _parts_of(rows, visible, chunk, most)
             of_several += tl.sum(tl.where(parts > 1, parts, 0), 0)
     is_single = (number >= of_several) & (not IS_MERGE)
     rest = tl.where(is_single, number - of_several, number)
     found, before, slots, counted = batch * 0, batch * 0, batch * 0, batch * 0
     for first in range(0, stop, BATCH):
-        parts = _parts_of(first + lanes, source, window_left, chunk, most, SHAPE)
+        if not SHAPE.IS_ONE_BLOCK:
+            rows, visible = _visible_of(first + lanes, source, window_left, SHAPE)
+        parts = _parts_of(rows, visible, chunk, most)
         if IS_MERGE:
             weights = (parts > 1).to(tl.int32)
         else:
             weights = tl.where((parts > 1) != is_single, parts, 0)
         is_before = counted + tl.cumsum(weights, 0) <= rest
-        found += tl.sum((is_before & (first + lanes < batch)).to(tl.int32), 0)
-        before += tl.sum(tl.where(is_before, weights, 0), 0)
-        slots += tl.sum(tl.where(is_before & (parts > 1), parts, 0), 0)
-        counted += tl.sum(weights, 0)
+        sums = tl.reduce(((is_before & (first + lanes < batch)).to(tl.int32), tl.where(is_before, weights, 0),
+                          tl.where(is_before & (parts > 1), parts, 0)), 0, _added)
+        found, before, slots = found + sums[0], before + sums[1], slots + sums[2]
+        if not SHAPE.IS_ONE_BLOCK:
+            counted += tl.sum(weights, 0)
     split = tl.where(is_single, 0, rest - before)
-    return found, split, slots + split, _parts_of(found, source, window_left, chunk, most, SHAPE)
+    rows_found, visible_found = _visible_of(found, source, window_left, SHAPE)
+    return found, split, slots + split, _parts_of(rows_found, visible_found, chunk, most)

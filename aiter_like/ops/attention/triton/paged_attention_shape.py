@@ -31,7 +31,7 @@ class Shape:
         IS_ALIKE: K and V have the same strides, so that a key and its value have the same offset.
         IN_PAIRS: columns of V are loaded two by two, as one element of 16 bits: transposing loads have no others.
         BATCH: sequences that a program looks at together; IS_ONE_BLOCK: that is all.
-        LEAST: see LEAST_KEYS.
+        LEAST: keys of a part, see Parts.
         IS_SPLIT: a sequence may have several parts.
         IS_SHARED: their number follows from the lengths.
         IS_CAUSAL: a sequence may have several rows.
@@ -71,17 +71,21 @@ def width(call: PagedAttentionCall) -> str:
 
 
 def variant(call: PagedAttentionCall, target: Target) -> str:
-    """The name of a configuration: `width`, and on NVIDIA whether an SM has several programs of few keys each.
+    """The name of a configuration: `width`, and on NVIDIA how an SM's programs share it.
 
-    Where four on each SM would be all, two at a time are better: one begins while another ends.
+    "brief": an SM has several programs of few keys each, of which one begins while another ends. "single": parts of
+    sequences are no more than SMs, and each has an SM's memory for its tiles. "short": such of a few tiles.
     """
     name, parts = width(call), parts_of(call)
     each = max(parts.share // max(call.batch, 1), 1) if parts.share else parts.most
-    is_brief = name == "d128" and call.k.dtype.itemsize == 2 and call.max_seqlen_q * call.group <= 32
-    if target.platform != "cuda" or not is_brief or call.max_seqlen_k > _BRIEF * each:
+    is_known = name == "d128" and call.k.dtype.itemsize == 2 and call.max_seqlen_q * call.group <= 32
+    if target.platform != "cuda" or not is_known or call.max_seqlen_k > _BRIEF * each:
         return name
-    on_sm = call.batch * call.num_kv_heads * each / target.cu_num
-    return name if on_sm <= 1 or 2 < on_sm <= 4 else f"{name}_brief"
+    if call.batch * call.num_kv_heads * each > target.cu_num:
+        return f"{name}_brief"
+    if not parts.slots:
+        return name
+    return f"{name}_short" if call.max_seqlen_k <= LEAST_KEYS * each else f"{name}_single"
 
 
 def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
@@ -98,7 +102,7 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
         IS_ALIKE=call.k.ndim == 4 and call.k.stride() == call.v.stride() and call.k.dtype.itemsize == 2,
         IN_PAIRS=_is_in_pairs(call),
-        BATCH=block, IS_ONE_BLOCK=call.batch <= block, LEAST=LEAST_KEYS,
+        BATCH=block, IS_ONE_BLOCK=call.batch <= block, LEAST=parts_of(call).least,
         IS_SPLIT=parts_of(call).slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
         HAS_LEFT=call.window_left >= 0, HAS_SOFTCAP=call.softcap > 0,
         K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))

@@ -69,12 +69,12 @@ def as_bf16(x):
 
 
 @triton.jit
-def half_rows(column, columns, HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
-    """The rows of a matrix whose products are columns of out; of a gate's activation the rows of gates are HALF 0."""
+def half_rows(column, columns, half, IS_INTERLEAVED: tl.constexpr):
+    """The rows of a matrix whose products are columns of out; of a gate's activation the rows of gates are half 0."""
     if IS_INTERLEAVED:
-        return 2 * column + HALF
+        return 2 * column + half
     else:
-        return column + HALF * columns
+        return column + half * columns
 
 
 @triton.jit
