@@ -109,6 +109,45 @@ def get_triton_quant(qType: QuantType) -> Callable:
     return quantise
 
 
+def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
+    """`aiter_like.smoothquant_fwd`; int8 towards zero."""
+    if not _is_int8(out):
+        aiter_like.smoothquant_fwd(out, input, x_scale, y_scale)
+        return
+    op = "smoothquant_fwd"
+    check.tensor(op, "input", input, dtypes=elements.FLOATS)
+    check.tensor(op, "x_scale", x_scale, dtypes=(torch.float32,), device=input.device)
+    if input.ndim == 0 or x_scale.numel() != input.shape[-1] or x_scale.shape[-1] != input.shape[-1]:
+        raise ValueError(f"{op}: x_scale must have an element for each column of input, got shape "
+                         f"{tuple(x_scale.shape)} for {tuple(input.shape)}")
+    _check_tensors(op, ("out", "input", "y_scale"), out, input, y_scale, input.shape[:-1].numel())
+    aiter_like.truncated_quant(out, input * x_scale.view(-1), y_scale)
+
+
+def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
+    """`aiter_like.moe_smoothquant_fwd`; int8 towards zero, slot after slot."""
+    if not _is_int8(out):
+        aiter_like.moe_smoothquant_fwd(out, input, x_scale, topk_ids, y_scale)
+        return
+    op = "moe_smoothquant_fwd"
+    check.tensor(op, "input", input, rank=2, dtypes=elements.FLOATS)
+    tokens, columns = input.shape
+    check.tensor(op, "x_scale", x_scale, shape=(None, columns), dtypes=(torch.float32,), device=input.device)
+    check.tensor(op, "topk_ids", topk_ids, shape=(tokens, None), dtypes=(torch.int32,), device=input.device,
+                 last_contiguous=False)
+    slots, experts = topk_ids.shape[1], len(x_scale)
+    check.tensor(op, "out", out, shape=(slots * tokens, columns))
+    check.tensor(op, "y_scale", y_scale, dtypes=(torch.float32,), device=input.device, last_contiguous=False)
+    if not experts or y_scale.numel() != len(out) or not y_scale.is_contiguous():
+        raise ValueError(f"{op}: y_scale must be contiguous with {len(out)} elements, and x_scale have an expert, got "
+                         f"shapes {tuple(y_scale.shape)} and {tuple(x_scale.shape)}")
+    results, scales = out.unflatten(0, (slots, tokens)), y_scale.view(slots, tokens)
+    for slot, chosen in enumerate(topk_ids.long().unbind(1)):
+        is_expert = (chosen >= 0) & (chosen < experts)
+        rows = torch.where(is_expert[:, None], input * x_scale[chosen.clamp(0, experts - 1)], 0.0)
+        aiter_like.truncated_quant(results[slot], rows, scales[slot])
+
+
 def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
                    scale_dtype: torch.dtype = torch.float32, quant_dtype: torch.dtype = torch.int8,
                    dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_int8
 from aiter_like.ops.common import quant_rule
 
 
@@ -17,7 +18,8 @@ def smooth_per_token_scaled_quant(
         out: Tensor, input: Tensor, scales: Tensor, smooth_scale: Tensor, smooth_scale_map: Tensor | None = None,
         shuffle_scale: bool = False, num_rows: Tensor | None = None, num_rows_factor: int = 1,
         smooth_scale_map_hash: Tensor | None = None, enable_ps: bool = True) -> None:
-    """Quantises rows with a scale each, after factors per column: `out · scales ≈ input · smooth_scale`.
+    """Quantises rows with a scale each, after factors per column: `out · scales ≈ input · smooth_scale`; int8
+    towards zero.
 
     Args:
         out: [rows, K] or [m, topk, K], written; fp8 of the device or int8. With three dimensions either order may be
@@ -46,29 +48,29 @@ def smooth_per_token_scaled_quant(
         raise ValueError(f"{name}: scales must be dense, with an element for each of {input.shape[:-1].numel()} rows, "
                          f"got shape {tuple(scales.shape)}, strides {scales.stride()}")
     if smooth_scale_map is None and num_rows is None:
-        aiter_like.smoothquant_fwd(out, input, smooth_scale.view(-1), scales)
+        aiter_int8.smoothquant_fwd(out, input, smooth_scale.view(-1), scales)
         return
     factors = smooth_scale.view(-1, input.shape[-1])
     ids = _experts(name, smooth_scale_map, smooth_scale_map_hash, input, num_rows, num_rows_factor)  # [m, topk]
     rows, own = (x.view(*ids.shape, -1) if x.ndim == 2 else x for x in (input, out))
     is_slot_major = 1 not in ids.shape and own.stride(0) < own.stride(1)
     if is_slot_major and rows.stride(1) == 0 and own.transpose(0, 1).is_contiguous():
-        aiter_like.moe_smoothquant_fwd(own.transpose(0, 1).flatten(0, 1), rows[:, 0], factors, ids, scales.view(-1, 1))
+        aiter_int8.moe_smoothquant_fwd(own.transpose(0, 1).flatten(0, 1), rows[:, 0], factors, ids, scales.view(-1, 1))
         return
     own_scales = scales.view(ids.shape[::-1]) if is_slot_major else scales.view(ids.shape).t()  # [topk, m]
     for slot in range(ids.shape[1]):
         found = own_scales.new_empty(len(ids), 1)
-        aiter_like.moe_smoothquant_fwd(own[:, slot], rows[:, slot], factors, ids[:, slot:slot + 1].contiguous(), found)
+        aiter_int8.moe_smoothquant_fwd(own[:, slot], rows[:, slot], factors, ids[:, slot:slot + 1].contiguous(), found)
         own_scales[slot].copy_(found[:, 0])
 
 
 def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
-    """Ours, where `input` may be [tokens, 1, K], and `out` and `y_scale` any dense shapes of as many rows."""
+    """That of `aiter_int8`; `input` may be [tokens, 1, K], and `out` and `y_scale` any dense shapes of as many rows."""
     check.tensor("moe_smoothquant_fwd", "out", out)
     check.tensor("moe_smoothquant_fwd", "y_scale", y_scale)
     dense = [x.flatten(0, -2) if x.ndim > 2 and x.is_contiguous() else x for x in (out, y_scale)]
     rows = input[:, 0] if input.ndim == 3 and input.shape[1] == 1 else input
-    aiter_like.moe_smoothquant_fwd(dense[0], rows, x_scale, topk_ids, dense[1])
+    aiter_int8.moe_smoothquant_fwd(dense[0], rows, x_scale, topk_ids, dense[1])
 
 
 def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, group_size: int = 32,

@@ -100,6 +100,32 @@ def test_quantisers_of_types(simulated):
         assert torch.equal(q.float(), aiter_like.per_token_quant_hip(x, quant_dtype=FP8)[0].float())
 
 
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+def test_smoothed(simulated, dtype):
+    """Rows, and rows of experts of which one is none."""
+    x, factors = numbers(ROWS, COLUMNS), numbers(3, COLUMNS, seed=1).float()
+    ids = torch.tensor([[0, 2], [1, -1], [2, 0], [0, 1], [3, 1]], dtype=torch.int32)
+    out, scale = torch.empty_like(x, dtype=dtype), torch.empty(ROWS, 1)
+    aiter_int8.smoothquant_fwd(out, x, factors[:1], scale)
+    slots, scales = torch.empty(2 * ROWS, COLUMNS, dtype=dtype), torch.empty(2 * ROWS, 1)
+    aiter_int8.moe_smoothquant_fwd(slots, x, factors, ids, scales)
+    if dtype == INT8:
+        own = row_scales(x.float() * factors[0])
+        assert torch.equal(out, plain(x.float() * factors[0], own)) and torch.equal(scale, own)
+        taken = ids.t().flatten().long()
+        is_expert = ((taken >= 0) & (taken < 3))[:, None]
+        rows = torch.where(is_expert, x.float().repeat(2, 1) * factors[taken.clamp(0, 2)], 0.0)
+        own = row_scales(rows).clamp(min=2**-110 / 127)
+        assert torch.equal(slots, plain(rows, own)) and torch.equal(scales, own)
+    else:
+        expected, found = torch.empty_like(out), torch.empty_like(scale)
+        aiter_like.smoothquant_fwd(expected, x, factors[0], found)
+        assert torch.equal(out.float(), expected.float()) and torch.equal(scale, found)
+        expected, found = torch.empty_like(slots), torch.empty_like(scales)
+        aiter_like.moe_smoothquant_fwd(expected, x, factors, ids, found)
+        assert torch.equal(slots.float(), expected.float()) and torch.equal(scales, found)
+
+
 def test_in_torch(simulated):
     """AITER's quotient and `to`; fp8 and the scales are those of the package's own."""
     x, factors = numbers(ROWS, 256), numbers(256, seed=1).abs()
@@ -134,6 +160,15 @@ def test_bad_arguments(simulated):
         aiter_int8.static_per_tensor_quant_fp8_i8(out, x, torch.ones(2))
     with pytest.raises(ValueError, match="dynamic_per_tensor_quant: out must have shape"):
         aiter_int8.dynamic_per_tensor_quant(out[:2], x, torch.ones(1))
+    factors, ids = torch.ones(2, COLUMNS), torch.zeros(ROWS, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="smoothquant_fwd: x_scale must have an element for each column"):
+        aiter_int8.smoothquant_fwd(out, x, factors, torch.empty(ROWS, 1))
+    with pytest.raises(ValueError, match="smoothquant_fwd: y_scale must be contiguous with 5"):
+        aiter_int8.smoothquant_fwd(out, x, factors[0], torch.empty(1))
+    with pytest.raises(ValueError, match="moe_smoothquant_fwd: out must have shape"):
+        aiter_int8.moe_smoothquant_fwd(out[:2], x, factors, ids, torch.empty(ROWS, 1))
+    with pytest.raises(ValueError, match="moe_smoothquant_fwd: y_scale must be contiguous with 5"):
+        aiter_int8.moe_smoothquant_fwd(out, x, factors, ids, torch.empty(4))
     with pytest.raises(TypeError, match="per_token_quant_hip: x must have dtype"):
         aiter_int8.per_token_quant_hip(x.int())
     with pytest.raises(ValueError, match="per_token_quant_hip: scale must be None"):
