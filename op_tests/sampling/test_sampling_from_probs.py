@@ -91,8 +91,21 @@ def test_workgroups_of_a_row(device, form, groups):
                        probs_like(device, "equal", 1, columns), torch.zeros(4, columns, device=device)))
     probs[6, 4099], probs[6, 16412], probs[7, 8208] = 0.5, 0.5, 1e-30
     probs[8, 1], probs[9] = -1.0, math.nan
+    assert_draw(device, groups, probs, FORMS[form][1])
+
+
+@pytest.mark.parametrize("form", ("all", "top_p"))
+@pytest.mark.parametrize("groups", (1, 32))
+def test_long_rows(device, form, groups):
+    """Chunks of which waves have several turns."""
+    probs = torch.stack((probs_like(device, "peaked", 1, 2**20 + 5)[0], probs_like(device, "equal", 1, 2**20 + 5)[0]))
+    assert_draw(device, groups, probs, FORMS[form][1])
+
+
+def assert_draw(device, groups, probs, limits):
+    """Tokens of `groups` workgroups for each row are those of the reference."""
     op = OPS["sampling_from_probs"]
-    call = op.call(torch.empty(10, dtype=torch.int32, device=device), probs, seed=BIG, offset=3, **FORMS[form][1])
+    call = op.call(torch.empty(len(probs), dtype=torch.int32, device=device), probs, seed=BIG, offset=3, **limits)
     (hip,) = (backend for backend in op.backends if backend.name == "hip")
     place = harness.sim(0) if device.type == "cpu" else harness.gpu(device.index)
     place.guarded(op, hip.bind(place.target, tuple(call), Candidate(hip, "", {"groups": groups}, "test")))(*call)
