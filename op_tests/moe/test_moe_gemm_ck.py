@@ -238,3 +238,16 @@ def test_shuffled_is_another_order(device, multiply):
     plain = multiply(call).out.clone()
     other = call._replace(b=shuffle_weight(call.b), is_shuffled=True, out=torch.full_like(call.out, UNTOUCHED))
     assert not torch.equal(other.b, call.b) and torch.equal(multiply(other).out, plain)
+
+
+@pytest.mark.parametrize("block, activation, backend", ((16, "none", "hip"), (32, "none", "ck"), (64, "none", "ck"),
+                                                        (32, "silu_and_mul", "hip"), (64, "silu_and_mul", "ck")))
+def test_what_goes_first(device, block, activation, backend):
+    """By the rows of a block, and whether there are gates; ck takes no packed weights, which go to the others."""
+    if device.type == "cuda" and torch.version.cuda:
+        pytest.skip("Triton goes first on NVIDIA")
+    order, _ = sorted_order(device, 40, 2, 4, block)
+    call = random_call(device, "bf16", order, 40, 4, 64, 128, activation)
+    assert explain(OPS["moe_gemm"].run, *call).backend == backend
+    packed = random_call(device, "int4 weights", order, 40, 4, 64, 128, activation)
+    assert explain(OPS["moe_gemm"].run, *packed).backend == ("hip" if block < 64 else "triton")
