@@ -6,7 +6,7 @@ Kernels: csrc/moe/moe_sum.hip, ops/moe/triton/moe_sum.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -153,10 +153,17 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> MoeSu
     return MoeSumCall(torch.empty_like(x[:, 0]), x)
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """Of models with experts: results of pairs in the layer's dtype and, as fused_moe has those of few, in fp32."""
+    if model.num_experts:
+        for dtype in (model.dtype, "fp32"):
+            yield {"tokens": tokens, "slots": model.experts_per_token, "columns": model.hidden_size, "dtype": dtype}
+
+
 moe_sum_op = Op(
     _OP, call=MoeSumCall, reference=moe_sum_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "slots", "columns", "dtype"), round_field="tokens", cases=_cases,
-    tuning=Tuning(_tune_case), writes=("output",), sums_in_fp32=True,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes), writes=("output",), sums_in_fp32=True,
     backends=(Backend("hip", _moe_sum_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.moe.triton.moe_sum:moe_sum", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (1, 2, 4)]),

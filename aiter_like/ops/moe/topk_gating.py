@@ -6,7 +6,7 @@ Kernels: csrc/moe/topk_gating.hip, ops/moe/triton/topk_gating.py. Names of AITER
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -201,10 +201,17 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TopkG
     return _call(gating, key["k"], groups=groups, best_groups=max(groups // 2, 1))
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """Of models with experts, which every GPU routes to alike."""
+    if model.num_experts:
+        yield {"tokens": tokens, "experts": model.num_experts, "k": model.experts_per_token, "groups": 1,
+               "dtype": model.dtype}
+
+
 topk_gating_op = Op(
     _OP, call=TopkGatingCall, reference=topk_gating_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "experts", "k", "groups", "dtype"), round_field="tokens", cases=_cases,
-    tuning=Tuning(_tune_case), writes=("weights", "ids"),
+    tuning=Tuning(_tune_case, shapes=_tune_shapes), writes=("weights", "ids"),
     backends=(Backend("hip", _topk_gating_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.moe.triton.topk_gating:topk_gating", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (1, 2, 4)]),
