@@ -75,7 +75,7 @@ struct Step {
     }
   }
 
-  __device__ typename Unit::Operand columns_of(int n, typename Shape::Exchange& lds) const {
+  __device__ auto columns_of(int n, typename Shape::Exchange& lds) const {
     if constexpr (!Shape::kIsShuffled) return Unit::columns(weights[n], lds);
     else if constexpr (Shape::kScalesSums) return Unit::direct(weights[n], lds);
     else return Unit::direct(weights[n]);
