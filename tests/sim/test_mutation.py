@@ -19,7 +19,7 @@ from mutation.waits import first_hazard
 from aiter_like.dispatch import OPS
 
 RAW, WITHOUT_EQUIVALENTS, OF_CASES = 0.85, 0.95, 0.6
-CHANCE = 0.01  # of a sample to fall so far below OF_CASES where all mutants together just reach it
+CHANCE = 0.01  # of a sample to fall so far below a share that all mutants together just reach
 SAMPLE_LANES = 2**20  # that all mutants of a sample launch once
 TURN = rotation.turn_of(Path(__file__).parent)
 _BRANCH = "s_cmp_eq_u32 s8, 0\n s_cselect_b64 s[10:11], -1, 0\n s_and_b64 vcc, exec, s[10:11]\n s_cbranch_vccnz 1f\n"
@@ -35,7 +35,11 @@ def _check(results: list[campaign.Result]) -> None:
 
 
 def test_sample_of_the_campaign():
-    """Each sixth mutant, within four commits."""
+    """Each sixth mutant, within four commits.
+
+    The compiler waits for what a way needs that no launch goes, and such waits stand together: a part of the campaign
+    fails where it contradicts the shares to which test_campaign holds all of it.
+    """
     pytest.importorskip("triton")
     chosen = kernels.kernels("rms_norm.s 4096", "rms_norm.hip bf16_bf16", "flash_attn_fwd.hip bf16 d64",
                              "triton rms_norm bf16")
@@ -43,7 +47,9 @@ def test_sample_of_the_campaign():
     assert len(results) > 25
     checks = {check for result in results for check in result.verdict.detail.split("+")}
     assert {"wait", "bounds"} <= checks and any(r.verdict.by == "output" for r in results)
-    _check(results)
+    caught, different = sum(bool(result.verdict.by) for result in results), sum(not r.argument for r in results)
+    assert _chance_of_at_most(caught, len(results), RAW) > CHANCE, campaign.table(results)
+    assert _chance_of_at_most(caught, different, WITHOUT_EQUIVALENTS) > CHANCE, campaign.table(results)
 
 
 def _chance_of_at_most(caught: int, count: int, share: float) -> float:
