@@ -125,7 +125,7 @@ def _attend(op: str, q: Tensor, pools: list[tuple], sink: Tensor | None, scale: 
         out, lse = aiter_like.merge_state(*parts[0], *parts[1])
     if sink is None:
         return out
-    share = torch.sigmoid(lse - sink)[..., None].to(torch.float32)  # of a token without keys 0, as its out
+    share = torch.sigmoid(lse - sink)[..., None].to(torch.float32)  # A token without keys has 0, as its out.
     return (out.float() * share).to(q.dtype)
 
 

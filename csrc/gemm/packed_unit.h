@@ -191,10 +191,10 @@ struct GroupedUnit : PackedUnit<Element, FORMAT> {
   using Packed = PackedUnit<Element, FORMAT>;
   using typename Base::Exchange, typename Base::Sums;
   static_assert(FORMAT == Format::int8 || FORMAT == Format::int4, "sums of mxfp4 need no scales");
-  static constexpr int kTerms = 32;  // of the depth, for which each lane has eight weights
+  static constexpr int kTerms = 32;  // Four lanes share so many of the depth, eight each.
   static constexpr int kWords = Packed::kBits / 4, kRuns = Packed::kDepth / kTerms;
   static constexpr int kStepGroups = Packed::kDepth / kGroup, kPartGroups = kStepGroups / Packed::kParts;
-  static constexpr int kLaneGroups = kStepGroups < 4 ? 1 : kStepGroups / 4;  // of the scales that a lane reads
+  static constexpr int kLaneGroups = kStepGroups < 4 ? 1 : kStepGroups / 4;  // A lane reads so many scales.
   static_assert(kPartGroups * kGroup == Base::kDepth, "a part of a step has whole groups");
 
   struct Operand {

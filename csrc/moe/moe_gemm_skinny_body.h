@@ -22,7 +22,7 @@ struct Step {
   Run weights[Shape::kUnitsN][Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kParts][Shape::kRowRuns];
   float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
   uint32_t exponents[Shape::kUnitsN];  // of mxfp4, a byte for each of the lane's groups
-  float group_scales[Shape::kUnitsN][Shape::kLaneGroups];  // of sums over groups
+  float group_scales[Shape::kUnitsN][Shape::kLaneGroups];  // The sums over groups take these.
 
   /// sums += weights · aᵀ, scaled
   __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,

@@ -23,7 +23,7 @@ _MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
 _MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
 _LEAST_ROWS, _MANY_ROWS, _PLENTY_ROWS = 23, 192, 1024  # An expert has so many in the mean.
 _SHALLOW = 1024  # elements of a depth: a tile's steps are few
-_CACHED_BYTES = 8 << 20  # of an expert's matrix: its tiles come from the last-level cache in any order
+_CACHED_BYTES = 8 << 20  # The last-level cache keeps a matrix of so many bytes, in whatever order its tiles come.
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
 
 

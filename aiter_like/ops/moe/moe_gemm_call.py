@@ -22,7 +22,7 @@ TOKENS = 1 << 24
 # another reads the weights again (modelled: 32 rows in the mean, blocks of 32 at 66 % of the read rate, of 64 at 95 %).
 _BLOCKS = ((11, 16), (22, 32), (44, 64), (768, 128))
 _LARGEST_BLOCK = 256
-_HOPPER_BLOCKS, _LARGEST_ON_HOPPER = _BLOCKS[:3], 128  # from 64 on those of moe_gemm_hopper.py
+_LARGEST_ON_HOPPER = 128  # moe_gemm_hopper.py has tiles of 64 and 128 rows
 
 
 class MoeGemmCall(NamedTuple):
@@ -109,8 +109,8 @@ def block_for(pairs: int, experts: int, arch: str = "") -> int:
     """Places of a block that suit the rows which an expert has in the mean: for sm_90 those of moe_gemm_hopper.py's
     tiles, which takes each tile of a block whether it has rows or not."""
     mean = pairs / min(pairs, experts)
-    suited, largest = (_HOPPER_BLOCKS, _LARGEST_ON_HOPPER) if arch == "sm_90" else (_BLOCKS, _LARGEST_BLOCK)
-    return next((block for most, block in suited if mean <= most), largest)
+    suited = next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
+    return min(suited, _LARGEST_ON_HOPPER) if arch == "sm_90" else suited
 
 
 def tune_key(call: MoeGemmCall) -> dict[str, int | str]:

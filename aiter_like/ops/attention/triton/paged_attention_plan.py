@@ -107,7 +107,7 @@ def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_M
     stop = tl.full([], BATCH, tl.int32) if SHAPE.IS_ONE_BLOCK else batch
     lanes = tl.arange(0, BATCH)
     chunk = batch * 0 + SHAPE.N
-    rows, visible = _visible_of(lanes, source, window_left, SHAPE)  # where that is all, it stays in registers
+    rows, visible = _visible_of(lanes, source, window_left, SHAPE)  # Those of one block stay in registers.
     if SHAPE.IS_SHARED:
         total = tl.zeros([BATCH], tl.int64)
         for first in range(0, stop, BATCH):

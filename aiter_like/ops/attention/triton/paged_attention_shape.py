@@ -93,7 +93,7 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
     rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
     rows = max(16, triton.next_power_of_2(call.max_seqlen_q * call.group))
-    block = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1])
+    block, parts = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1]), parts_of(call)
     m, dv = min(settings["BLOCK_M"], rows), max(triton.next_power_of_2(call.head_dim_v), 16)
     waves = settings["num_warps"] if m * dv <= _MOST_SUMS and settings["BLOCK_N"] >= 16 * settings["num_warps"] else 1
     return Shape(
@@ -102,8 +102,8 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
         IS_ALIKE=call.k.ndim == 4 and call.k.stride() == call.v.stride() and call.k.dtype.itemsize == 2,
         IN_PAIRS=_is_in_pairs(call),
-        BATCH=block, IS_ONE_BLOCK=call.batch <= block, LEAST=parts_of(call).least,
-        IS_SPLIT=parts_of(call).slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
+        BATCH=block, IS_ONE_BLOCK=call.batch <= block, LEAST=parts.least,
+        IS_SPLIT=parts.slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
         HAS_LEFT=call.window_left >= 0, HAS_SOFTCAP=call.softcap > 0,
         K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))
 
