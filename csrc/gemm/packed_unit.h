@@ -10,9 +10,9 @@
 
 namespace aiter_like::skinny {
 
-/// How a weight is stored: as an element of a; in 8 bits; in 4 bits, -8 to 7; in 4 bits as e2m1, with a power of two
-/// for each 32 of the depth (OCP Microscaling Formats, 1.0).
-enum class Format { same, int8, int4, mxfp4 };
+/// How a weight is stored: as an element of a; in 8 bits, as an integer or e4m3; in 4 bits, -8 to 7; in 4 bits as e2m1,
+/// with a power of two for each 32 of the depth (OCP Microscaling Formats, 1.0).
+enum class Format { same, int8, fp8, int4, mxfp4 };
 
 #if defined(__HIP__)
 
@@ -99,6 +99,27 @@ __device__ inline Run widened_bytes(uint32_t first, uint32_t second) {
   return {low[0], low[1], high[0], high[1]};
 }
 
+/// Eight elements from the bits of e4m3 weights, four in a word: each is exact in 16 bits.
+template <class Element>
+__device__ inline Run widened_fp8(uint32_t first, uint32_t second) {
+  const uint32_t words[2] = {first, second};
+  Run run;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const auto low = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(words[i]), false);
+    const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(words[i]), true);
+    run[2 * i] = pair_of<Element>(low[0], low[1]), run[2 * i + 1] = pair_of<Element>(high[0], high[1]);
+  }
+  return run;
+}
+
+/// Eight elements from the bits of weights of a format of 8 bits.
+template <class Element, Format FORMAT>
+__device__ inline Run widened_words(uint32_t first, uint32_t second) {
+  if constexpr (FORMAT == Format::fp8) return widened_fp8<Element>(first, second);
+  else return widened_bytes<Element>(first, second);
+}
+
 /// Eight elements from the bits of int4 weights.
 template <class Element>
 __device__ inline Run widened_nibbles(uint32_t x) {
@@ -115,7 +136,7 @@ template <class Element, Format FORMAT>
 struct PackedUnit : Unit<Element> {
   using Base = Unit<Element>;
   using typename Base::Exchange, typename Base::Operand, typename Base::Sums;
-  static constexpr int kBits = FORMAT == Format::int8 ? 8 : 4;
+  static constexpr int kBits = FORMAT == Format::int8 || FORMAT == Format::fp8 ? 8 : 4;
   static constexpr int kRun = 8 * kRunBytes / kBits;        // weights
   static constexpr int kDepth = 16 * kRun;
   static constexpr int kParts = kDepth / Base::kDepth;      // of the depth, by which rows of a are exchanged
@@ -164,9 +185,9 @@ struct PackedUnit : Unit<Element> {
     } else {
 #pragma unroll
       for (int run = 0; run < 4; ++run) {
-        const Run& words = packed.runs[part * kPartRuns + (FORMAT == Format::int8 ? run / 2 : 0)];
-        if constexpr (FORMAT == Format::int8)
-          result.runs[run] = widened_bytes<Element>(words[run % 2 * 2], words[run % 2 * 2 + 1]);
+        const Run& words = packed.runs[part * kPartRuns + (kBits == 8 ? run / 2 : 0)];
+        if constexpr (kBits == 8)
+          result.runs[run] = widened_words<Element, FORMAT>(words[run % 2 * 2], words[run % 2 * 2 + 1]);
         else
           result.runs[run] = widened_nibbles<Element>(words[run]);
       }
@@ -190,7 +211,7 @@ struct GroupedUnit : PackedUnit<Element, FORMAT> {
   using Base = Unit<Element>;
   using Packed = PackedUnit<Element, FORMAT>;
   using typename Base::Exchange, typename Base::Sums;
-  static_assert(FORMAT == Format::int8 || FORMAT == Format::int4, "sums of mxfp4 need no scales");
+  static_assert(FORMAT != Format::same && FORMAT != Format::mxfp4, "sums of mxfp4 need no scales");
   static constexpr int kTerms = 32;  // Four lanes share so many of the depth, eight each.
   static constexpr int kWords = Packed::kBits / 4, kRuns = Packed::kDepth / kTerms;
   static constexpr int kStepGroups = Packed::kDepth / kGroup, kPartGroups = kStepGroups / Packed::kParts;
@@ -254,7 +275,7 @@ struct GroupedUnit : PackedUnit<Element, FORMAT> {
     return result;
   }
   __device__ static Run widened(const uint32_t (&words)[kWords]) {
-    if constexpr (FORMAT == Format::int8) return widened_bytes<Element>(words[0], words[1]);
+    if constexpr (Packed::kBits == 8) return widened_words<Element, FORMAT>(words[0], words[1]);
     else return widened_nibbles<Element>(words[0]);
   }
 };

@@ -117,9 +117,9 @@ void set_scales(Args& args, const OptionalTensor& a_scale, const OptionalTensor&
   if (a_scale.has_value()) set_row_scales(args, a_scale.value(), rows);
   if (!b_scale.has_value()) return;
   const ffi::Tensor scale = b_scale.value();
-  const int64_t groups = groups_of(args.depth), block = moe_skinny::kScaleBlock;
+  const int64_t groups = groups_of(args.depth), block = Shape::kScaleRows;
   check_value(scale.ndim() == (groups > 0 ? 3 : 2) && scale.size(0) == args.num_experts &&
-                  scale.size(1) == (Shape::kHasBlocks ? (args.n + block - 1) / block : args.n) &&
+                  scale.size(1) == (args.n + block - 1) / block &&
                   (groups == 0 || scale.size(2) == groups),
               "moe_gemm: b_scale must have a number for each expert, row or block of b, and group of the depth");
   args.b_scale = data_of<const Config::Scale>(scale, "b_scale");

@@ -344,7 +344,8 @@ class Reader {
           scale_row_[u][i] = (u * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
         else if constexpr (Shape::kHasGroups || Shape::kScalesSums)  // of the lane's row of the instruction's operand
           scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
-                              within(lane_index() % Unit::kColumns, strip_rows)) * args_.b_scale_row;
+                              within(lane_index() % Unit::kColumns, strip_rows)) / Shape::kScaleRows *
+                             args_.b_scale_row;
         else
           scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
                               within(Unit::sum_column(lane_index(), i), strip_rows)) * args_.b_scale_row;

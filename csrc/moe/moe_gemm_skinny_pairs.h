@@ -34,8 +34,8 @@ namespace moe_skinny {
 using skinny::Run, skinny::uniform, skinny::unit_begin, skinny::within;
 
 enum class Rows { pair, token, sorted };  // a workgroup has: one pair, the sum of a token's pairs, a block of pairs
-/// Of rows of a and of b; of rows of b alone; of blocks of both; of mxfp4's groups of 32; of groups of rows of b, by
-/// which the sums over them are scaled.
+/// Of rows of a and of b; of rows of b alone; of blocks of both; of mxfp4's groups of 32; of groups of rows of b, or of
+/// blocks of fp8, by which the sums over them are scaled.
 enum class Scales { none, rows, weights, blocks, groups, sums };
 constexpr int kMostSlots = 32;  // of a token whose pairs are added up: a lane each
 constexpr uint32_t kScaleBlock = 128, kScaleGroup = 32;
@@ -104,6 +104,8 @@ struct Shape : Config {
   static constexpr bool kHasGroups = Config::kScales == Scales::groups;
   static constexpr bool kScalesSums = Config::kScales == Scales::sums;
   static_assert(kScalesSums == (Config::kGroup != 0), "groups have a size where sums over them are scaled");
+  static constexpr uint32_t kScaleRows =  // of b, that share a scale
+      kHasBlocks || (kScalesSums && Config::kFormat == skinny::Format::fp8) ? kScaleBlock : 1;
   static constexpr int kLaneGroups = [] {  // of the scales of a step
     if constexpr (kScalesSums) return Unit::kLaneGroups;
     else return 1;

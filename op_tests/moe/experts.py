@@ -23,8 +23,10 @@ HOPPER_FP8 = 2.0**-11
 """What Hopper's matrix units lose of a sum of products of fp8, as a part of their magnitudes (DeepSeek-V3's report,
 section 3.3.2)."""
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FORMATS = ("bf16", "fp16", "fp8", "int8", "blocks", "int8 weights", "int4 weights", "mxfp4 weights")
-"""Of calls(): the operands' dtype with a scale for each row and column, fp8 with blocks of scales, weights alone."""
+FORMATS = ("bf16", "fp16", "fp8", "int8", "blocks", "int8 weights", "fp8 weights", "int4 weights", "int4_words weights",
+           "mxfp4 weights", "a8 int4 weights", "a8 int4_words weights")
+"""Of calls(): the operands' dtype with a scale for each row and column, fp8 with blocks of scales, weights alone; "a8":
+beside fp8 with a scale for each row."""
 
 
 def sorted_order(device, tokens, slots, experts, block, seed=0):
@@ -56,7 +58,12 @@ def weights_of(call: MoeGemmCall, expert: int) -> torch.Tensor:
     b, k = call.b[expert], call.a.shape[1]
     if call.is_shuffled:
         b = unshuffle_weight(b)
-    if call.b_format in ("int4", "mxfp4"):
+    if call.b_format == "int4_words":
+        words = b.contiguous().view(torch.int32).long()[..., None]
+        places = torch.arange(8, device=b.device)
+        numbers = words >> (places // 2 * 4 + places % 2 * 16) & 15
+        values = (numbers - 16 * (numbers > 7)).flatten(-2).double()
+    elif call.b_format in ("int4", "mxfp4"):
         halves = b.view(torch.uint8).int()
         numbers = torch.stack((halves % 16, halves // 16), -1).flatten(-2)
         if call.b_format == "int4":
@@ -72,7 +79,7 @@ def weights_of(call: MoeGemmCall, expert: int) -> torch.Tensor:
         scale = torch.where(scale == 255, math.nan, 2.0**(scale - 127))
     if call.group_size == 0:
         return values * scale[:, None]
-    if call.a_scale is not None:
+    if call.b_format in ("same", "fp8"):
         scale = scale.repeat_interleave(128, 0)[:len(values)]
     return values * scale.repeat_interleave(call.group_size, 1)[:, :k]
 
@@ -148,6 +155,24 @@ def check(call: MoeGemmCall) -> None:
     assert torch.isfinite(got).all() and (worst <= 1).all(), f"{worst.max().item():.2f} times what is allowed"
 
 
+def _weights_alone(b_format: str, wide: torch.Tensor, group_size: int, generator: torch.Generator,
+                   fp8: torch.dtype) -> tuple[torch.Tensor, dict]:
+    """Weights of a format, like `wide` in shape, and the fields that say how they are stored and scaled."""
+    experts, n, k = wide.shape
+    per_byte = 1 if b_format in ("int8", "fp8") else 2
+    b = torch.randint(-128, 128, (experts, n, k // per_byte), generator=generator).to(torch.int8)
+    groups = (experts, n, -(-k // group_size)) if group_size else (experts, n)
+    if b_format == "fp8":
+        b = (wide * 40 * math.sqrt(k)).to(fp8)
+        group_size = 128 if group_size else 0
+        groups = (experts, -(-n // 128), -(-k // 128)) if group_size else (experts, n)
+    scale = torch.rand(groups, generator=generator) * (0.001 if per_byte == 1 else 0.02) + 0.001
+    if b_format == "mxfp4":
+        b, scale, group_size = b.view(torch.uint8), torch.randint(118, 124, (experts, n, -(-k // 32)),
+                                                                  generator=generator).to(torch.uint8), 32
+    return b, {"b_scale": scale, "b_format": b_format, "group_size": group_size}
+
+
 def random_call(device: torch.device, form: str, order: dict, tokens: int, experts: int, n: int, k: int,
                 activation: str = "none", seed: int = 0, group_size: int = 32, is_of_pairs: bool = False,
                 out_dtype: torch.dtype = torch.bfloat16, shuffled: bool = False, **fields: object) -> MoeGemmCall:
@@ -173,15 +198,11 @@ def random_call(device: torch.device, form: str, order: dict, tokens: int, exper
         dtype = torch.float16 if form == "fp16" else torch.bfloat16
         a, b = a.to(dtype), b.to(dtype)
     if form.endswith("weights"):
-        b_format = form.split()[0]
-        per_byte = 1 if b_format == "int8" else 2
-        b = torch.randint(-128, 128, (experts, n, k // per_byte), generator=generator).to(torch.int8)
-        groups = (experts, n, -(-k // group_size)) if group_size else (experts, n)
-        scale = torch.rand(groups, generator=generator) * (0.001 if b_format == "int8" else 0.02) + 0.001
-        if b_format == "mxfp4":
-            b, scale, group_size = b.view(torch.uint8), torch.randint(118, 124, (experts, n, -(-k // 32)),
-                                                                      generator=generator).to(torch.uint8), 32
-        scales = {"b_scale": scale, "b_format": b_format, "group_size": group_size}
+        fp8 = dtypes.fp8_of(target_of(device).arch)
+        is_alone = not form.startswith("a8")
+        b, scales = _weights_alone(form.split()[-2], b, group_size if is_alone else 0, generator, fp8)
+        if not is_alone:
+            a, scales["a_scale"] = (a * 40).to(fp8), torch.rand(rows, generator=generator) * 0.02 + 0.01
     scales = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in scales.items()}
     b = b.to(device)
     if shuffled:

@@ -63,11 +63,13 @@ def test_blocks(device, backend, tokens, slots, experts, block):
 @pytest.mark.parametrize("is_sorted", (True, False), ids=("sorted", "few"))
 @pytest.mark.parametrize("form, group_size", (
     ("int8 weights", 0), ("int8 weights", 32), ("int8 weights", 64), ("int8 weights", 128), ("int4 weights", 0),
-    ("int4 weights", 64), ("int4 weights", 128)))
+    ("int4 weights", 64), ("int4 weights", 128), ("int4_words weights", 0), ("int4_words weights", 32),
+    ("int4_words weights", 128), ("fp8 weights", 0), ("fp8 weights", 128)))
 def test_groups(device, backend, form, group_size, is_sorted):
     """Scales of the activations' dtype and of fp32, and a last group that is a part."""
     order, _ = sorted_order(device, 20, 2, 3, 16) if is_sorted else few_order(device, 4, 2, 3)
-    call = random_call(device, form, order, 20 if is_sorted else 4, 3, 48, 178, group_size=group_size)
+    k = 184 if "words" in form else 178
+    call = random_call(device, form, order, 20 if is_sorted else 4, 3, 140, k, group_size=group_size)
     if group_size != 64:
         call = call._replace(b_scale=call.b_scale.bfloat16())
     check(multiply(backend, call))
@@ -75,7 +77,7 @@ def test_groups(device, backend, form, group_size, is_sorted):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_sorted", (True, False), ids=("sorted", "few"))
-@pytest.mark.parametrize("form", ("int8 weights", "int4 weights", "mxfp4 weights"))
+@pytest.mark.parametrize("form", ("int8 weights", "fp8 weights", "int4 weights", "mxfp4 weights"))
 def test_fp16_activations(device, backend, form, is_sorted):
     """Where a weight of mxfp4 with its scale has no fp16."""
     order, _ = sorted_order(device, 20, 2, 3, 16) if is_sorted else few_order(device, 4, 2, 3)
@@ -146,7 +148,7 @@ def test_sums_are_in_a_fixed_order(device, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("form", ("bf16", "fp8", "blocks", "int4 weights", "mxfp4 weights"))
+@pytest.mark.parametrize("form", ("bf16", "fp8", "blocks", "fp8 weights", "int4 weights", "mxfp4 weights"))
 @pytest.mark.parametrize("is_sorted", (True, False), ids=("sorted", "few"))
 def test_strides(device, backend, form, is_sorted):
     """Rows, matrices and scales apart; between the rows of `out` nothing is written."""

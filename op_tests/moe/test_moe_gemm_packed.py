@@ -14,7 +14,7 @@ from aiter_like.errors import UnsupportedError
 
 pytestmark = pytest.mark.rotating
 
-FORMATS = ("int8 weights", "int4 weights", "mxfp4 weights")
+FORMATS = ("int8 weights", "fp8 weights", "int4 weights", "mxfp4 weights")
 PAIRS = (0, 3, -1, 2, 4, 1)
 
 
@@ -39,7 +39,8 @@ def test_pairs(device, multiply, form, k):  # noqa: F811
 
 @pytest.mark.parametrize("form, group_size, k, is_sum", (
     ("int4 weights", 32, 1120, False), ("int4 weights", 64, 96, True), ("int4 weights", 128, 1312, True),
-    ("int8 weights", 32, 48, True), ("int8 weights", 64, 592, False), ("int8 weights", 128, 272, True)))
+    ("int8 weights", 32, 48, True), ("int8 weights", 64, 592, False), ("int8 weights", 128, 272, True),
+    ("fp8 weights", 128, 272, True), ("fp8 weights", 128, 592, False)))
 def test_groups_of_pairs(device, multiply, form, group_size, k, is_sum):  # noqa: F811
     """Of a depth that ends in a part of a group, or of a step."""
     multiply(random_call(device, form, pairs(device, *PAIRS), 3, 4, 74, k, "none" if is_sum else "silu_and_mul",
@@ -49,7 +50,7 @@ def test_groups_of_pairs(device, multiply, form, group_size, k, is_sum):  # noqa
 
 @pytest.mark.parametrize("form, group_size, block, k", (
     ("int4 weights", 32, 16, 544), ("int4 weights", 128, 32, 1120), ("int8 weights", 64, 8, 1104),
-    ("int8 weights", 128, 32, 336)))
+    ("int8 weights", 128, 32, 336), ("fp8 weights", 128, 16, 336)))
 def test_groups_of_sorted_pairs(device, multiply, form, group_size, block, k):  # noqa: F811
     order, weights = sort(device, 37, 3, 5, block, seed=k)
     call = random_call(device, form, order, 37, 5, 96, k, "silu_and_mul", weights=weights, group_size=group_size)
@@ -60,7 +61,7 @@ def test_groups_of_sorted_pairs(device, multiply, form, group_size, block, k):  
 
 @pytest.mark.parametrize("form, group_size, block, k", (
     ("int4 weights", 0, 16, 1088), ("int4 weights", 64, 1, 576), ("int8 weights", 128, 8, 352),
-    ("mxfp4 weights", 32, 16, 1152)))
+    ("mxfp4 weights", 32, 16, 1152), ("fp8 weights", 128, 16, 352), ("fp8 weights", 0, 1, 576)))
 def test_shuffled(device, multiply, form, group_size, block, k):  # noqa: F811
     """Rows of 32 bytes, as many as there are whole or half steps of."""
     order, _ = (pairs(device, 3, -1, 1, 0, 2, 1), None) if block == 1 else sort(device, 9, 2, 4, block, seed=1)
@@ -95,7 +96,7 @@ def test_sums_of_tokens(device, multiply, form):  # noqa: F811
 
 
 @pytest.mark.parametrize("form, block, k", (("mxfp4 weights", 16, 1120), ("int4 weights", 13, 672),
-                                            ("int8 weights", 4, 336)))
+                                            ("int8 weights", 4, 336), ("fp8 weights", 8, 336)))
 def test_sorted(device, multiply, form, block, k):  # noqa: F811
     order, weights = sort(device, 37, 3, 5, block, seed=k)
     call = random_call(device, form, order, 37, 5, 96, k, "swiglu_and_mul", weights=weights, is_interleaved=True,
@@ -105,7 +106,7 @@ def test_sorted(device, multiply, form, block, k):  # noqa: F811
     assert torch.equal(multiply(call), first), "equal calls give equal bits"
 
 
-@pytest.mark.parametrize("form", ("int8 weights", "int4 weights"))
+@pytest.mark.parametrize("form", ("int8 weights", "fp8 weights", "int4 weights"))
 def test_fp16_and_scales_of_16_bits(device, multiply, form):  # noqa: F811
     call = random_call(device, form, pairs(device, *PAIRS), 3, 4, 40, 544, "gelu", **by_rows(form))
     multiply(call._replace(a=call.a.half(), b_scale=call.b_scale.half()))
@@ -149,6 +150,7 @@ def test_strides(device, multiply):  # noqa: F811
 REFUSALS = {
     "fp16 with mxfp4": ("mxfp4 weights", {"dtype": torch.float16}, "a of bf16"),
     "many rows": ("int8 weights", {"block": 64}, "at most 32 rows"),
+    "words": ("int4_words weights", {}, "in the order of pack_int4"),
     "parts of a run": ("int4 weights", {"k": 80}, "a multiple of the 32")}
 
 
@@ -164,7 +166,7 @@ def test_refusals(device, form, changes, words):
 
 @pytest.mark.parametrize("form, group_size, block", (
     ("int8 weights", 0, 16), ("int4 weights", 0, 32), ("mxfp4 weights", 32, 32), ("int4 weights", 32, 32),
-    ("int4 weights", 128, 16), ("int8 weights", 128, 32)))
+    ("int4 weights", 128, 16), ("int8 weights", 128, 32), ("fp8 weights", 128, 32)))
 def test_traffic(device, multiply, form, group_size, block):  # noqa: F811
     """Each weight of the experts that have a row is read once, 16 bytes at a time; nothing spills."""
     if device.type != "cpu":

@@ -18,7 +18,7 @@ from aiter_like.ops.gemm.parts import after_product
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
 from aiter_like.ops.moe import moe_gemm_blocks, moe_gemm_ck, moe_gemm_hip, moe_gemm_tuning
 from aiter_like.ops.moe.moe_formats import MXFP4_GROUP, SCALE_BLOCK, power_of_two, widened
-from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, tune_key
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, has_block_scales, is_gated, pair_count, tune_key
 from aiter_like.ops.moe.moe_gemm_cases import cases
 from aiter_like.ops.moe.moe_gemm_checks import check_call
 
@@ -77,7 +77,7 @@ def _product(call: MoeGemmCall, rows: Tensor, expert: int) -> Tensor:
         scale = power_of_two(scale) if call.b_format == "mxfp4" else scale.float()
         if call.group_size == 0:
             scale = scale[:, None]
-        elif call.a_scale is not None:
+        elif has_block_scales(call):
             scale = scale.repeat_interleave(SCALE_BLOCK, 0)[:len(weights)]
         if call.group_size:
             scale = scale.repeat_interleave(call.group_size, 1)[:, :k]

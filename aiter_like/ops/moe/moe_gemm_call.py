@@ -36,7 +36,7 @@ class MoeGemmCall(NamedTuple):
             of pairs whose expert is not here are left as they are.
         a: [tokens, k], or [pairs, k] where each pair has a row of its own, rows evenly spaced; bf16|fp16|fp8|int8.
         b: [experts, n, k] of any strides, n = columns or, where `activation` is a gate's, 2 · columns: gates, then what
-            they let through. By `b_format` elements of `a`'s dtype or int8, or [experts, n, k / 2] bytes.
+            they let through. By `b_format` elements of `a`'s dtype, int8 or fp8, or [experts, n, k / 2] bytes.
         experts: [blocks] int32: the expert of each block; one that `b` does not have: the block is left out.
         sorted_ids: [blocks · block] int32: slot << 24 | token, and other numbers in padding; or None: pair i is block
             i, `block` is 1 and `experts` has an element for each pair.
@@ -46,15 +46,15 @@ class MoeGemmCall(NamedTuple):
         a_scale: [rows of a] fp32, or [rows of a, ceil(k / 128)] where `group_size` is 128 of two fp8 operands, of any
             strides; given where `a` has 8 bits.
         b_scale: fp32, or 8 bits without sign (powers of two) in mxfp4, or the dtype of `a` where that has 16 bits; of
-            any strides: [experts, n] with `group_size` 0; [experts, ceil(n / 128), ceil(k / 128)] of two fp8 operands;
-            [experts, n, ceil(k / group_size)] of int8, int4 and mxfp4 weights of 16-bit activations.
+            any strides: [experts, n] with `group_size` 0; [experts, ceil(n / 128), ceil(k / 128)] of two fp8 operands
+            and of fp8 weights; [experts, n, ceil(k / group_size)] of int8, int4 and mxfp4 ones of 16-bit activations.
         slots: experts of a token.
         block: places of `sorted_ids` that share an expert.
         activation: "none", one of GATED, SWIGLU, or one of ACTIVATIONS.
         limit: above 0: gates are at most, the other half at most and at least, this far from 0.
         b_format: one of FORMATS.
-        group_size: weights along k that share a scale: 0 for all, 128 for blocks of 128 × 128 of two fp8 operands; of
-            16-bit activations 32, 64 or 128.
+        group_size: weights along k that share a scale: 0 for all, 128 for blocks of 128 × 128 of fp8 weights; of int8
+            and int4 ones of 16-bit activations 32, 64 or 128.
         is_shuffled: each matrix of `b` is in the order of `shuffle_weight`, layout (16, 16).
         is_interleaved: gates are the even rows of `b`, and what they let through the odd ones.
         sums_slots: each row of out is the sum of its token's pairs, in the order of their slots, in Triton in another
@@ -100,8 +100,13 @@ def scaling(call: MoeGemmCall) -> str:
     return "weights" if call.b_format == "mxfp4" and call.a.dtype == torch.bfloat16 else "sums"
 
 
+def has_block_scales(call: MoeGemmCall) -> bool:
+    """Whether as many rows of the weights as of the depth share a scale."""
+    return call.group_size > 0 and call.b_format in ("same", "fp8")
+
+
 def blocks(size: int) -> int:
-    """How many scales there are along `size` elements of two fp8 operands."""
+    """How many scales there are along `size` elements of fp8."""
     return -(-size // SCALE_BLOCK)
 
 

@@ -72,6 +72,9 @@ def cases(device: torch.device) -> dict[str, MoeGemmCall]:
                                b=(random(experts, 2 * inner, k) * 40).to(torch.int8)),
         "fp8, blocks": gates._replace(a=gates.a.to(fp8), b=gates.b.to(fp8), a_scale=rows[:, None], group_size=128,
                                       b_scale=scales[:, :1, None]),
+        "fp8 weights": gates._replace(b=gates.b.to(fp8), b_format="fp8", group_size=128, b_scale=scales[:, :1, None]),
+        "int4 weights beside fp8": gates._replace(a=gates.a.to(fp8), b=packed, b_format="int4_words", a_scale=rows,
+                                                  b_scale=scales),
         "int4 weights": gates._replace(b=packed, b_format="int4", group_size=32, b_scale=grouped),
         "mxfp4 weights": gates._replace(
             b=packed.view(torch.uint8), b_format="mxfp4", group_size=32, activation=SWIGLU, limit=7.0,

@@ -6,17 +6,19 @@ from __future__ import annotations
 import torch
 
 from aiter_like import check
+from aiter_like.device import target_of
 from aiter_like.dispatch import SKIP
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.gemm import problems
 from aiter_like.ops.gemm.parts import ACTIVATIONS, GATED
-from aiter_like.ops.moe.moe_formats import FORMATS, MXFP4_GROUP, SCALE_BLOCK, per_byte
-from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, blocks, is_gated, pair_count
+from aiter_like.ops.moe.moe_formats import FORMATS, INT4, MXFP4_GROUP, SCALE_BLOCK, per_byte
+from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, blocks, has_block_scales, is_gated, pair_count
 
 _OP = "moe_gemm"
 GROUP_SIZES = (0, 32, 64, 128)
 _SHUFFLED_ROWS, _SHUFFLED_BYTES = 16, 32  # shuffle_weight moves so much at a time
 _MOST_BLOCK = 256
+_PER_WORD = 8  # weights of int4_words
 
 
 def check_call(call: MoeGemmCall) -> object:
@@ -47,13 +49,19 @@ def _check_weights(call: MoeGemmCall, n: int) -> None:
     """The experts' matrices, their scales and biases."""
     a, b, k = call.a, call.b, call.a.shape[1]
     is_wide = a.dtype in problems.SIXTEEN_BITS
-    if call.b_format != "same" and not is_wide:
-        raise TypeError(f"{_OP}: a must have 16 bits where b_format is {call.b_format}, got {a.dtype}")
+    if call.b_format != "same" and not is_wide and (call.b_format not in INT4 or a.dtype not in elements.FP8):
+        accepted = "16 bits or fp8" if call.b_format in INT4 else "16 bits"
+        raise TypeError(f"{_OP}: a must have {accepted} where b_format is {call.b_format}, got {a.dtype}")
     if k % per_byte(call.b_format):
         raise ValueError(f"{_OP}: a must have an even last dimension, as two weights are in a byte, got {k}")
-    dtype = {"same": a.dtype, "int8": torch.int8, "int4": torch.int8, "mxfp4": torch.uint8}[call.b_format]
-    check.tensor(_OP, "b", b, dtypes=(dtype,), shape=(None, n, k // per_byte(call.b_format)), device=a.device,
+    if call.b_format == "int4_words" and k % _PER_WORD:
+        raise ValueError(f"{_OP}: a must have a last dimension of whole {_PER_WORD}, which are in a word of b, got {k}")
+    dtype = {"same": (a.dtype,), "mxfp4": (torch.uint8,), "fp8": elements.FP8}.get(call.b_format, (torch.int8,))
+    check.tensor(_OP, "b", b, dtypes=dtype, shape=(None, n, k // per_byte(call.b_format)), device=a.device,
                  last_contiguous=False)
+    target = target_of(a.device)
+    if call.b_format == "fp8" and target.platform != "cpu" and (reason := quant_rule.refusal(target, b.dtype)):
+        raise TypeError(f"{_OP}: b must have the fp8 of this device, {reason}")
     stored = b.shape[2] * b.element_size()
     if call.is_shuffled and (n % _SHUFFLED_ROWS or stored % _SHUFFLED_BYTES or not b.is_contiguous()):
         raise ValueError(f"{_OP}: shuffled, b must be contiguous with n % {_SHUFFLED_ROWS} == 0 and rows of whole "
@@ -68,7 +76,8 @@ def _check_weights(call: MoeGemmCall, n: int) -> None:
 def _check_scales(call: MoeGemmCall, n: int) -> None:
     a, b, (rows, k) = call.a, call.b, call.a.shape
     is_wide, is_plain = a.dtype in problems.SIXTEEN_BITS, call.b_format == "same"
-    accepted = ((0,) if is_wide and is_plain or a.dtype == torch.int8 else (0, SCALE_BLOCK) if is_plain
+    has_blocks = (a if is_plain else b).dtype in elements.FP8
+    accepted = ((0, SCALE_BLOCK) if has_blocks else (0,) if is_plain or not is_wide
                 else (MXFP4_GROUP,) if call.b_format == "mxfp4" else GROUP_SIZES)
     check.choice(_OP, "group_size", call.group_size, accepted)
     for name, scale, is_wanted in (("a_scale", call.a_scale, not is_wide),
@@ -82,7 +91,7 @@ def _check_scales(call: MoeGemmCall, n: int) -> None:
     dtypes_of = ((torch.uint8,) if call.b_format == "mxfp4" else (torch.float32, a.dtype) if is_wide
                  else (torch.float32,))
     shape = (b.shape[0], n) if call.group_size == 0 else (b.shape[0], n, -(-k // call.group_size))
-    if call.group_size and not is_wide:
+    if has_block_scales(call):
         shape = (b.shape[0], blocks(n), blocks(k))
     check.tensor(_OP, "b_scale", call.b_scale, dtypes=dtypes_of, shape=shape, device=a.device, last_contiguous=False)
     if call.a_scale is not None:

@@ -88,6 +88,8 @@ def _packed_refusal(target: Target, call: MoeGemmCall) -> str | None:
     """Of weights with fewer bits than a."""
     if target.platform != "hip":
         return f"of {call.b_format} weights an MFMA kernel for gfx942, not for {target.arch}"
+    if call.b_format == "int4_words" or call.a.dtype not in SIXTEEN_BITS:
+        return f"int4 weights are in the order of pack_int4 beside 16-bit a, got {call.b_format} beside {call.a.dtype}"
     if call.b_format == "mxfp4" and scaling(call) == "sums":
         return f"mxfp4 weights are for a of bf16, got {call.a.dtype}"
     if call.block > _MAX_PACKED_BLOCK:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
+from aiter_like.device import target_of
 from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.gemm import problems
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
@@ -39,6 +40,8 @@ def case(key: Mapping[str, Any], device: torch.device, seed: int) -> MoeGemmCall
         stored = (experts, n, k // per_byte(b_format))
         b = torch.randint(-128, 128, stored, generator=torch.Generator(device).manual_seed(seed), device=device,
                           dtype=torch.int8).view(torch.uint8 if b_format == "mxfp4" else torch.int8)
+        if b_format == "fp8":  # bits of any kind may be NaN
+            b = random(experts, n, k).to(dtypes.fp8_of(target_of(device).arch))
     columns = n // 2 if key["is_gated"] else n
     return MoeGemmCall(
         torch.empty(pairs, columns, dtype=torch.bfloat16, device=device), a,
@@ -56,7 +59,7 @@ def _scales(key: Mapping[str, Any], rows: int, is_wide: bool, device: torch.devi
     if key["b_dtype"] == "mxfp4":
         shape = (experts, n, -(-k // MXFP4_GROUP))
         return {"b_scale": torch.randint(118, 124, shape, dtype=torch.uint8, **given)}
-    of_blocks = group_size and not is_wide
+    of_blocks = group_size and (not is_wide or key["b_dtype"] == "fp8")
     shape = (blocks(n), blocks(k)) if of_blocks else (n, -(-k // group_size)) if group_size else (n,)
     b_scale = (torch.rand(experts, *shape, **given) + 0.5) / k**0.5 / (40 if key["dtype"] == "int8" else 1)
     if is_wide:

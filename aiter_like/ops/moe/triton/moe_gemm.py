@@ -23,6 +23,7 @@ from aiter_like.ops.moe.triton.parts import (
     after,
     as_bf16,
     constants_of,
+    depth_of,
     finished,
     group_scaled,
     half_rows,
@@ -72,15 +73,17 @@ def _add_products(product, right, stored, scale_at, is_scale, row_scale, FORMAT:
 @triton.jit
 def _both_products(a_rows, b, expert, scale_at, up_scale_at, a_scale_at, rows, up_rows, first_rows, is_row, is_column,
                    depth, b_expert, b_row, b_depth, a_scale_block, b_scale_group, FORMAT: tl.constexpr,
-                   SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, IS_GATED: tl.constexpr, BAND: tl.constexpr,
-                   PACK: tl.constexpr, ROUGH: tl.constexpr, IS_MOVED: tl.constexpr, BLOCK_K: tl.constexpr):
+                   HAS_WORDS: tl.constexpr, SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, IS_GATED: tl.constexpr,
+                   BAND: tl.constexpr, PACK: tl.constexpr, ROUGH: tl.constexpr, IS_MOVED: tl.constexpr,
+                   BLOCK_K: tl.constexpr):
     """[columns, BLOCK_M] of the rows of one matrix, and with IS_GATED of up_rows, with rows of a over the whole depth:
     in int32 of integers, else in fp32. a_rows, a_scale_at: [BLOCK_M], where rows of a and their scales begin;
     scale_at, up_scale_at: [columns, 1] of the matrix. With IS_MOVED b is a descriptor of all matrices, and first_rows
     are the first of `rows` and of `up_rows`, which follow one another."""
     PER_BYTE: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1
     STEP: tl.constexpr = BLOCK_K // PER_BYTE
-    k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, STEP).to(tl.int64)[None, :]
+    k = depth_of(tl.arange(0, BLOCK_K).to(tl.int64), HAS_WORDS)
+    byte = tl.arange(0, STEP).to(tl.int64)[None, :]
     a_at = a_rows[None, :] + k[:, None]
     if not IS_MOVED:
         b_at = matrix_at(b + expert * b_expert, rows, byte, b_row, b_depth, BAND, PACK)
@@ -125,7 +128,7 @@ def _both_products(a_rows, b, expert, scale_at, up_scale_at, a_scale_at, rows, u
 def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_scale, b_scale, limit, places, block,
                      slots, pairs, count, columns, depth, out_row, a_row, b_expert, b_row, b_depth, bias_expert,
                      a_scale_row, a_scale_block, b_scale_expert, b_scale_row, b_scale_group, FORMAT: tl.constexpr,
-                     SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr,
+                     HAS_WORDS: tl.constexpr, SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr,
                      ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
                      IS_OF_PAIRS: tl.constexpr, IS_BF16: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr,
                      ROUGH: tl.constexpr, IS_MOVED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -161,8 +164,8 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     first_rows = block_column * COLUMNS, columns + block_column * COLUMNS
     product, up = _both_products(a + source * a_row, b, expert, scale_at, up_scale_at, a_scale_at, rows, up_rows,
                                  first_rows, is_row, is_column, depth, b_expert, b_row, b_depth, a_scale_block,
-                                 b_scale_group, FORMAT, SCALES, GROUP_SIZE, IS_GATED, BAND, PACK, ROUGH, IS_MOVED,
-                                 BLOCK_K)
+                                 b_scale_group, FORMAT, HAS_WORDS, SCALES, GROUP_SIZE, IS_GATED, BAND, PACK, ROUGH,
+                                 IS_MOVED, BLOCK_K)
     row_scale = None
     if a_scale is not None and SCALES == "":
         row_scale = tl.load(a_scale_at, mask=is_row, other=0.0)[None, :]

@@ -19,6 +19,7 @@ from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.triton.parts import (
     after,
     constants_of,
+    depth_of,
     finished,
     group_scaled,
     half_rows,
@@ -31,13 +32,14 @@ from aiter_like.ops.moe.triton.parts import (
 
 @triton.jit
 def _row_products(a, b, b_scale, a_scale, rows, is_row, depth, b_row, b_depth, b_scale_group, a_scale_block,
-                  FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr,
-                  BLOCK_K: tl.constexpr):
+                  FORMAT: tl.constexpr, HAS_WORDS: tl.constexpr, GROUP_SIZE: tl.constexpr, BAND: tl.constexpr,
+                  PACK: tl.constexpr, BLOCK_K: tl.constexpr):
     """[rows] of chosen rows of matrices, each with its row of a, in int32 of integers, else in fp32. a, b, a_scale:
     where a row or a matrix begins, for all or for each of `rows`; b_scale: addresses of the scales of their first
     groups. All but `depth` and strides are of shape [rows, 1] or one number."""
     PER_BYTE: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1
-    k, byte = tl.arange(0, BLOCK_K)[None, :], tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)[None, :]
+    k = depth_of(tl.arange(0, BLOCK_K), HAS_WORDS)[None, :]
+    byte = tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)[None, :]
     b_at = matrix_at(b, rows, byte, b_row, b_depth, BAND, PACK)
     is_integer: tl.constexpr = a.dtype.element_ty == tl.int8
     number: tl.constexpr = tl.int32 if is_integer else tl.float32
@@ -71,8 +73,9 @@ def _expert_of(experts, pair, is_pair, count):
 @triton.jit
 def _moe_gemm_few_kernel(out, a, b, experts, weights, bias, a_scale, b_scale, limit, slots, pairs, count, columns,
                          depth, out_row, a_row, b_expert, b_row, b_depth, bias_expert, a_scale_row, a_scale_block,
-                         b_scale_expert, b_scale_row, b_scale_group, FORMAT: tl.constexpr, SCALES: tl.constexpr,
-                         GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr, ACTIVATION: tl.constexpr,
+                         b_scale_expert, b_scale_row, b_scale_group, FORMAT: tl.constexpr, HAS_WORDS: tl.constexpr,
+                         SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr,
+                         ACTIVATION: tl.constexpr,
                          IS_GATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_OF_PAIRS: tl.constexpr,
                          IS_BF16: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr, SLOTS: tl.constexpr,
                          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
@@ -109,7 +112,7 @@ def _moe_gemm_few_kernel(out, a, b, experts, weights, bias, a_scale, b_scale, li
     if bias is not None:
         bias_at = bias + expert * bias_expert + rows
     product = _row_products(a + source * a_row, b + expert * b_expert, scale_at, of_blocks, rows, is_row, depth, b_row,
-                            b_depth, b_scale_group, a_scale_block, FORMAT, GROUP_SIZE, BAND, PACK, BLOCK_K)
+                            b_depth, b_scale_group, a_scale_block, FORMAT, HAS_WORDS, GROUP_SIZE, BAND, PACK, BLOCK_K)
     product = finished(product[:, None], row_scale, None if GROUP_SIZE > 0 else scale_at, bias_at, weight, is_row)
     product = product.reshape(EACH, SIDES, COLUMNS).permute(0, 2, 1)
     if IS_GATED:

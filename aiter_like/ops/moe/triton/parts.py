@@ -11,7 +11,7 @@ import triton.language as tl
 
 from aiter_like.ops.activation.triton.act_and_mul import activated, gated
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
-from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, scaling
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, has_block_scales, is_gated, pair_count, scaling
 
 
 @triton.jit
@@ -23,6 +23,16 @@ def matrix_at(b, row, k, b_row, b_depth, BAND: tl.constexpr, PACK: tl.constexpr)
         return b + row // BAND * (b_row * BAND) + row % BAND * PACK + k // PACK * (PACK * BAND) + k % PACK
     else:
         return b + row * b_row + k * b_depth
+
+
+@triton.jit
+def depth_of(place, HAS_WORDS: tl.constexpr):
+    """Of what a step widens along the depth, where it stands there. With HAS_WORDS a word of eight weights has the even
+    ones in its lower half."""
+    if HAS_WORDS:
+        return place // 8 * 8 + place % 4 * 2 + place % 8 // 4
+    else:
+        return place
 
 
 @triton.jit
@@ -106,9 +116,10 @@ def after(product, up, limit, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, 
 
 def constants_of(call: MoeGemmCall) -> dict[str, Any]:
     """Those that each kernel takes alike."""
-    is_of_two = call.group_size > 0 and call.a_scale is not None
-    return {"FORMAT": call.b_format, "SCALES": scaling(call), "GROUP_SIZE": call.group_size,
-            "SCALE_ROWS": SCALE_BLOCK if is_of_two else 1, "ACTIVATION": call.activation.removesuffix("_and_mul"),
+    has_words = call.b_format == "int4_words"
+    return {"FORMAT": "int4" if has_words else call.b_format, "HAS_WORDS": has_words, "SCALES": scaling(call),
+            "GROUP_SIZE": call.group_size, "SCALE_ROWS": SCALE_BLOCK if has_block_scales(call) else 1,
+            "ACTIVATION": call.activation.removesuffix("_and_mul"),
             "IS_GATED": is_gated(call.activation), "IS_INTERLEAVED": call.is_interleaved,
             "IS_OF_PAIRS": call.a.shape[0] == pair_count(call), "IS_BF16": call.out.dtype == torch.bfloat16,
             "BAND": 16 if call.is_shuffled else 0, "PACK": 16 // call.b.element_size()}
