@@ -52,6 +52,10 @@ class Harness:
             return True
         return False
 
+    def memory_bytes(self) -> int:
+        """Of the device; 0 where it has none of its own."""
+        return torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
+
     def wait(self) -> None:
         """Until everything launched has run."""
         if self.device.type == "cuda":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The tuner: for each shape tries every candidate in worker processes, and writes the row of the best one.
 
-Four phases: plan (which candidates there are), build (their modules, in parallel, without a GPU), try (each candidate
-is judged, then timed against the present choice), final (the best few against each other); trials.py has the last two.
+Four phases: plan (which candidates there are), build (their modules, in parallel, without a GPU; then what Triton
+compiles, in parallel too: warming.py), try (each candidate is judged, then timed against the present choice), and final
+(the best few against each other); trials.py has the last two.
 A row is written as soon as its shape is done. On the simulated device the clock is a model (sim_clock.py), and rows go
 to tables of their own.
 """
@@ -24,7 +25,7 @@ from aiter_like.dispatch import table
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError
 from aiter_like.sim import modelling
-from aiter_like.tuning import journal, writer
+from aiter_like.tuning import journal, warming, writer
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.outcome import Options, Outcome, Result
 from aiter_like.tuning.pool import Lost, Worker
@@ -75,8 +76,8 @@ class Run:
     def __init__(self, op: Op, options: Options):
         self.op, self.options = op, options
         self.start = time.monotonic()
-        harness = options.harness or HARNESSES[options.device]
-        self.workers = [Worker(harness, index) for index in options.gpus]
+        self.harness = options.harness or HARNESSES[options.device]
+        self.workers = [Worker(self.harness, index) for index in options.gpus]
         self.idle: queue.Queue[Worker] = queue.Queue()
         self.progress = Progress(op.name, options.progress)
         self.unbuilt: dict[str, str] = {}  # module name → why it does not build
@@ -99,6 +100,7 @@ class Run:
                 self.progress.enter("shapes planned")
                 results = list(threads.map(self._plan, keys))
                 self._build(results)
+                warming.warm(self, results)
                 self.progress.all_shapes = len(keys)
                 self.progress.expect("trials", sum(len(result.plan.trials) for result in results if result.plan))
                 self.progress.enter("trials")
@@ -133,6 +135,7 @@ class Run:
         self.progress.expect("workers started", 1, _START_SECONDS)
         self.progress.expect("shapes planned", shapes, _PLAN_STEP_SECONDS / count)
         self.progress.expect("modules built", shapes, _BUILD_SECONDS)
+        self.progress.expect(warming.PHASE, 0, warming.TRIAL_SECONDS)
         self.progress.expect("trials", _TRIALS * shapes, _TRIAL_SECONDS / count)
         if not hasattr(self, "hello"):
             self.progress.enter("workers started")

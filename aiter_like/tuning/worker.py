@@ -7,6 +7,7 @@ process (crash, hang, device fault) costs that candidate only: pool.py starts an
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -45,6 +46,7 @@ class Service:
         target, clock = self.harness.target, self.harness.clock
         return {"arch": target.arch, "cu_num": target.cu_num, "platform": target.platform, "name": self.harness.name,
                 "origin": clock.origin or f"{MEASURED}{self.harness.name}",
+                "memory_bytes": self.harness.memory_bytes(),
                 **{name: getattr(clock, name) for name in ("unit", "trial_unit", "is_measured", "least_gain",
                                                            "shape_seconds", "about")}}
 
@@ -62,12 +64,25 @@ class Service:
                 found.judged = {name: value for name, value in judged_keys(op, request["key"], self.harness)[0].items()
                                 if value != request["key"][name]}
                 return found.plain()
+            if request["do"] == "warm":
+                return self._warm(op, request["key"], trials)
             cases = self._cases(op, request["key"])
         except _FAILURES as error:
             return {"error": _text(error), "is_broken": not self.harness.is_healthy()}
         if request["do"] == "try":
             return self._attempt(cases, trials, request["count"])
         return self._duel(cases, trials, request["count"])
+
+    def _warm(self, op: Op, key: Mapping[str, Any], trials: list[Trial]) -> dict[str, Any]:
+        """Calls each trial once; how many could be called."""
+        import torch
+
+        args, called = op.tuning.case(key, self.harness.device, 0), 0
+        for trial in trials:
+            with contextlib.suppress(_FAILURES), torch.no_grad():
+                self._bound(op, args, trial)(*args)
+                called += 1
+        return {"called": called, "is_broken": not self.harness.is_healthy()}
 
     def _attempt(self, cases: Cases, trials: list[Trial], count: int) -> dict[str, Any]:
         """Judges the last trial, then times it against the first, if there are two."""

@@ -296,7 +296,7 @@ BENCH = ((1, 4096, 128), (16, 4096, 128), (64, 4096, 128), (64, 4096, 16), (8, 3
 
 def bench() -> None:
     """Times decoding, 512 + 64 columns of bf16 over pages of 64 and 1: each kernel of backend "triton", FlashInfer
-    where it can be imported, and torch's products over latents gathered beforehand.
+    and FlashMLA where they can be imported, and torch's products over latents gathered beforehand.
     """
     import benching
 
@@ -331,7 +331,8 @@ def _bench_case(device, page_size: int, batch: int, keys: int, heads: int, seed:
 
     calls = {f"triton, {kernel}": functools.partial(ours, kernel)
              for kernel in triton_kernels(target_of(device), call)}
-    calls |= {name: peer for name, peer in (("FlashInfer", _flashinfer(call)), ("products", _products(call))) if peer}
+    calls |= {name: peer for name, peer in (("FlashInfer", _flashinfer(call)), ("FlashMLA", _flashmla(call)),
+                                                ("products", _products(call))) if peer}
     return benching.Case(f"{batch} x {keys}, {heads}", moved, calls, check, flops=flops)
 
 
@@ -363,6 +364,22 @@ def _flashinfer(call):
     latent = call.kv[:, :, 0]
     return lambda: wrapper.run(call.q[..., :v_dim], call.q[..., v_dim:], latent[..., :v_dim], latent[..., v_dim:],
                                out=out)
+
+
+def _flashmla(call):
+    """DeepSeek's kernel, which plans in its first call; None where it cannot be imported or pages are not of 64."""
+    try:
+        from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+    except ImportError:
+        return None
+    if call.page_size != 64:
+        return None
+    pages = call.kv_indices.view(call.batch, -1)
+    lengths = torch.full((call.batch,), pages.shape[1] * call.page_size, dtype=torch.int32, device=call.q.device)
+    q, latent = call.q.view(call.batch, -1, *call.q.shape[1:]), call.kv.view(-1, 64, 1, call.kv.shape[3])
+    plan, splits = get_mla_metadata(lengths, q.shape[1] * q.shape[2], 1)
+    return lambda: flash_mla_with_kvcache(q, latent, pages, lengths, call.out.shape[2], plan, splits,
+                                          softmax_scale=call.softmax_scale)[0].view_as(call.out)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ PLANTS = {
     7: [("good", 9.0, 9.6), ("good", 8.0, 9.5)],
     8: [("good", 9.0, 9.3), ("good", 8.0, 9.0), ("wrong", 1.0, 1.0), ("good", 7.0, 8.8)],
 }
+# Of a backend that compiles at its first call.
+COMPILED = {9: [("crash", 1.0), *(("note", 11.0 + number) for number in range(8)), ("note", 4.0)]}
+NOTES = "PLANTED_NOTES"  # names a file: who runs "note" adds its process and time there
 DEFAULT_US = 10.0
 TOLD = "PLANTED_TOLD"  # names a pipe: who hangs, or runs "tell", writes its process there and waits to be ended
 _elapsed = 0.0
@@ -78,6 +81,9 @@ def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US, modell
     if mode == "hang" or (mode == "tell" and TOLD in os.environ):
         Path(os.environ[TOLD]).write_text(f"{os.getpid()}\n")
         time.sleep(1000)
+    if mode == "note":
+        with open(os.environ[NOTES], "a") as notes:
+            notes.write(f"{os.getpid()} {us}\n")
     if mode == "unwritten":
         return
     out.copy_(x * (2.1 if mode == "wrong" or (mode == "rots" and _calls > 20) else 2.0))
@@ -86,7 +92,11 @@ def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US, modell
 
 
 def _space(target: Target, call: PlantedCall) -> list[dict]:
-    return [dict(zip(("mode", "us", "modelled", "launches"), plant)) for plant in PLANTS[call.plant]]
+    return [dict(zip(("mode", "us", "modelled", "launches"), plant)) for plant in PLANTS.get(call.plant, ())]
+
+
+def _compiled_space(target: Target, call: PlantedCall) -> list[dict]:
+    return [dict(zip(("mode", "us"), plant)) for plant in COMPILED[call.plant]]
 
 
 def _case(key: dict, place: torch.device, seed: int) -> PlantedCall:
@@ -107,7 +117,9 @@ def op() -> Op:
     """The operator; torch keeps the name, so one per process."""
     return Op(NAME, call=PlantedCall, reference=scale_ref, tune_key=_key, tune_fields=FIELDS,
               tuning=Tuning(_case, smaller=_smaller),
-              backends=(Backend("hip", kernel, space=_space), Backend("asm", kernel, refusal=lambda *_: "never"),
+              backends=(Backend("hip", kernel, space=_space),
+                        Backend("triton", kernel, space=_compiled_space,
+                                refusal=lambda target, call: None if call.plant in COMPILED else "never"),
                         Backend("torch", _slow)))
 
 

@@ -30,7 +30,7 @@ def test_table(gpu, capsys):
     assert out.splitlines() == [
         "planted on Toy 0; us; copy 0.00 TB/s", "rows=1000  plant=0  dtype=fp32",
         "  * hip                10.00 us   0.01 TB/s  640 % of copy  rel. L2 error 0  hip",
-        "    asm                    - never",
+        "    triton                 - never",
         "    torch              30.00 us   0.00 TB/s  213 % of copy  rel. L2 error 0  torch"]
 
 

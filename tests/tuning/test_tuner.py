@@ -86,6 +86,20 @@ def test_planted_faults_never_win_and_never_stop_the_run(tmp_path, time_ends):
                      f"gfx942,304,4,3,fp32,hip,hip,,10.00,0,{torch},,measured:Toy 0"]
 
 
+def test_what_compiles_at_its_first_call_is_called_in_other_processes_before_it_is_tried(tmp_path, monkeypatch):
+    notes = tmp_path / "notes"
+    monkeypatch.setenv(planted.NOTES, str(notes))
+    outcome = tune("planted", [key(9)], options(tmp_path))
+    (result,) = outcome.results
+    assert result.plan.trials[result.best].params == {"mode": "note", "us": 4.0}
+    assert statuses(result)["crash"] == "crashed", "it ended a process of either phase"
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    (*_, trying) = [process for process, _ in lines]
+    warmed = [us for process, us in lines if process != trying]
+    assert sorted(warmed) == sorted(str(us) for mode, us in planted.COMPILED[9] if mode == "note"), "each once"
+    assert [process == trying for process, _ in lines] == sorted(process == trying for process, _ in lines)
+
+
 def test_the_best_row_is_found_used_and_kept_and_a_budget_ends_the_run(tmp_path, monkeypatch):
     tune("planted", [key(0), key(2), key(0, rows=3)], options(tmp_path))
     lines = rows_of(tmp_path)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Has Triton compile the candidates of many shapes side by side, before they are tried one after the other.
+
+Triton compiles a kernel at its first call and keeps the code on disk: so each candidate is called once, in worker
+processes of this phase alone, of which one GPU takes several. What comes of the calls is looked at in the trials. Used
+by tuner.py.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from aiter_like.build import build
+from aiter_like.tuning.candidates import Trial
+from aiter_like.tuning.outcome import Options, Result
+from aiter_like.tuning.pool import Lost, Worker
+from aiter_like.tuning.progress import Progress
+
+PHASE = "kernels compiled"
+TRIAL_SECONDS = 3.0  # a guess
+_CHUNK = 3  # trials of one request: the arguments of a shape are made once for them
+_OVERHEAD_BYTES = 2 << 30  # of a process on the GPU, beside a shape's arguments
+_FEWEST = 8  # candidates that are worth the start of more processes
+
+Unit = tuple[Result, Sequence[Trial]]
+
+
+class Run(Protocol):
+    """What this phase asks of the run that it is part of (tuner.Run)."""
+
+    options: Options
+    hello: Mapping[str, Any]
+    progress: Progress
+    harness: str
+
+    def ask(self, worker: Worker, what: str, result: Result, trials: Sequence[Trial] = (),
+            timeout: float | None = None, **more: Any) -> dict[str, Any]:
+        """What a worker answers about a shape; raises Lost when it does not."""
+
+    def is_over(self) -> bool:
+        """Whether no further candidate may be started."""
+
+
+def warm(run: Run, results: Sequence[Result]) -> None:
+    """Fills Triton's cache with the kernels of all trials of `results`; those that fail are met again in the trials."""
+    units = _units(results)
+    if not run.hello["is_measured"] or sum(len(trials) for _, trials in units) < _FEWEST:
+        return
+    count = _processes(run, units)
+    run.progress.expect(PHASE, len(units), _CHUNK * TRIAL_SECONDS / count)
+    run.progress.enter(PHASE)
+    todo: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+    for unit in units:
+        todo.put(unit)
+    gpus = run.options.gpus
+    workers = [Worker(run.harness, gpus[index % len(gpus)]) for index in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        try:
+            list(threads.map(lambda worker: _serve(run, worker, todo), workers))
+        except BaseException:  # the threads wait for the workers, so these end first
+            for worker in workers:
+                worker.stop()
+            raise
+
+
+def _units(results: Sequence[Result]) -> list[Unit]:
+    """Of all shapes in turn, so that few processes compile for one shape at a time."""
+    chunks = []
+    for result in results:
+        trials = [trial for trial in result.plan.trials if trial.backend == "triton"] if result.plan else []
+        chunks.append([(result, trials[start:start + _CHUNK]) for start in range(0, len(trials), _CHUNK)])
+    longest = max(map(len, chunks), default=0)
+    return [one[place] for place in range(longest) for one in chunks if place < len(one)]
+
+
+def _processes(run: Run, units: Sequence[Unit]) -> int:
+    """As many as there are compilers at a time, but no more than half of a GPU's memory holds."""
+    gpus = len(run.options.gpus)
+    each = max(result.plan.bytes for result, _ in units) + _OVERHEAD_BYTES
+    room = max(int(run.hello["memory_bytes"] / 2 / each), 1) * gpus
+    return min(max(build.default_jobs(), gpus), len(units), room)
+
+
+def _serve(run: Run, worker: Worker, todo: queue.SimpleQueue[Unit]) -> None:
+    """Has one process, that this thread starts and ends, call what is left."""
+    try:
+        while not run.is_over():
+            try:
+                result, trials = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                run.ask(worker, "warm", result, trials, timeout=len(trials) * run.options.timeout)
+            except Lost:  # one of them ended the process: the others get another
+                for trial in trials if len(trials) > 1 else ():
+                    todo.put((result, [trial]))
+            run.progress.step()
+    finally:
+        worker.close()
