@@ -45,6 +45,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     tune.add_argument("--report", type=Path, metavar="DIR", help="where to write OP.ARCH.md and .html (default: cache)")
     tune.add_argument("--budget", type=float, metavar="SECONDS", help="start no candidate after that time")
     tune.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="of one candidate (%(default)s)")
+    tune.add_argument("--backend", action="append", default=[], metavar="NAME",
+                      help="try the candidates of this one alone, and the present choice; may be given again")
     tune.add_argument("--min-improvement", type=float, metavar="PCT",
                       help="what replaces the present choice must be so much faster (default: 3; with --device sim "
                            "what the model can tell apart, and no less)")
@@ -140,7 +142,7 @@ def _tune(args: argparse.Namespace) -> int:
     options = Options(device=args.device, gpus=args.gpus or _all_gpus(args.device), output=args.output,
                       journal=args.journal, budget=args.budget, min_improvement=args.min_improvement,
                       timeout=args.timeout, retune=args.retune, compare=args.compare, hints=hints,
-                      progress=not args.quiet)
+                      backends=tuple(args.backend), progress=not args.quiet)
     pages = args.report or cache_root() / "tuning"
     writer.prepare(pages, "the report", "--report")
     outcome = tune(op, keys, options)

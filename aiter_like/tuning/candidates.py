@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,14 @@ class Plan:
         trials = [self.trials[0], *sorted(self.trials[1:], key=hits, reverse=True)]  # stable: else as it was
         place = next(index for index, trial in enumerate(trials) if trial is default)
         return dataclasses.replace(self, trials=trials, default=place)
+
+    def of_backends(self, names: Sequence[str]) -> Plan:
+        """The same without the trials of other backends, but for the present choice and the operator's own."""
+        own, kept = self.trials[self.default], [self.trials[0]]
+        kept += [trial for trial in self.trials[1:] if trial.backend in names or trial is own]
+        left_out = {trial.backend: "not asked for" for trial in self.trials if not any(trial is one for one in kept)}
+        place = next(index for index, trial in enumerate(kept) if trial is own)
+        return dataclasses.replace(self, trials=kept, default=place, left_out=self.left_out | left_out)
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""

@@ -30,6 +30,8 @@ class Options:
         retune: also shapes that have a row already.
         compare: time the present rows against the operator's own choice, and write nothing.
         hints: key → what to try first (candidates.Plan.hinted); it decides only what a budget leaves out.
+        backends: names of those whose candidates are tried, beside the present choice and the operator's own; empty:
+            all.
         harness: "module:function" of (index) → Harness instead of the device's (tests plant candidates and a clock).
         progress: show a line with the time left.
     """
@@ -45,6 +47,7 @@ class Options:
     retune: bool = False
     compare: bool = False
     hints: Mapping[tuple, Mapping[str, str]] = field(default_factory=dict)
+    backends: Sequence[str] = ()
     harness: str = ""
     progress: bool = True
 

@@ -52,8 +52,8 @@ def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None =
     Raises:
         TuningError: the operator declares no tuning case, the table has a bad row or cannot be written, or no worker
             starts.
-        ValueError: a shape has other fields than the operator's key, or modelled times are to tell more apart than
-            they can.
+        ValueError: a shape has other fields than the operator's key, the operator has no backend of a name that is
+            given, or modelled times are to tell more apart than they can.
     """
     from aiter_like.dispatch import find_op
 
@@ -61,6 +61,9 @@ def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None =
     if found.tuning is None:
         raise TuningError(f"{found.name} declares nothing to be tuned by (dispatch/tuning.py)")
     options = options or Options()
+    known = [backend.name for backend in found.backends]
+    if unknown := [name for name in options.backends if name not in known]:
+        raise ValueError(f"{found.name} has no backend {unknown[0]!r}; there are: {', '.join(known)}")
     least = 100 * modelling.LEAST_GAIN
     if options.device == "sim" and options.min_improvement is not None and options.min_improvement < least:
         raise ValueError(f"min_improvement must be at least {least:.1f} per cent for modelled times, which cannot tell "
@@ -218,7 +221,8 @@ class Run:
         if "error" in reply:
             result.note = reply["error"]
         else:
-            result.plan = Plan.of(reply).hinted(self.options.hints.get(tuple(key.values()), {}))
+            plan = Plan.of(reply).hinted(self.options.hints.get(tuple(key.values()), {}))
+            result.plan = plan.of_backends(self.options.backends) if self.options.backends else plan
         self.progress.step()
         return result
 

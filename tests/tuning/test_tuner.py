@@ -100,6 +100,16 @@ def test_what_compiles_at_its_first_call_is_called_in_other_processes_before_it_
     assert [process == trying for process, _ in lines] == sorted(process == trying for process, _ in lines)
 
 
+def test_of_one_backend_alone_and_the_present_choice(tmp_path):
+    outcome = tune("planted", [key(9), key(0)], options(tmp_path, backends=("torch",)))
+    for result in outcome.results:
+        assert [trial.backend for trial in result.plan.trials] == ["hip", "torch"] and result.best == 0
+    compiled, plain = (result.plan.left_out for result in outcome.results[::-1])
+    assert compiled == {"triton": "not asked for"} and plain == {"hip": "not asked for", "triton": "never"}
+    with pytest.raises(ValueError, match="planted has no backend 'cutlass'; there are: hip, triton, torch"):
+        tune("planted", [key(0)], options(tmp_path, backends=("cutlass",)))
+
+
 def test_the_best_row_is_found_used_and_kept_and_a_budget_ends_the_run(tmp_path, monkeypatch):
     tune("planted", [key(0), key(2), key(0, rows=3)], options(tmp_path))
     lines = rows_of(tmp_path)
