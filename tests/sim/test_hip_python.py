@@ -136,3 +136,4 @@ def test_what_is_not_simulated_is_an_error_of_hip():
     error = result[0] if isinstance(result, tuple) else result
     assert error == hip.hipError_t.hipErrorNotSupported
     assert "is not simulated: textures" in str(hip.hipGetErrorString(error))
+    hip.hipGetLastError()

@@ -10,6 +10,7 @@
 
 #include "hip/defer.h"
 #include "hip/device.h"
+#include "hip/memory.h"
 
 extern "C" {
 int hipDeviceEnablePeerAccess(int peer, sim::u32 flags);
@@ -38,7 +39,9 @@ struct Context {
 struct DeviceState {
   Context primary{0};
   int retained = 0;
-  size_t stack = 1024, heap = 4 << 20, scratch = 64 << 20;
+  size_t stack, heap, scratch;
+  DeviceState() { reset_limits(); }
+  void reset_limits() { stack = 1024, heap = 4 << 20, scratch = 64 << 20; }
 };
 
 struct State {
@@ -239,8 +242,19 @@ HIP_API int hipSetValidDevices(const int* devices, int count) {
   return kSuccess;
 }
 
-// Nothing is left to give back: the memory that the process has not freed stays, with the modules that name it.
-HIP_API int hipDeviceReset() { return hipDeviceSynchronize(); }
+// The current device as it was at first: its streams are gone, its memory is freed, what was set of it is unset.
+// Modules stay, which belong to the process, and so does memory of the host.
+HIP_API int hipDeviceReset() {
+  if (const int error = hipDeviceSynchronize()) return error;
+  const int device = current_device();
+  if (const Error error = destroy_streams(device)) return error;
+  free_memory_of(device);
+  forget_peers(device);
+  const std::lock_guard lock(state().mutex);
+  state().devices[device].primary = {device};
+  state().devices[device].reset_limits();
+  return kSuccess;
+}
 
 HIP_API int hipDeviceGetCacheConfig(u32* config) { return give(config, kNoCache); }
 HIP_API int hipDeviceSetCacheConfig(u32) { return kSuccess; }

@@ -5,7 +5,7 @@
 
 #include "hip/copy.h"
 #include "hip/defer.h"
-#include "hip/graph.h"
+#include "hip/graph_params.h"
 #include "run/memory.h"
 #include "run/traps.h"
 
@@ -41,33 +41,74 @@ Error fill_now(void* to, T value, size_t pitch, size_t count, size_t height) {
   });
 }
 
+constexpr int kDefault = 4, kDeviceToDeviceNoCu = 1024;          // hipMemcpyKind
+
+// From the first byte to the last one of a box.
+size_t span(const Box& b, size_t pitch, size_t slice) {
+  return (b.depth - 1) * slice + (b.height - 1) * pitch + b.width;
+}
+
+// What begins in an allocation ends in it, and nothing begins in one that is freed. Memory that is not known is the
+// host's own.
+Error check_memory(const void* pointer, size_t bytes, const char* what) {
+  if (!pointer) return set_error(kInvalidValue, std::string(what) + " is null");
+  const std::optional<Range> range = memory().find(reinterpret_cast<u64>(pointer));
+  if (!range || (!range->freed && !range->defined)) return kSuccess;
+  if (range->freed) return set_error(kInvalidValue, std::string(what) + " is in " + range->name + ", which is freed");
+  const u64 room = range->base + range->bytes - reinterpret_cast<u64>(pointer);
+  if (bytes <= room) return kSuccess;
+  return set_error(kInvalidValue, std::string(what) + " has " + std::to_string(bytes) + " bytes, and " + range->name +
+                                      " ends after " + std::to_string(room));
+}
+
+Error check_copy(const void* to, const void* from, const Box& b, int kind) {
+  if (kind < 0 || (kind > kDefault && kind != kDeviceToDeviceNoCu)) {
+    return set_error(kInvalidDirection, std::to_string(kind) + " is none of hipMemcpyKind");
+  }
+  if (!b.width || !b.height || !b.depth) return kSuccess;
+  if ((b.height > 1 || b.depth > 1) && (b.to_pitch < b.width || b.from_pitch < b.width)) {
+    return set_error(kInvalidPitch, "a pitch is smaller than the row of " + std::to_string(b.width) + " bytes");
+  }
+  if (const Error error = check_memory(to, span(b, b.to_pitch, b.to_slice), "the copy's target")) return error;
+  return check_memory(from, span(b, b.from_pitch, b.from_slice), "the copy's source");
+}
+
 bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(pointer)).has_value(); }
 
 // The copy keeps its place among the stream's other work. The runtime copies host memory that is not pinned through a
 // buffer of its own, and waits for that.
-Error copy_on(void* stream, void* to, const void* from, Box b) {
+Error copy_on(void* stream, void* to, const void* from, Box b, int kind = kDefault) {
+  if (const Error error = check_copy(to, from, b, kind)) return error;
   return guarded(kInvalidHandle, [&] {
-    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, b); });
+    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, b); },
+                               [&] { return kept_params(to, from, b); });
     if (error || !deferring() || (is_known(to) && is_known(from)) || is_capturing(stream)) return error;
     return finish_stream(stream);
   });
 }
 
-Error copy_on(void* stream, void* to, const void* from, size_t bytes) {
-  return copy_on(stream, to, from, Box{.width = bytes});
+Error copy_on(void* stream, void* to, const void* from, size_t bytes, int kind = kDefault) {
+  return copy_on(stream, to, from, Box{.width = bytes}, kind);
 }
 
 template <class T>
 Error fill_on(void* stream, void* to, T value, size_t count, size_t pitch = 0, size_t height = 1) {
+  const size_t row = count * sizeof(T);
+  if (row && height) {
+    if (height > 1 && pitch < row) return set_error(kInvalidValue, "the pitch is smaller than the row");
+    if (const Error error = check_memory(to, (height - 1) * pitch + row, "what is filled")) return error;
+  }
   return guarded(kInvalidHandle, [&] {
-    return submit(stream, NodeKind::fill, [=] { return fill_now(to, value, pitch, count, height); });
+    return submit(stream, NodeKind::fill, [=] { return fill_now(to, value, pitch, count, height); }, [&] {
+      return FillParams{to, sizeof(T), height, height > 1 ? pitch : row, static_cast<u32>(value), count};
+    });
   });
 }
 
 // The host waits for these copies, which no capture allows.
-Error copy(void* to, const void* from, size_t bytes) {
+Error copy(void* to, const void* from, size_t bytes, int kind = kDefault) {
   if (const Error error = forbidden_in_capture("a copy that waits")) return error;
-  if (const Error error = copy_on(nullptr, to, from, bytes)) return error;
+  if (const Error error = copy_on(nullptr, to, from, bytes, kind)) return error;
   return finish_stream(nullptr);
 }
 
@@ -99,9 +140,9 @@ Work box_work(void* to, const void* from, Box b) {
   return [=] { return copy_now(to, from, b); };
 }
 
-Error copy_box(void* stream, void* to, const void* from, Box b, const char* waits) {
+Error copy_box(void* stream, void* to, const void* from, Box b, const char* waits, int kind) {
   if (const Error error = waits ? forbidden_in_capture(waits) : kSuccess) return error;
-  if (const Error error = copy_on(stream, to, from, b)) return error;
+  if (const Error error = copy_on(stream, to, from, b, kind)) return error;
   return waits ? finish_stream(stream) : kSuccess;
 }
 
@@ -109,9 +150,13 @@ Error fill_box(void* stream, void* to, u32 value, u32 element_bytes, Box b, cons
   if (const Error error = waits ? forbidden_in_capture(waits) : kSuccess) return error;
   return guarded(kInvalidHandle, [&] {
     for (size_t slice = 0; slice < b.depth; ++slice) {
-      const Work work = fill_work(static_cast<u8*>(to) + slice * b.to_slice, value, element_bytes,
-                                  b.width / element_bytes, b.to_pitch, b.height);
-      if (const Error error = submit(stream, NodeKind::fill, work)) return error;
+      u8* at = static_cast<u8*>(to) + slice * b.to_slice;
+      const size_t count = b.width / element_bytes;
+      const auto fill = [&](auto element) { return fill_on(stream, at, element, count, b.to_pitch, b.height); };
+      const Error error = element_bytes == 1   ? fill(static_cast<u8>(value))
+                          : element_bytes == 2 ? fill(static_cast<u16>(value))
+                                               : fill(value);
+      if (error) return error;
     }
     return kSuccess;
   });
@@ -131,13 +176,13 @@ Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitc
   }
 }
 
-HIP_API int hipMemcpy(void* to, const void* from, size_t bytes, int) { return copy(to, from, bytes); }
-HIP_API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int, void* stream) {
-  return copy_on(stream, to, from, bytes);
+HIP_API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) { return copy(to, from, bytes, kind); }
+HIP_API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* stream) {
+  return copy_on(stream, to, from, bytes, kind);
 }
-HIP_API int hipMemcpyWithStream(void* to, const void* from, size_t bytes, int, void* stream) {
+HIP_API int hipMemcpyWithStream(void* to, const void* from, size_t bytes, int kind, void* stream) {
   if (const Error error = forbidden_in_capture("hipMemcpyWithStream")) return error;
-  if (const Error error = copy_on(stream, to, from, bytes)) return error;
+  if (const Error error = copy_on(stream, to, from, bytes, kind)) return error;
   return finish_stream(stream);
 }
 HIP_API int hipMemcpyDtoD(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
@@ -165,13 +210,13 @@ HIP_API int hipMemcpyPeerAsync(void* to, int to_device, const void* from, int fr
 }
 
 HIP_API int hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                        int) {
-  return copy_box(nullptr, to, from, Box{to_pitch, from_pitch, width, height}, "hipMemcpy2D");
+                        int kind) {
+  return copy_box(nullptr, to, from, Box{to_pitch, from_pitch, width, height}, "hipMemcpy2D", kind);
 }
 
 HIP_API int hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                             size_t height, int, void* stream) {
-  return copy_on(stream, to, from, Box{to_pitch, from_pitch, width, height});
+                             size_t height, int kind, void* stream) {
+  return copy_on(stream, to, from, Box{to_pitch, from_pitch, width, height}, kind);
 }
 
 HIP_API int hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset, int) {

@@ -97,7 +97,11 @@ void fill_properties(u8* p, int device) {
 
 // Numbers of hipDeviceAttribute_t.
 int attribute(int which, int device) {
+  if (which >= 32 && which <= 54) return 0;      // the largest textures and surfaces: there are none
   switch (which) {
+    case 21: case 92: case 93: case 94: case 95: return 0;     // Windows' number, DMA-BUF, RDMA, fabric: none
+    case 10005: case 10006: case 10007: case 10008: case 10009: case 10010: case 10012: case 10021:
+    case 10022: return 0;
     case 0: case 1: case 2: case 6: case 7: return 0;  // "no" or "none", as in the properties
     case 11: case 12: case 13: case 14: case 15: return 0;
     case 16: case 17: case 18: case 20: case 22: return 0;
@@ -109,7 +113,7 @@ int attribute(int which, int device) {
     case 19: return kL2Bytes;
     case 23: return 9;
     case 25: return kBlocksPerCu;
-    case 26: case 27: case 28: case 56: return kMaxBlock;
+    case 26: case 27: case 28: case 55: case 56: return kMaxBlock;
     case 29: return kMaxGrid;
     case 30: case 31: return 65536;
     case 57: return kThreadsPerCu;
@@ -160,11 +164,13 @@ HIP_API void aiter_like_sim_set_devices(u32 count) { count_of_devices = static_c
 HIP_API int hipInit(u32) { return kSuccess; }
 
 HIP_API int hipGetDeviceCount(int* count) {
+  if (!count) return set_error(kInvalidValue, "the result's address is null");
   *count = num_devices();
   return kSuccess;
 }
 
 HIP_API int hipGetDevice(int* device) {
+  if (!device) return set_error(kInvalidValue, "the result's address is null");
   *device = current;
   return kSuccess;
 }
@@ -182,13 +188,15 @@ HIP_API int hipDeviceSynchronize() {
 }
 
 HIP_API int hipDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (!can) return set_error(kInvalidValue, "the result's address is null");
   if (const Error error = check_device(device)) return error;
   if (const Error error = check_device(peer)) return error;
   *can = device != peer;
   return kSuccess;
 }
 
-HIP_API int hipDeviceEnablePeerAccess(int peer, u32) {
+HIP_API int hipDeviceEnablePeerAccess(int peer, u32 flags) {
+  if (flags) return set_error(kInvalidValue, "peer access has no flags");
   if (const Error error = check_device(peer)) return error;
   if (peer == current) return set_error(kInvalidDevice, "a device is not its own peer");
   const std::lock_guard lock(peers().mutex);
@@ -201,22 +209,31 @@ HIP_API int hipDeviceDisablePeerAccess(int peer) {
   return peers().enabled.erase({current, peer}) ? kSuccess : set_error(kPeerAccessNotEnabled);
 }
 
+void forget_peers(int device) {
+  const std::lock_guard lock(peers().mutex);
+  std::erase_if(peers().enabled, [&](const auto& pair) { return pair.first == device; });
+}
+
 HIP_API int hipDeviceGet(int* handle, int device) {
+  if (!handle) return set_error(kInvalidValue, "the result's address is null");
+  if (const Error error = check_device(device)) return error;
   *handle = device;
-  return check_device(device);
+  return kSuccess;
 }
 
 HIP_API int hipDeviceGetName(char* name, int bytes, int device) {
-  if (bytes > 0) {
-    std::strncpy(name, kName, static_cast<size_t>(bytes));
-    name[bytes - 1] = '\0';
-  }
-  return check_device(device);
+  if (!name || bytes <= 0) return set_error(kInvalidValue, "there is no room for the name");
+  if (const Error error = check_device(device)) return error;
+  std::strncpy(name, kName, static_cast<size_t>(bytes));
+  name[bytes - 1] = '\0';
+  return kSuccess;
 }
 
 HIP_API int hipDeviceTotalMem(size_t* bytes, int device) {
+  if (!bytes) return set_error(kInvalidValue, "the result's address is null");
+  if (const Error error = check_device(device)) return error;
   *bytes = kMemoryBytes;
-  return check_device(device);
+  return kSuccess;
 }
 
 HIP_API int hipGetDevicePropertiesR0600(void* properties, int device) {
@@ -236,6 +253,7 @@ HIP_API int hipDeviceGetAttribute(int* value, int which, int device) {
 }
 
 HIP_API int hipRuntimeGetVersion(int* version) {
+  if (!version) return set_error(kInvalidValue, "the result's address is null");
   *version = kVersion;
   return kSuccess;
 }
@@ -251,6 +269,7 @@ HIP_API int hipMemGetInfo(size_t* free_bytes, size_t* total) {
 // A function of this library by name. `status` 1 = not found. hipGetDeviceProperties is a macro in HIP's headers.
 HIP_API int hipGetProcAddress(const char* symbol, void** address, int, u64, int* status) {
   return guarded(kNotFound, [&] {
+    if (!symbol || !address) return set_error(kInvalidValue, "the function's name or the result's address is null");
     Dl_info self;
     dladdr(reinterpret_cast<void*>(&hipInit), &self);
     void* library = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);

@@ -5,14 +5,14 @@
 #include <utility>
 
 #include "hip/defer.h"
-#include "hip/graph.h"
+#include "hip/graph_params.h"
 
 namespace sim::hip {
 namespace {
 
 constexpr int kGlobal = 0, kThreadLocal = 1, kRelaxed = 2;       // hipStreamCaptureMode
 constexpr int kNone = 0, kActive = 1, kInvalidated = 2;          // hipStreamCaptureStatus
-constexpr u32 kNonBlocking = 1;
+constexpr u32 kNonBlocking = 1, kSetDependencies = 1;        // hipStreamSetCaptureDependencies
 thread_local int thread_mode = kGlobal;
 std::atomic<int> num_captures{0};                // so that work outside captures takes no lock
 
@@ -41,8 +41,25 @@ Error run(const Works& works) {
 
 Works works_of(const Graph& graph) {
   Works works;
-  for (const Node* node : run_order(graph)) works.push_back(node->work);
+  for (const Node* node : run_order(graph)) {
+    // A child's nodes may have changed since it was added.
+    const auto* child = std::any_cast<ChildNode>(&node->params);
+    works.push_back(child ? graph_work(*child->graph) : node->work);
+  }
   return works;
+}
+
+// By which nodes each comes after, as places in the order of running.
+std::vector<std::vector<size_t>> shape_of(const std::vector<const Node*>& order) {
+  std::map<const Node*, size_t> places;
+  for (const Node* node : order) places.emplace(node, places.size());
+  std::vector<std::vector<size_t>> shape;
+  for (const Node* node : order) {
+    std::vector<size_t>& after = shape.emplace_back();
+    for (const Node* before : node->after) after.push_back(places.at(before));
+    std::sort(after.begin(), after.end());
+  }
+  return shape;
 }
 
 // An executable graph stays as it is when the graph that it was made from is destroyed.
@@ -50,10 +67,13 @@ struct Executable {
   std::shared_ptr<const Works> works;            // in the order of running; those of disabled nodes do nothing
   std::map<const Node*, size_t> places;          // node of the graph → its work
   std::vector<NodeKind> kinds;
+  std::vector<std::vector<size_t>> shape;
   std::map<size_t, Work> disabled;               // what their works would be
   unsigned long long flags = 0;
   std::vector<std::shared_ptr<void>> owned;      // user objects
 };
+
+Executable& executable_of(const void* handle) { return live_one<Executable>(handle, "executable graph"); }
 
 size_t place_of(const Executable& e, const void* node) {
   const auto place = e.places.find(static_cast<const Node*>(node));
@@ -69,18 +89,45 @@ void set_work(Executable& e, size_t place, Work work) {
 }
 
 Error instantiate(void** out, void* graph, unsigned long long flags = 0) {
-  if (!out || !graph) return set_error(kInvalidValue, "the graph or the result's address is null");
   return guarded(kInvalidValue, [&] {
-    const Graph& from = *static_cast<Graph*>(graph);
+    if (!out) throw Fault("the result's address is null");
+    const Graph& from = graph_of(graph);
     auto made = std::make_unique<Executable>();
     made->works = std::make_shared<const Works>(works_of(from));
-    for (const Node* node : run_order(from)) {
+    const std::vector<const Node*> order = run_order(from);
+    for (const Node* node : order) {
       made->places.emplace(node, made->places.size());
       made->kinds.push_back(node->kind);
     }
+    made->shape = shape_of(order);
     made->flags = flags;
     made->owned = from.owned;
+    live<Executable>().add(made.get());
     *out = made.release();
+    return kSuccess;
+  });
+}
+
+Error begin(void* handle, int mode, Graph* graph) {
+  return guarded(kInvalidHandle, [&] {
+    if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    if (!stream) return set_error(kCaptureUnsupported, "the default stream cannot be captured");
+    if (stream->capture) return set_error(kIllegalState, "the stream is capturing already");
+    static u64 serial = 0;
+    stream->capture = std::make_shared<Capture>();
+    Capture& c = *stream->capture;
+    if (!graph) c.made = std::make_unique<Graph>();
+    c.graph = graph ? graph : c.made.get();
+    c.origin = stream;
+    c.mode = mode;
+    c.thread = std::this_thread::get_id();
+    c.id = ++serial;
+    c.streams.push_back(stream);
+    stream->clock.clear();
+    captures().push_back(stream->capture);
+    ++num_captures;
     return kSuccess;
   });
 }
@@ -100,7 +147,7 @@ Work graph_work(const Graph& graph) {
 }
 
 void replace_work(void* executable, const Node* node, Work work) {
-  auto& e = *static_cast<Executable*>(executable);
+  Executable& e = executable_of(executable);
   const size_t place = place_of(e, node);
   const auto disabled = e.disabled.find(place);
   if (disabled != e.disabled.end()) disabled->second = std::move(work);
@@ -112,7 +159,7 @@ std::vector<std::shared_ptr<Capture>>& captures() {
   return *instance;
 }
 
-Error submit(void* handle, NodeKind kind, Work work) {
+Error submit(void* handle, NodeKind kind, Work work, const std::function<std::any()>& params) {
   if (const Error error = lost()) return error;
   Stream* stream = nullptr;
   if (handle || num_captures) {
@@ -121,10 +168,9 @@ Error submit(void* handle, NodeKind kind, Work work) {
     if (stream && stream->capture) {
       Capture& c = *stream->capture;
       if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
-      auto& nodes = c.graph->nodes;
       std::vector<const Node*> after;
-      if (!nodes.empty()) after.push_back(&nodes.back());
-      nodes.push_back({kind, std::move(work), std::move(after), {}, c.graph.get()});
+      if (!c.graph->nodes.empty()) after.push_back(&c.graph->nodes.back());
+      c.graph->add({kind, std::move(work), std::move(after), params ? params() : std::any{}});
       ++stream->clock[stream];
       return kSuccess;
     }
@@ -170,25 +216,15 @@ Error wait_for(Stream* stream, const CapturedPoint& point) {
   return kSuccess;
 }
 
-HIP_API int hipStreamBeginCapture(void* handle, int mode) {
-  return guarded(kInvalidHandle, [&] {
-    if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
-    const std::lock_guard lock(stream_mutex());
-    Stream* stream = find_stream(handle);
-    if (!stream) return set_error(kCaptureUnsupported, "the default stream cannot be captured");
-    if (stream->capture) return set_error(kIllegalState, "the stream is capturing already");
-    static u64 serial = 0;
-    stream->capture = std::make_shared<Capture>();
-    Capture& c = *stream->capture;
-    c.origin = stream;
-    c.mode = mode;
-    c.thread = std::this_thread::get_id();
-    c.id = ++serial;
-    c.streams.push_back(stream);
-    stream->clock.clear();
-    captures().push_back(stream->capture);
-    ++num_captures;
-    return kSuccess;
+HIP_API int hipStreamBeginCapture(void* handle, int mode) { return begin(handle, mode, nullptr); }
+
+// Into a graph that is there: the captured nodes come after all of it, and so after `after`.
+HIP_API int hipStreamBeginCaptureToGraph(void* handle, void* graph, void* const* after, const void*, size_t count,
+                                         int mode) {
+  return guarded(kInvalidValue, [&] {
+    Graph& own = graph_of(graph);
+    check_nodes(own, after, count);
+    return begin(handle, mode, &own);
   });
 }
 
@@ -214,13 +250,15 @@ HIP_API int hipStreamEndCapture(void* handle, void** graph) {
     --num_captures;
     if (!c->broken.empty()) return set_error(kCaptureInvalidated, c->broken);
     if (!joined) return set_error(kCaptureUnjoined, "the origin does not wait for the last work of a forked stream");
-    *graph = c->graph.release();
+    *graph = c->graph;
+    c->made.release();
     return kSuccess;
   });
 }
 
 HIP_API int hipStreamIsCapturing(void* handle, int* status) {
   return guarded(kInvalidHandle, [&] {
+    if (!status) return set_error(kInvalidValue, "the result's address is null");
     const std::lock_guard lock(stream_mutex());
     *status = status_of(find_stream(handle));
     return kSuccess;
@@ -230,14 +268,33 @@ HIP_API int hipStreamIsCapturing(void* handle, int* status) {
 HIP_API int hipStreamGetCaptureInfo_v2(void* handle, int* status, unsigned long long* id, void** graph,
                                        const void*** dependencies, size_t* num_dependencies) {
   return guarded(kInvalidHandle, [&] {
-    if (dependencies || num_dependencies) return set_error(kNotSupported, "dependencies of a capture are not modelled");
+    if (!status) return set_error(kInvalidValue, "the result's address is null");
     const std::lock_guard lock(stream_mutex());
     const Stream* stream = find_stream(handle);
     *status = status_of(stream);
     if (*status != kActive) return kSuccess;
-    if (id) *id = stream->capture->id;
-    if (graph) *graph = stream->capture->graph.get();
+    Capture& c = *stream->capture;
+    if (id) *id = c.id;
+    if (graph) *graph = c.graph;
+    c.last.clear();
+    if (!c.graph->nodes.empty()) c.last.push_back(&c.graph->nodes.back());
+    if (dependencies) *dependencies = c.last.data();
+    if (num_dependencies) *num_dependencies = c.last.size();
     return kSuccess;
+  });
+}
+
+// What is captured next comes after every node so far, and so after those that the program names.
+HIP_API int hipStreamUpdateCaptureDependencies(void* handle, void* const* nodes, size_t count, u32 flags) {
+  return guarded(kInvalidHandle, [&] {
+    if (flags > kSetDependencies) return set_error(kInvalidValue, "these flags do not exist");
+    const std::lock_guard lock(stream_mutex());
+    const Stream* stream = find_stream(handle);
+    if (!stream || !stream->capture) return set_error(kIllegalState, "the stream is not capturing");
+    return guarded(kInvalidValue, [&] {
+      check_nodes(*stream->capture->graph, nodes, count);
+      return kSuccess;
+    });
   });
 }
 
@@ -253,20 +310,24 @@ HIP_API int hipThreadExchangeStreamCaptureMode(int* mode) {
 
 // Handles of nodes are addresses inside the graph.
 HIP_API int hipGraphGetNodes(void* graph, void** nodes, size_t* count) {
-  if (!graph || !count) return set_error(kInvalidValue, "the graph or the count's address is null");
-  auto& all = static_cast<Graph*>(graph)->nodes;
-  if (nodes) {
-    auto next = all.begin();
-    for (size_t i = 0; i < *count; ++i) nodes[i] = next == all.end() ? nullptr : &*next++;
-  }
-  *count = nodes ? std::min(*count, all.size()) : all.size();
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (!count) throw Fault("the count's address is null");
+    auto& all = graph_of(graph).nodes;
+    if (nodes) {
+      auto next = all.begin();
+      for (size_t i = 0; i < *count; ++i) nodes[i] = next == all.end() ? nullptr : &*next++;
+    }
+    *count = nodes ? std::min(*count, all.size()) : all.size();
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphNodeGetType(void* node, int* kind) {
-  if (!node || !kind) return set_error(kInvalidValue, "the node or the result's address is null");
-  *kind = static_cast<int>(static_cast<Node*>(node)->kind);
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (!kind) throw Fault("the result's address is null");
+    *kind = static_cast<int>(node_of(node).kind);
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphInstantiate(void** out, void* graph, void*, char*, size_t) { return instantiate(out, graph); }
@@ -281,15 +342,16 @@ HIP_API int hipGraphInstantiateWithParams(void** out, void* graph, InstantiatePa
   return error;
 }
 HIP_API int hipGraphExecGetFlags(void* executable, unsigned long long* flags) {
-  if (!executable || !flags) return set_error(kInvalidValue, "the executable graph or the result's address is null");
-  *flags = static_cast<Executable*>(executable)->flags;
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (!flags) throw Fault("the result's address is null");
+    *flags = executable_of(executable).flags;
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphNodeSetEnabled(void* executable, void* node, u32 enabled) {
   return guarded(kInvalidValue, [&] {
-    if (!executable) throw Fault("the executable graph is null");
-    auto& e = *static_cast<Executable*>(executable);
+    Executable& e = executable_of(executable);
     const size_t place = place_of(e, node);
     if (e.kinds[place] != NodeKind::kernel && e.kinds[place] != NodeKind::copy && e.kinds[place] != NodeKind::fill) {
       throw Fault("only kernels, copies and fills can be disabled");
@@ -307,19 +369,19 @@ HIP_API int hipGraphNodeSetEnabled(void* executable, void* node, u32 enabled) {
 }
 HIP_API int hipGraphNodeGetEnabled(void* executable, void* node, u32* enabled) {
   return guarded(kInvalidValue, [&] {
-    if (!executable || !enabled) throw Fault("the executable graph or the result's address is null");
-    const auto& e = *static_cast<Executable*>(executable);
+    if (!enabled) throw Fault("the result's address is null");
+    const Executable& e = executable_of(executable);
     *enabled = !e.disabled.count(place_of(e, node));
     return kSuccess;
   });
 }
 
-// The works of a graph of the same shape: nodes of the same kinds in the same order.
+// The works of a graph of the same shape: nodes of the same kinds in the same order, after the same ones.
 HIP_API int hipGraphExecUpdate(void* executable, void* graph, void** failed, int* result) {
-  if (!executable || !graph) return set_error(kInvalidValue, "the executable graph or the graph is null");
   return guarded(kInvalidValue, [&] {
-    auto& e = *static_cast<Executable*>(executable);
-    const std::vector<const Node*> order = run_order(*static_cast<Graph*>(graph));
+    Executable& e = executable_of(executable);
+    const Graph& from = graph_of(graph);
+    const std::vector<const Node*> order = run_order(from);
     if (failed) *failed = nullptr;
     const auto refuse = [&](int why, const Node* node) {
       if (result) *result = why;
@@ -327,11 +389,14 @@ HIP_API int hipGraphExecUpdate(void* executable, void* graph, void** failed, int
       return set_error(kExecUpdateFailure, "the graph has another shape than the executable one");
     };
     if (order.size() != e.kinds.size()) return refuse(kOtherTopology, nullptr);
-    auto works = std::make_shared<Works>();
     for (size_t i = 0; i < order.size(); ++i) {
       if (order[i]->kind != e.kinds[i]) return refuse(kOtherKind, order[i]);
-      works->push_back(order[i]->work);
     }
+    const auto shape = shape_of(order);
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (shape[i] != e.shape[i]) return refuse(kOtherTopology, order[i]);
+    }
+    auto works = std::make_shared<Works>(works_of(from));
     for (auto& [place, work] : e.disabled) work = std::exchange((*works)[place], [] { return kSuccess; });
     e.works = std::move(works);
     if (result) *result = 0;
@@ -340,23 +405,29 @@ HIP_API int hipGraphExecUpdate(void* executable, void* graph, void** failed, int
 }
 
 HIP_API int hipGraphLaunch(void* executable, void* stream) {
-  if (!executable) return set_error(kInvalidValue, "the executable graph is null");
+  if (!live<Executable>().has(executable)) return set_error(kInvalidValue, "this is not a live executable graph");
   return guarded(kInvalidHandle, [&] {
-    const auto works = static_cast<Executable*>(executable)->works;
+    const auto works = executable_of(executable).works;
     return submit(stream, NodeKind::graph, [works] { return run(*works); });
   });
 }
 
 HIP_API int hipGraphUpload(void* executable, void*) {
-  return executable ? kSuccess : set_error(kInvalidValue, "the executable graph is null");
+  if (live<Executable>().has(executable)) return kSuccess;
+  return set_error(kInvalidValue, "this is not a live executable graph");
 }
 
 HIP_API int hipGraphDestroy(void* graph) {
-  delete static_cast<Graph*>(graph);
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    Graph& own = graph_of(graph);
+    if (own.is_child) throw Fault("the graph is a node's, and destroyed with it");
+    delete &own;
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphExecDestroy(void* executable) {
+  if (!live<Executable>().drop(executable)) return set_error(kInvalidValue, "this is not a live executable graph");
   delete static_cast<Executable*>(executable);
   return kSuccess;
 }

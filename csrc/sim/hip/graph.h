@@ -5,6 +5,11 @@
 
 namespace sim::hip {
 
+// What is behind a handle; they throw Fault when it is not live.
+inline Graph& graph_of(const void* handle) { return live_one<Graph>(handle, "graph"); }
+inline Node& node_of(const void* handle) { return live_one<Node>(handle, "node"); }
+// Throws Fault when one of `count` handles is no node of the graph, or is there twice.
+void check_nodes(const Graph& graph, void* const* nodes, size_t count);
 // Every node in an order that the dependencies allow; throws Fault when there is none.
 std::vector<const Node*> run_order(const Graph& graph);
 // All nodes of the graph as it is now, as one piece of work.
@@ -15,8 +20,6 @@ void replace_work(void* executable, const Node* node, Work work);
 // launch.cpp, copy.cpp. Arguments are copied now.
 Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra);
 Work symbol_work(const void* symbol, const void* from, void* to, size_t bytes, size_t offset);
-// memory.cpp: an allocation of a graph, unless the program has freed it; its name tells it from a later one there.
-void release_quietly(void* pointer, const std::string& name);
 Work copy_work(void* to, const void* from, size_t bytes);
 Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height);
 

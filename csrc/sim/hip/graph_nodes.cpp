@@ -9,16 +9,25 @@
 
 namespace sim::hip {
 
-Error add_node(void** out, void* graph, void* const* after, size_t count, Content content) {
-  if (!out || !graph || (count && !after)) {
-    return set_error(kInvalidValue, "the graph, its node's address or the dependencies are null");
+void check_nodes(const Graph& graph, void* const* nodes, size_t count) {
+  if (count && !nodes) throw Fault("the nodes are null");
+  std::set<const void*> seen;
+  for (size_t i = 0; i < count; ++i) {
+    if (node_of(nodes[i]).graph != &graph) throw Fault("a node is another graph's");
+    if (!seen.insert(nodes[i]).second) throw Fault("a node is there twice");
   }
-  auto* owner = static_cast<Graph*>(graph);
-  Node node{content.kind, std::move(content.work), {}, std::move(content.params), owner};
-  for (size_t i = 0; i < count; ++i) node.after.push_back(static_cast<Node*>(after[i]));
-  owner->nodes.push_back(std::move(node));
-  *out = &owner->nodes.back();
-  return kSuccess;
+}
+
+Error add_node(void** out, void* graph, void* const* after, size_t count, Content content) {
+  return guarded(kInvalidValue, [&] {
+    if (!out) throw Fault("the node's address is null");
+    Graph& owner = graph_of(graph);
+    check_nodes(owner, after, count);
+    Node node{content.kind, std::move(content.work), {}, std::move(content.params)};
+    for (size_t i = 0; i < count; ++i) node.after.push_back(&node_of(after[i]));
+    *out = &owner.add(std::move(node));
+    return kSuccess;
+  });
 }
 
 std::vector<const Node*> run_order(const Graph& graph) {
@@ -53,43 +62,75 @@ std::vector<const Node*> run_order(const Graph& graph) {
   return order;
 }
 
-HIP_API int hipGraphCreate(void** graph, u32) {
+namespace {
+
+struct Edge {
+  Node *from, *to;
+};
+
+std::vector<Edge> edges_of(void* graph, void* const* from, void* const* to, size_t count) {
+  const Graph& own = graph_of(graph);
+  if (count && (!from || !to)) throw Fault("the nodes are null");
+  std::vector<Edge> edges;
+  for (size_t i = 0; i < count; ++i) {
+    edges.push_back({&node_of(from[i]), &node_of(to[i])});
+    if (edges[i].from->graph != &own || edges[i].to->graph != &own) throw Fault("a node is another graph's");
+  }
+  return edges;
+}
+
+bool has(const std::vector<const Node*>& nodes, const Node* one) {
+  return std::find(nodes.begin(), nodes.end(), one) != nodes.end();
+}
+
+}  // namespace
+
+HIP_API int hipGraphCreate(void** graph, u32 flags) {
+  if (flags) return set_error(kInvalidValue, "a graph has no flags");
   if (!graph) return set_error(kInvalidValue, "the graph's address is null");
   *graph = new Graph;
   return kSuccess;
 }
 
-HIP_API int hipGraphAddDependencies(void*, void* const* from, void* const* to, size_t count) {
-  if (count && (!from || !to)) return set_error(kInvalidValue, "the nodes are null");
-  for (size_t i = 0; i < count; ++i) static_cast<Node*>(to[i])->after.push_back(static_cast<Node*>(from[i]));
-  return kSuccess;
+HIP_API int hipGraphAddDependencies(void* graph, void* const* from, void* const* to, size_t count) {
+  return guarded(kInvalidValue, [&] {
+    const std::vector<Edge> edges = edges_of(graph, from, to, count);
+    for (const Edge& e : edges) {
+      if (e.from == e.to) throw Fault("a node does not depend on itself");
+      if (has(e.to->after, e.from)) throw Fault("there is such a dependency already");
+    }
+    for (const Edge& e : edges) e.to->after.push_back(e.from);
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphGetRootNodes(void* graph, void** roots, size_t* count) {
-  if (!graph || !count) return set_error(kInvalidValue, "the graph or the count's address is null");
-  size_t found = 0;
-  for (Node& node : static_cast<Graph*>(graph)->nodes) {
-    if (!node.after.empty()) continue;
-    if (roots && found < *count) roots[found] = &node;
-    ++found;
-  }
-  *count = roots ? std::min(*count, found) : found;
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (!count) throw Fault("the count's address is null");
+    size_t found = 0;
+    for (Node& node : graph_of(graph).nodes) {
+      if (!node.after.empty()) continue;
+      if (roots && found < *count) roots[found] = &node;
+      ++found;
+    }
+    *count = roots ? std::min(*count, found) : found;
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphAddEmptyNode(void** node, void* graph, void* const* after, size_t count) {
   return add_node(node, graph, after, count, {NodeKind::empty, [] { return kSuccess; }, {}});
 }
 
-HIP_API int hipGraphRemoveDependencies(void*, void* const* from, void* const* to, size_t count) {
-  if (count && (!from || !to)) return set_error(kInvalidValue, "the nodes are null");
-  for (size_t i = 0; i < count; ++i) {
-    auto& after = static_cast<Node*>(to[i])->after;
-    const auto found = std::find(after.begin(), after.end(), static_cast<const Node*>(from[i]));
-    if (found == after.end()) return set_error(kInvalidValue, "there is no such dependency");
-    after.erase(found);
-  }
-  return kSuccess;
+HIP_API int hipGraphRemoveDependencies(void* graph, void* const* from, void* const* to, size_t count) {
+  return guarded(kInvalidValue, [&] {
+    const std::vector<Edge> edges = edges_of(graph, from, to, count);
+    for (const Edge& e : edges) {
+      if (!has(e.to->after, e.from)) throw Fault("there is no such dependency");
+    }
+    for (const Edge& e : edges) std::erase(e.to->after, e.from);
+    return kSuccess;
+  });
 }
 
 namespace {
@@ -108,9 +149,9 @@ void* handle_of(const Node* node) { return const_cast<Node*>(node); }
 std::unique_ptr<Graph> copy_of(const Graph& graph) {
   auto copy = std::make_unique<Graph>();
   for (const Node& node : graph.nodes) {
-    copy->nodes.push_back(node);
-    copy->nodes.back().graph = copy.get();
-    copy->copies[&node] = &copy->nodes.back();
+    Node& own = copy->add(node);
+    copy->copies[&node] = &own;
+    if (const auto* child = std::any_cast<ChildNode>(&node.params)) own.params = child_of(*child->graph);
   }
   for (Node& node : copy->nodes) {
     for (const Node*& before : node.after) {
@@ -121,6 +162,16 @@ std::unique_ptr<Graph> copy_of(const Graph& graph) {
   copy->owned = graph.owned;
   return copy;
 }
+
+}  // namespace
+
+ChildNode child_of(const Graph& graph) {
+  std::shared_ptr<Graph> own = copy_of(graph);
+  own->is_child = true;
+  return {std::move(own)};
+}
+
+namespace {
 
 const char* name_of(NodeKind kind) {
   switch (kind) {
@@ -145,8 +196,11 @@ struct UserObject {
   std::atomic<u32> uses;
 };
 
+UserObject& object_of(void* handle) { return live_one<UserObject>(handle, "user object"); }
+
 void let_go(UserObject* object, u32 count) {
   if (object->uses.fetch_sub(count) > count) return;
+  live<UserObject>().drop(object);
   object->destroy(object->data);
   delete object;
 }
@@ -154,62 +208,74 @@ void let_go(UserObject* object, u32 count) {
 }  // namespace
 
 HIP_API int hipGraphGetEdges(void* graph, void** from, void** to, size_t* count) {
-  if (!graph || !count || !from != !to) return set_error(kInvalidValue, "the graph, the count or one list is null");
-  std::vector<void*> begins, ends;
-  for (Node& node : static_cast<Graph*>(graph)->nodes) {
-    for (const Node* before : node.after) {
-      begins.push_back(handle_of(before));
-      ends.push_back(&node);
+  return guarded(kInvalidValue, [&] {
+    if (!count || !from != !to) throw Fault("the count or one list is null");
+    std::vector<void*> begins, ends;
+    for (Node& node : graph_of(graph).nodes) {
+      for (const Node* before : node.after) {
+        begins.push_back(handle_of(before));
+        ends.push_back(&node);
+      }
     }
-  }
-  size_t same = *count;
-  give_nodes(begins, from, &same);
-  return give_nodes(ends, to, count);
+    size_t same = *count;
+    give_nodes(begins, from, &same);
+    return give_nodes(ends, to, count);
+  });
 }
 
 HIP_API int hipGraphNodeGetDependencies(void* node, void** out, size_t* count) {
-  if (!node || !count) return set_error(kInvalidValue, "the node or the count's address is null");
-  std::vector<void*> found;
-  for (const Node* before : static_cast<Node*>(node)->after) found.push_back(handle_of(before));
-  return give_nodes(found, out, count);
+  return guarded(kInvalidValue, [&] {
+    if (!count) throw Fault("the count's address is null");
+    std::vector<void*> found;
+    for (const Node* before : node_of(node).after) found.push_back(handle_of(before));
+    return give_nodes(found, out, count);
+  });
 }
 
 HIP_API int hipGraphNodeGetDependentNodes(void* node, void** out, size_t* count) {
-  if (!node || !count) return set_error(kInvalidValue, "the node or the count's address is null");
-  std::vector<void*> found;
-  const auto* own = static_cast<Node*>(node);
-  for (Node& other : own->graph->nodes) {
-    if (std::find(other.after.begin(), other.after.end(), own) != other.after.end()) found.push_back(&other);
-  }
-  return give_nodes(found, out, count);
+  return guarded(kInvalidValue, [&] {
+    if (!count) throw Fault("the count's address is null");
+    std::vector<void*> found;
+    const Node& own = node_of(node);
+    for (Node& other : own.graph->nodes) {
+      if (has(other.after, &own)) found.push_back(&other);
+    }
+    return give_nodes(found, out, count);
+  });
 }
 
 HIP_API int hipGraphDestroyNode(void* handle) {
-  if (!handle) return set_error(kInvalidValue, "the node is null");
-  auto* node = static_cast<Node*>(handle);
-  auto& nodes = node->graph->nodes;
-  for (Node& other : nodes) std::erase(other.after, node);
-  nodes.remove_if([&](const Node& other) { return &other == node; });
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    const Node* node = &node_of(handle);
+    auto& nodes = node->graph->nodes;
+    for (Node& other : nodes) std::erase(other.after, node);
+    live<Node>().drop(node);
+    nodes.remove_if([&](const Node& other) { return &other == node; });
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphClone(void** out, void* graph) {
-  if (!out || !graph) return set_error(kInvalidValue, "the graph or the result's address is null");
-  *out = copy_of(*static_cast<Graph*>(graph)).release();
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (!out) throw Fault("the result's address is null");
+    *out = copy_of(graph_of(graph)).release();
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphNodeFindInClone(void** out, void* node, void* clone) {
-  if (!out || !node || !clone) return set_error(kInvalidValue, "the node, the clone or the result's address is null");
-  const auto& copies = static_cast<Graph*>(clone)->copies;
-  const auto found = copies.find(static_cast<Node*>(node));
-  if (found == copies.end()) return set_error(kInvalidValue, "the graph is no clone of the node's");
-  *out = found->second;
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (!out) throw Fault("the result's address is null");
+    const auto& copies = graph_of(clone).copies;
+    const auto found = copies.find(static_cast<Node*>(node));
+    if (found == copies.end() || !live<Node>().has(found->second)) throw Fault("the graph is no clone of the node's");
+    *out = found->second;
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphDebugDotPrint(void* graph, const char* path, u32) {
-  if (!graph || !path) return set_error(kInvalidValue, "the graph or the path is null");
+  if (!live<Graph>().has(graph) || !path) return set_error(kInvalidValue, "no live graph, or the path is null");
   std::ofstream file(path);
   std::map<const Node*, size_t> index;
   file << "digraph graph_1 {\n";
@@ -228,32 +294,39 @@ HIP_API int hipUserObjectCreate(void** out, void* data, void (*destroy)(void*), 
   if (!out || !destroy || uses == 0 || flags != 1) {
     return set_error(kInvalidValue, "a user object has a destructor, references and hipUserObjectNoDestructorSync");
   }
-  *out = new UserObject{data, destroy, uses};
+  auto* object = new UserObject{data, destroy, uses};
+  live<UserObject>().add(object);
+  *out = object;
   return kSuccess;
 }
 HIP_API int hipUserObjectRetain(void* object, u32 count) {
-  if (!object || count == 0) return set_error(kInvalidValue, "no object, or no references");
-  static_cast<UserObject*>(object)->uses += count;
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (count == 0) throw Fault("there are no references");
+    object_of(object).uses += count;
+    return kSuccess;
+  });
 }
 HIP_API int hipUserObjectRelease(void* object, u32 count) {
-  if (!object || count == 0) return set_error(kInvalidValue, "no object, or no references");
-  let_go(static_cast<UserObject*>(object), count);
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (count == 0) throw Fault("there are no references");
+    let_go(&object_of(object), count);
+    return kSuccess;
+  });
 }
 // flags 1: the caller's references become the graph's.
 HIP_API int hipGraphRetainUserObject(void* graph, void* object, u32 count, u32 flags) {
-  if (!graph || !object || count == 0 || flags > 1) return set_error(kInvalidValue, "no graph, object or reference");
-  auto* own = static_cast<UserObject*>(object);
-  if (flags == 0) own->uses += count;
-  for (u32 i = 0; i < count; ++i) {
-    static_cast<Graph*>(graph)->owned.emplace_back(own, [](UserObject* gone) { let_go(gone, 1); });
-  }
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    if (count == 0 || flags > 1) throw Fault("there are no references, or these flags do not exist");
+    Graph& owner = graph_of(graph);
+    UserObject* own = &object_of(object);
+    if (flags == 0) own->uses += count;
+    for (u32 i = 0; i < count; ++i) owner.owned.emplace_back(own, [](UserObject* gone) { let_go(gone, 1); });
+    return kSuccess;
+  });
 }
 HIP_API int hipGraphReleaseUserObject(void* graph, void* object, u32 count) {
-  if (!graph || !object) return set_error(kInvalidValue, "the graph or the object is null");
-  auto& owned = static_cast<Graph*>(graph)->owned;
+  if (!live<Graph>().has(graph)) return set_error(kInvalidValue, "this is not a live graph");
+  auto& owned = graph_of(graph).owned;
   for (u32 i = 0; i < count; ++i) {
     const auto found = std::find_if(owned.begin(), owned.end(), [&](const auto& one) { return one.get() == object; });
     if (found == owned.end()) return set_error(kInvalidValue, "the graph has not so many references");

@@ -6,17 +6,18 @@
 #include <atomic>
 #include <cstring>
 
+#include "hip/memory.h"
 #include "run/memory.h"
-
-extern "C" {
-int hipMalloc(void** out, size_t bytes);
-}
 
 namespace sim::hip {
 namespace {
 
 constexpr int kUsed = 0, kUsedHigh = 1, kReserved = 2, kReservedHigh = 3;     // hipGraphMemAttributeType
 constexpr int kCooperative = 2, kPriority = 8, kWindow = 1;                  // hipLaunchAttributeID
+
+// Markers of the `extra` argument list.
+const auto kParamBuffer = reinterpret_cast<void*>(1), kParamSize = reinterpret_cast<void*>(2),
+           kParamEnd = reinterpret_cast<void*>(3);
 
 std::atomic<u64> graph_bytes{0}, graph_bytes_high{0};
 
@@ -25,15 +26,35 @@ struct KernelNode {
   KernelParams given;
   std::vector<std::string> values;
   std::vector<void*> pointers;
+  std::string buffer;                            // of a launch by `extra`
+  size_t buffer_bytes = 0;
+  std::array<void*, 5> extra{};
   std::map<int, std::array<char, 64>> attributes;
 };
 using KernelNodePtr = std::shared_ptr<KernelNode>;
 
+// The argument segment as the program has it in `extra`, copied, with a list of its own that says where it is.
+void keep_extra(KernelNode& node, void* const* extra) {
+  const void* buffer = nullptr;
+  for (; extra && *extra != kParamEnd; extra += 2) {
+    if (*extra == kParamBuffer) buffer = extra[1];
+    else if (*extra == kParamSize) node.buffer_bytes = *static_cast<const size_t*>(extra[1]);
+    else throw Fault("the list of extra launch parameters has an unknown marker");
+  }
+  if (!buffer) return;
+  node.buffer.assign(static_cast<const char*>(buffer), node.buffer_bytes);
+  node.extra = {kParamBuffer, node.buffer.data(), kParamSize, &node.buffer_bytes, kParamEnd};
+  node.given.extra = node.extra.data();
+}
+
 KernelNodePtr kernel_node(const KernelParams& p) {
   auto node = std::make_shared<KernelNode>();
   node->given = p;
-  if (!p.params) return node;                    // `extra`: the program's buffer
-  for (const Arg& arg : registered_function(p.stub).kernel->args) {
+  if (!p.params) {
+    keep_extra(*node, p.extra);
+    return node;
+  }
+  for (const Arg& arg : kernel_of(p.stub).kernel->args) {
     const auto* value = static_cast<const char*>(p.params[node->values.size()]);
     node->values.emplace_back(value, arg.size);
   }
@@ -44,7 +65,7 @@ KernelNodePtr kernel_node(const KernelParams& p) {
 
 void* graph_memory(size_t bytes) {
   void* pointer = nullptr;
-  if (hipMalloc(&pointer, bytes) != kSuccess) throw std::bad_alloc();
+  if (allocate_device(&pointer, bytes, "a graph's allocation") != kSuccess) throw std::bad_alloc();
   const u64 now = graph_bytes += bytes;
   u64 high = graph_bytes_high;
   while (now > high && !graph_bytes_high.compare_exchange_weak(high, now)) {}
@@ -53,9 +74,8 @@ void* graph_memory(size_t bytes) {
 
 template <class T>
 const T& params_of(const void* node) {
-  if (!node) throw Fault("the node is null");
-  const T* params = std::any_cast<T>(&static_cast<const Node*>(node)->params);
-  if (!params) throw Fault("the node is of another kind, or was captured and keeps no parameters");
+  const T* params = std::any_cast<T>(&node_of(node).params);
+  if (!params) throw Fault("the node is of another kind, or keeps its parameters in another form");
   return *params;
 }
 
@@ -69,8 +89,7 @@ Error give_params(T* out, const void* node) {
 }
 
 void check_kind(const void* node, const Content& content) {
-  if (!node) throw Fault("the node is null");
-  if (static_cast<const Node*>(node)->kind != content.kind) throw Fault("the node is of another kind");
+  if (node_of(node).kind != content.kind) throw Fault("the node is of another kind");
 }
 
 template <class Params>
@@ -78,9 +97,9 @@ Error change(void* node, Params* p) {
   return guarded(kInvalidValue, [&] {
     Content content = content_of(p);
     check_kind(node, content);
-    auto* changed = static_cast<Node*>(node);
-    changed->work = std::move(content.work);
-    changed->params = std::move(content.params);
+    Node& changed = node_of(node);
+    changed.work = std::move(content.work);
+    changed.params = std::move(content.params);
     return kSuccess;
   });
 }
@@ -89,10 +108,9 @@ Error change(void* node, Params* p) {
 template <class Params>
 Error change_executable(void* executable, void* node, Params* p) {
   return guarded(kInvalidValue, [&] {
-    if (!executable) throw Fault("the executable graph is null");
     Content content = content_of(p);
     check_kind(node, content);
-    replace_work(executable, static_cast<const Node*>(node), std::move(content.work));
+    replace_work(executable, &node_of(node), std::move(content.work));
     return kSuccess;
   });
 }
@@ -144,6 +162,17 @@ Error add(void** node, void* graph, void* const* after, size_t count, Params* p)
 
 }  // namespace
 
+std::any kept_params(const KernelParams& p) { return kernel_node(p); }
+
+std::any kept_params(void* to, const void* from, const Box& b) {
+  const auto rows = [&](size_t slice, size_t pitch) { return pitch ? slice / pitch : b.height; };
+  const Pitched source{const_cast<void*>(from), b.from_pitch ? b.from_pitch : b.width, b.width,
+                       b.depth > 1 ? rows(b.from_slice, b.from_pitch) : b.height};
+  const Pitched target{to, b.to_pitch ? b.to_pitch : b.width, b.width,
+                       b.depth > 1 ? rows(b.to_slice, b.to_pitch) : b.height};
+  return Params3D{nullptr, {}, source, nullptr, {}, target, {b.width, b.height, b.depth}, 4};
+}
+
 Content content_of(const KernelParams* p) {
   if (!p) throw Fault("the kernel node's parameters are null");
   Work work = launch_work(p->stub, p->grid, p->block, p->lds_bytes, p->params, p->extra);
@@ -177,8 +206,10 @@ Content content_of(const HostParams* p) {
 
 // The child is copied as it is now.
 Content content_of(const ChildParams* p) {
-  if (!p || !p->graph) throw Fault("the child graph is null");
-  return {NodeKind::graph, graph_work(*p->graph), *p};
+  if (!p) throw Fault("the child graph is null");
+  ChildNode child = child_of(graph_of(p->graph));
+  Work work = graph_work(*child.graph);
+  return {NodeKind::graph, std::move(work), std::move(child)};
 }
 
 Content content_of(const RecordParams* p) {
@@ -228,6 +259,7 @@ HIP_API int hipGraphExecNodeSetParams(void* executable, void* node, AnyParams* p
 }
 
 HIP_API int hipGraphAddKernelNode(void** node, void* graph, void* const* after, size_t count, const KernelParams* p) {
+  if (!p || !live<Graph>().has(graph)) return set_error(kInvalidValue, "no live graph, or the parameters are null");
   return guarded(kInvalidDeviceFunction, [&] { return add_node(node, graph, after, count, content_of(p)); });
 }
 HIP_API int hipGraphKernelNodeGetParams(void* node, KernelParams* out) {
@@ -361,7 +393,11 @@ HIP_API int hipGraphAddChildGraphNode(void** node, void* graph, void* const* aft
   return add(node, graph, after, count, &p);
 }
 HIP_API int hipGraphChildGraphNodeGetGraph(void* node, void** graph) {
-  return give_params(reinterpret_cast<ChildParams*>(graph), node);
+  return guarded(kInvalidValue, [&] {
+    if (!graph) throw Fault("the result's address is null");
+    *graph = params_of<ChildNode>(node).graph.get();
+    return kSuccess;
+  });
 }
 HIP_API int hipGraphExecChildGraphNodeSetParams(void* executable, void* node, void* child) {
   const ChildParams p{static_cast<Graph*>(child)};

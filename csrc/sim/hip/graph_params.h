@@ -41,6 +41,7 @@ struct AllocateParams {                          // hipMemAllocNodeParams
 };
 struct ReleaseParams { void* pointer; };         // hipMemFreeNodeParams
 struct ChildParams { Graph* graph; };            // hipChildGraphNodeParams
+struct ChildNode { std::shared_ptr<Graph> graph; };      // its node's own copy
 struct RecordParams { void* event; };            // hipEventRecordNodeParams
 struct WaitParams { void* event; };              // hipEventWaitNodeParams
 struct SymbolParams {                            // a copy to (`to` is null) or from a variable
@@ -67,6 +68,11 @@ Content content_of(const WaitParams* p);
 Content content_of(const SymbolParams* p);
 Content content_of(const ReleaseParams* p);
 Content content_of(AllocateParams* p);           // `pointer` is written
+
+// What a captured kernel, copy or fill tells of itself: the arguments' values are the node's own.
+std::any kept_params(const KernelParams& p);
+std::any kept_params(void* to, const void* from, const Box& box);
+ChildNode child_of(const Graph& graph);          // the graph as it is now
 
 Error add_node(void** out, void* graph, void* const* after, size_t count, Content content);
 

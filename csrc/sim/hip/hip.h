@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "hip/handles.h"
 #include "load/loader.h"
 #include "run/run.h"
 
@@ -15,8 +16,9 @@
 namespace sim::hip {
 
 enum Error : int {
-  kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidConfiguration = 9, kInvalidSymbol = 13,
-  kMissingConfiguration = 52, kInvalidDeviceFunction = 98, kInvalidDevice = 101, kInvalidImage = 200,
+  kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidConfiguration = 9, kInvalidPitch = 12,
+  kInvalidSymbol = 13, kInvalidDirection = 21, kMissingConfiguration = 52, kInvalidDeviceFunction = 98,
+  kInvalidDevice = 101, kInvalidImage = 200,
   kInvalidContext = 201, kUnsupportedLimit = 215, kFileNotFound = 301, kInvalidHandle = 400, kIllegalState = 401,
   kNotFound = 500, kNotReady = 600, kPeerAccessEnabled = 704, kPeerAccessNotEnabled = 705,
   kHostMemoryRegistered = 712, kHostMemoryNotRegistered = 713, kLaunchFailure = 719, kCooperativeTooLarge = 720,
@@ -78,8 +80,9 @@ Error check_device(int device);
 Function registered_function(const void* stub, int device = current_device());
 // A registered __device__ variable of the current device.
 Variable registered_variable(const void* host);
-// The kernel behind a hipFunction_t.
+// The kernel behind a hipFunction_t, and behind what may be one or a host stub; both throw Fault when it is neither.
 const Function& function_of(const void* handle);
+Function kernel_of(const void* stub_or_handle);
 
 // Workgroups of one size that a compute unit holds at a time.
 int max_groups_per_cu(const Kernel& kernel, u64 block, u64 dynamic_lds_bytes);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "hip/defer.h"
-#include "hip/graph.h"
+#include "hip/graph_params.h"
 #include "report.h"
 #include "settings.h"
 
@@ -116,24 +116,30 @@ Work work_of(const Function& f, const Launch& l, std::string kernarg) {
   };
 }
 
-Error launch(const Function& f, const Launch& l, void* const* params, void* const* extra = nullptr) {
+// `handle`: what the program calls the kernel, which a captured node tells again.
+Error launch(const Function& f, const void* handle, const Launch& l, void* const* params,
+             void* const* extra = nullptr) {
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   if (deferring() || l.cooperative) check(request_of(f, l, kernarg));
   if (l.cooperative && !fits(*f.kernel, l)) {
     return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
   }
-  return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)));
+  const KernelParams told{l.block, const_cast<void**>(extra), const_cast<void*>(handle), l.grid,
+                          const_cast<void**>(params), static_cast<u32>(l.lds_bytes)};
+  return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)), [&] { return kept_params(told); });
 }
 
 Error launch_stub(const void* stub, const Launch& l, void* const* params) {
   return guarded(kLaunchFailure, [&] {
     if (!params) throw Fault("the kernel's arguments are null");
-    return launch(registered_function(stub, device_of(l.stream)), l, params);
+    if (live<Function>().has(stub)) return launch(function_of(stub), stub, l, params);
+    return launch(registered_function(stub, device_of(l.stream)), stub, l, params);
   });
 }
 
 Error launch_function(void* f, const Launch& l, void* const* params, void* const* extra = nullptr) {
-  return guarded(kLaunchFailure, [&] { return launch(function_of(f), l, params, extra); });
+  if (!live<Function>().has(f)) return set_error(kInvalidHandle, "this is not a live function");
+  return guarded(kLaunchFailure, [&] { return launch(function_of(f), f, l, params, extra); });
 }
 
 Error groups_of(Dim3 size, Dim3 block, Dim3& grid) {
@@ -199,7 +205,7 @@ Error between(void* start, void* stop, void* stream, Body&& body) {
 }  // namespace
 
 Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra) {
-  const Function f = registered_function(stub);
+  const Function f = kernel_of(stub);
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   const Launch l{grid, block, lds_bytes, nullptr};
   check(request_of(f, l, kernarg));
@@ -213,6 +219,7 @@ HIP_API int __hipPushCallConfiguration(Dim3 grid, Dim3 block, size_t lds_bytes, 
 
 HIP_API int __hipPopCallConfiguration(Dim3* grid, Dim3* block, size_t* lds_bytes, void** stream) {
   if (configurations.empty()) return set_error(kMissingConfiguration);
+  if (!grid || !block || !lds_bytes || !stream) return set_error(kInvalidValue, "a result's address is null");
   const Configuration c = configurations.back();
   configurations.pop_back();
   *grid = c.grid;

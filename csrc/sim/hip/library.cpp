@@ -172,13 +172,14 @@ HIP_API int hipGetFuncBySymbol(void** function, const void* stub) {
     const std::lock_guard lock(libraries().mutex);
     Function& kept = libraries().by_stub[{stub, current_device()}];
     kept = found;
+    live<Function>().add(&kept);
     *function = &kept;
     return kSuccess;
   });
 }
 
 HIP_API const char* hipKernelNameRef(void* function) {
-  return function ? static_cast<Function*>(function)->kernel->name.c_str() : nullptr;
+  return live<Function>().has(function) ? static_cast<Function*>(function)->kernel->name.c_str() : nullptr;
 }
 HIP_API const char* hipKernelNameRefByPtr(const void* stub, void*) {
   void* function = nullptr;

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: MIT
 // Allocations, registered host memory, and what the program may ask about a pointer.
-#include "run/memory.h"
+#include "hip/memory.h"
 
 #include <cstring>
 
 #include "hip/defer.h"
-#include "hip/graph.h"
+#include "run/memory.h"
 
 namespace sim::hip {
 namespace {
+
+constexpr u32 kCoherent = 0x40000000, kNonCoherent = 0x80000000;         // hipHostMalloc*
+constexpr u32 kHostFlags = 0x7 | 0x10000000 | 0x20000000 | kCoherent | kNonCoherent;
+constexpr u32 kAttachGlobal = 1, kAttachHost = 2;                        // hipMemAttach*
+constexpr u32 kSignalMemory = 2, kLastDeviceFlag = 4;                    // hipDeviceMalloc*, hipMallocSignalMemory
+constexpr u32 kFullAccess = 3;                   // hipMemAccessFlagsProtReadWrite
 
 enum Kind : int { kUnregistered = 0, kHost = 1, kDevice = 2, kManaged = 3 };   // hipMemoryType
 
@@ -17,6 +23,8 @@ struct Allocation {
   int device;
   u32 flags;
   bool registered = false;                       // by hipHostRegister: not ours to free
+  u64 serial = 0;
+  Lease lease = nullptr;
 };
 
 struct Allocations {
@@ -32,11 +40,7 @@ Allocations& allocations() {
 
 u64 address_of(const void* pointer) { return reinterpret_cast<u64>(pointer); }
 
-Error allocate(void** out, size_t bytes, const char* call, Kind kind = kDevice, u32 flags = 0) {
-  if (!out) return set_error(kInvalidValue, "the result's address is null");
-  *out = nullptr;
-  if (const Error error = lost()) return error;
-  if (const Error error = forbidden_in_capture(call)) return error;
+Error allocate_now(void** out, size_t bytes, const char* call, Kind kind, u32 flags, Lease lease) {
   if (bytes == 0) return kSuccess;
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
@@ -44,21 +48,37 @@ Error allocate(void** out, size_t bytes, const char* call, Kind kind = kDevice, 
   if (!base) return set_error(kOutOfMemory, "cannot allocate " + std::to_string(bytes) + " bytes");
   // The simulator does not see what the host writes itself, so memory that the host can reach counts as written.
   if (kind != kDevice) memory().set_defined(base, bytes);
-  all.by_base[base] = {kind, current_device(), flags};
+  all.by_base[base] = {kind, current_device(), flags, false, all.serial, std::move(lease)};
   *out = reinterpret_cast<void*>(base);
   return kSuccess;
+}
+
+Error allocate(void** out, size_t bytes, const char* call, Kind kind = kDevice, u32 flags = 0) {
+  if (!out) return set_error(kInvalidValue, "the result's address is null");
+  *out = nullptr;
+  if (const Error error = lost()) return error;
+  if (const Error error = forbidden_in_capture(call)) return error;
+  return allocate_now(out, bytes, call, kind, flags, nullptr);
+}
+
+Error allocate_host(void** out, size_t bytes, const char* call, u32 flags) {
+  if ((flags & ~kHostFlags) || ((flags & kCoherent) && (flags & kNonCoherent))) {
+    return set_error(kInvalidValue, "these flags of host memory do not exist, or exclude each other");
+  }
+  return allocate(out, bytes, call, kHost, flags);
 }
 
 Error release_now(void* pointer, bool host_only) {
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_base.find(address_of(pointer));
-  if (found == all.by_base.end() || found->second.registered || !memory().release(found->first)) {
+  if (found == all.by_base.end() || found->second.registered) {
     return set_error(kInvalidValue, "this pointer is not the start of a live allocation");
   }
-  const bool right = !host_only || found->second.kind == kHost;
+  if (host_only && found->second.kind != kHost) return set_error(kInvalidValue, "this is no host memory");
+  memory().release(found->first);
   all.by_base.erase(found);
-  return right ? kSuccess : set_error(kInvalidValue, "this is device memory, freed as host memory");
+  return kSuccess;
 }
 
 Error release(void* pointer, const char* call, bool host_only = false) {
@@ -92,6 +112,21 @@ struct PointerAttributes {                       // hipPointerAttribute_t
 
 }  // namespace
 
+Error allocate_device(void** out, size_t bytes, const char* call, Lease lease) {
+  return allocate_now(out, bytes, call, kDevice, 0, std::move(lease));
+}
+
+Error release_device(void* pointer) { return release_now(pointer, false); }
+
+void free_memory_of(int device) {
+  Allocations& all = allocations();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.by_base, [&](const auto& one) {
+    const Allocation& a = one.second;
+    return a.device == device && a.kind != kHost && !a.registered && memory().release(one.first);
+  });
+}
+
 void release_quietly(void* pointer, const std::string& name) {
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
@@ -102,20 +137,25 @@ void release_quietly(void* pointer, const std::string& name) {
 }
 
 HIP_API int hipMalloc(void** out, size_t bytes) { return allocate(out, bytes, "hipMalloc"); }
-HIP_API int hipMallocAsync(void** out, size_t bytes, void*) { return allocate(out, bytes, "hipMallocAsync"); }
 HIP_API int hipExtMallocWithFlags(void** out, size_t bytes, u32 flags) {
+  if (flags > kLastDeviceFlag || (flags == kSignalMemory && bytes != 8)) {
+    return set_error(kInvalidValue, "these flags of device memory do not exist, or memory of a signal has not 8 bytes");
+  }
   return allocate(out, bytes, "hipExtMallocWithFlags", kDevice, flags);
 }
 HIP_API int hipMallocManaged(void** out, size_t bytes, u32 flags) {
+  if (bytes == 0 || (flags != kAttachGlobal && flags != kAttachHost)) {
+    return set_error(kInvalidValue, "managed memory has bytes, and hipMemAttachGlobal or hipMemAttachHost");
+  }
   return allocate(out, bytes, "hipMallocManaged", kManaged, flags);
 }
 HIP_API int hipHostMalloc(void** out, size_t bytes, u32 flags) {
-  return allocate(out, bytes, "hipHostMalloc", kHost, flags);
+  return allocate_host(out, bytes, "hipHostMalloc", flags);
 }
 
 HIP_API int hipMallocHost(void** out, size_t bytes) { return allocate(out, bytes, "hipMallocHost", kHost); }
 HIP_API int hipHostAlloc(void** out, size_t bytes, u32 flags) {
-  return allocate(out, bytes, "hipHostAlloc", kHost, flags);
+  return allocate_host(out, bytes, "hipHostAlloc", flags);
 }
 
 HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height) {
@@ -129,12 +169,6 @@ HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t heigh
 }
 
 HIP_API int hipFree(void* pointer) { return release(pointer, "hipFree"); }
-HIP_API int hipFreeAsync(void* pointer, void* stream) {
-  if (!pointer) return kSuccess;
-  if (!deferring()) return release(pointer, "hipFreeAsync");
-  return guarded(kInvalidHandle,
-                 [&] { return submit(stream, NodeKind::host, [pointer] { return release_now(pointer, false); }); });
-}
 HIP_API int hipHostFree(void* pointer) { return release(pointer, "hipHostFree", true); }
 HIP_API int hipFreeHost(void* pointer) { return release(pointer, "hipFreeHost", true); }
 
@@ -182,7 +216,7 @@ HIP_API int hipMemGetAddressRange(void** base, size_t* bytes, void* pointer) {
 }
 
 HIP_API int hipPointerGetAttributes(PointerAttributes* out, const void* pointer) {
-  if (!out) return set_error(kInvalidValue, "the result's address is null");
+  if (!out || !pointer) return set_error(kInvalidValue, "the pointer or the result's address is null");
   void* p = const_cast<void*>(pointer);
   const auto place = find(pointer);
   if (!place) {
@@ -197,6 +231,7 @@ HIP_API int hipPointerGetAttributes(PointerAttributes* out, const void* pointer)
 // Numbers of hipPointer_attribute.
 HIP_API int hipPointerGetAttribute(void* out, int which, void* pointer) {
   return guarded(kInvalidValue, [&] {
+    if (!out) throw Fault("the result's address is null");
     const auto put = [&](auto value) {
       std::memcpy(out, &value, sizeof value);
       return kSuccess;
@@ -205,10 +240,18 @@ HIP_API int hipPointerGetAttribute(void* out, int which, void* pointer) {
     if (which == 3 || which == 4) return put(pointer);
     const auto place = find(pointer);
     if (!place) throw Fault("the pointer is in no known allocation");
+    const Allocation& a = place->allocation;
     switch (which) {
-      case 2: return put(static_cast<int>(place->allocation.kind));
-      case 8: return put(static_cast<u32>(place->allocation.kind == kManaged));
-      case 9: return put(place->allocation.device);
+      case 2: return put(static_cast<int>(a.kind));
+      case 6: case 13: return put(u32{1});       // copies wait for it, and it is mapped: always
+      case 7: return put(a.serial ? a.serial : place->range.base);
+      case 8: return put(static_cast<u32>(a.kind == kManaged));
+      case 9: return put(a.device);
+      case 10: return put(static_cast<u32>(a.kind == kDevice && a.serial && !a.lease));
+      case 14: return put(u64{0});               // handles of another kind than hipIpc*: none
+      case 15: return put(u32{0});               // direct access of a network
+      case 16: return put(kFullAccess);
+      case 17: return put(a.lease.get());
       case 11: return put(place->range.base);
       case 12: return put(place->range.bytes);
       default: throw Fault("pointer attribute " + std::to_string(which) + " is not known to the simulator");

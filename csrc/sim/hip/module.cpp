@@ -17,11 +17,16 @@ struct Loaded {
   std::unique_ptr<Code> code;
   std::mutex mutex;
   std::deque<Function> functions;
+  ~Loaded() {
+    for (const Function& f : functions) live<Function>().drop(&f);
+  }
 };
 
-Loaded& loaded(void* handle) {
-  if (!handle) throw Fault("the module handle is null");
-  return *static_cast<Loaded*>(handle);
+Loaded& loaded(void* handle) { return live_one<Loaded>(handle, "module"); }
+
+void* keep(std::unique_ptr<Loaded> loaded) {
+  live<Loaded>().add(loaded.get());
+  return loaded.release();
 }
 
 struct FuncAttributes {                          // hipFuncAttributes
@@ -40,6 +45,7 @@ int attribute(const Kernel& k, int which) {
     case 3: return static_cast<int>(k.private_bytes);
     case 4: return static_cast<int>(k.vgprs);
     case 5: case 6: return 94;                   // as HIP reports gfx94x
+    case 7: return 0;                            // global loads are cached as ever
     case 8: return static_cast<int>(kLdsPerCu - std::min(kLdsPerCu, k.lds_bytes));
     case 9: return 0;
     default: throw Fault("function attribute " + std::to_string(which) + " is not known");
@@ -48,10 +54,9 @@ int attribute(const Kernel& k, int which) {
 
 }  // namespace
 
-const Function& function_of(const void* handle) {
-  if (!handle) throw Fault("the function handle is null");
-  return *static_cast<const Function*>(handle);
-}
+const Function& function_of(const void* handle) { return live_one<Function>(handle, "function"); }
+
+Function kernel_of(const void* f) { return live<Function>().has(f) ? function_of(f) : registered_function(f); }
 
 std::vector<std::string> kernel_names(void* module) {
   std::vector<std::string> names;
@@ -66,7 +71,7 @@ HIP_API int hipModuleLoadData(void** module, const void* image) {
     if (!module || !image) return set_error(kInvalidValue, "the module or its image is null");
     auto loaded = std::make_unique<Loaded>();
     loaded->code = load_code(image, 0, "module");
-    *module = loaded.release();
+    *module = keep(std::move(loaded));
     return kSuccess;
   });
 }
@@ -84,34 +89,38 @@ HIP_API int hipModuleLoad(void** module, const char* path) {
     loaded->file.assign(std::istreambuf_iterator<char>(stream), {});
     if (loaded->file.empty()) throw Fault(std::string(path) + " is empty");
     loaded->code = load_code(loaded->file.data(), loaded->file.size(), path);
-    *module = loaded.release();
+    *module = keep(std::move(loaded));
     return kSuccess;
   });
 }
 
 HIP_API int hipModuleUnload(void* module) {
   const Error error = deferring() ? finish_all() : kSuccess;
+  if (!live<Loaded>().drop(module)) return set_error(kInvalidHandle, "this is not a live module");
   delete static_cast<Loaded*>(module);
   return error;
 }
 
 HIP_API int hipModuleGetFunction(void** f, void* module, const char* name) {
-  return guarded(kNotFound, [&] {
+  return guarded(kInvalidHandle, [&] {
     if (!f || !name) return set_error(kInvalidValue, "the kernel's name or the result's address is null");
     Loaded& m = loaded(module);
     const Kernel* kernel = m.code->find(name);
-    if (!kernel) throw Fault(m.code->name + " has no kernel " + name);
+    if (!kernel) return set_error(kNotFound, m.code->name + " has no kernel " + name);
     const std::lock_guard lock(m.mutex);
     auto it = std::find_if(m.functions.begin(), m.functions.end(),
                            [&](const Function& x) { return x.kernel == kernel; });
-    if (it == m.functions.end()) it = m.functions.insert(m.functions.end(), {m.code.get(), kernel});
+    if (it == m.functions.end()) {
+      it = m.functions.insert(m.functions.end(), {m.code.get(), kernel});
+      live<Function>().add(&*it);
+    }
     *f = &*it;
     return kSuccess;
   });
 }
 
 HIP_API int hipModuleGetGlobal(void** address, size_t* bytes, void* module, const char* name) {
-  return guarded(kNotFound, [&] {
+  return guarded(kInvalidHandle, [&] {
     if (!name) return set_error(kInvalidValue, "the variable's name is null");
     Loaded& m = loaded(module);
     for (const Variable& v : m.code->variables) {
@@ -120,21 +129,22 @@ HIP_API int hipModuleGetGlobal(void** address, size_t* bytes, void* module, cons
       if (bytes) *bytes = v.bytes;
       return kSuccess;
     }
-    throw Fault(m.code->name + " has no variable " + name);
+    return set_error(kNotFound, m.code->name + " has no variable " + name);
   });
 }
 
 HIP_API int hipFuncGetAttribute(int* value, int which, void* f) {
   return guarded(kInvalidValue, [&] {
     if (!value) return set_error(kInvalidValue, "the result's address is null");
-    *value = attribute(*function_of(f).kernel, which);
+    *value = attribute(*kernel_of(f).kernel, which);
     return kSuccess;
   });
 }
 
 HIP_API int hipFuncGetAttributes(FuncAttributes* out, const void* stub) {
   return guarded(kInvalidDeviceFunction, [&] {
-    const Kernel& k = *registered_function(stub).kernel;
+    if (!out) return set_error(kInvalidValue, "the result's address is null");
+    const Kernel& k = *kernel_of(stub).kernel;
     *out = {94, 0, 0, k.private_bytes, attribute(k, 8), attribute(k, 0), attribute(k, 4), 0, 94, k.lds_bytes};
     return kSuccess;
   });

@@ -42,7 +42,7 @@ int max_groups_per_cu(const Kernel& k, u64 block, u64 dynamic_lds_bytes) {
 HIP_API int hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* groups, const void* stub, int block,
                                                                   size_t lds_bytes, u32) {
   return guarded(kInvalidDeviceFunction,
-                 [&] { return groups_into(groups, *registered_function(stub).kernel, block, lds_bytes); });
+                 [&] { return groups_into(groups, *kernel_of(stub).kernel, block, lds_bytes); });
 }
 
 HIP_API int hipOccupancyMaxActiveBlocksPerMultiprocessor(int* groups, const void* stub, int block, size_t lds_bytes) {
@@ -60,7 +60,7 @@ HIP_API int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* groups, void
 
 HIP_API int hipOccupancyMaxPotentialBlockSize(int* grid, int* block, const void* stub, size_t lds_bytes, int limit) {
   return guarded(kInvalidDeviceFunction,
-                 [&] { return potential(grid, block, *registered_function(stub).kernel, lds_bytes, limit); });
+                 [&] { return potential(grid, block, *kernel_of(stub).kernel, lds_bytes, limit); });
 }
 
 HIP_API int hipModuleOccupancyMaxPotentialBlockSize(int* grid, int* block, void* f, size_t lds_bytes, int limit) {

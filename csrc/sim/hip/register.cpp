@@ -115,6 +115,7 @@ HIP_API void __hipRegisterVar(void** handle, void* host, char*, char* name, int,
 
 HIP_API int hipGetSymbolAddress(void** address, const void* symbol) {
   return guarded(kInvalidSymbol, [&] {
+    if (!address) return set_error(kInvalidValue, "the result's address is null");
     *address = reinterpret_cast<void*>(registered_variable(symbol).address);
     return kSuccess;
   });
@@ -122,6 +123,7 @@ HIP_API int hipGetSymbolAddress(void** address, const void* symbol) {
 
 HIP_API int hipGetSymbolSize(size_t* bytes, const void* symbol) {
   return guarded(kInvalidSymbol, [&] {
+    if (!bytes) return set_error(kInvalidValue, "the result's address is null");
     *bytes = registered_variable(symbol).bytes;
     return kSuccess;
   });

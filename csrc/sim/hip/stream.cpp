@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: MIT
 // Streams and events. Work is done when it is submitted, so that waiting for it is immediate; events measure host time.
+#include <algorithm>
 #include <chrono>
 #include <unordered_set>
 
 #include "hip/defer.h"
+#include "hip/graph_params.h"
 
 namespace sim::hip {
 namespace {
 
 using Time = std::chrono::steady_clock;
-constexpr u32 kNoTiming = 2;                     // hipEventDisableTiming
+constexpr u32 kNonBlocking = 1;                  // hipStreamNonBlocking
+constexpr u32 kBlockingSync = 1, kNoTiming = 2, kInterprocess = 4;                   // hipEvent*
+constexpr u32 kNoFence = 0x20000000, kToDevice = 0x40000000, kToSystem = 0x80000000;  // at most one of these
+constexpr int kLowest = 1, kHighest = -1;        // priorities of streams
 // Handles that are numbers: the default stream by name, and the calling thread's own.
 const auto kLegacy = reinterpret_cast<void*>(1), kPerThread = reinterpret_cast<void*>(2);
 
@@ -37,7 +42,8 @@ Event& find_event(void* handle) {                // needs stream_mutex()
 
 Error create_stream(void** out, u32 flags, int priority) {
   if (!out) return set_error(kInvalidValue, "the stream's address is null");
-  auto* stream = new Stream{flags, priority, current_device(), nullptr, {}};
+  if (flags & ~kNonBlocking) return set_error(kInvalidValue, "a stream has no flag but hipStreamNonBlocking");
+  auto* stream = new Stream{flags, std::clamp(priority, kHighest, kLowest), current_device(), nullptr, {}};
   const std::lock_guard lock(stream_mutex());
   handles().streams.insert(stream);
   *out = stream;
@@ -134,11 +140,28 @@ HIP_API int hipStreamDestroy(void* handle) {
   });
 }
 
+// Those of the device that capture nothing are gone, with what they have to do done.
+Error destroy_streams(int device) {
+  std::vector<Stream*> own;
+  {
+    const std::lock_guard lock(stream_mutex());
+    for (void* handle : handles().streams) {
+      auto* stream = static_cast<Stream*>(handle);
+      if (stream->device == device && !stream->capture) own.push_back(stream);
+    }
+  }
+  for (Stream* stream : own) {
+    if (const int error = hipStreamDestroy(stream)) return static_cast<Error>(error);
+  }
+  return kSuccess;
+}
+
 HIP_API int hipStreamSynchronize(void* stream) { return wait(stream, "hipStreamSynchronize"); }
 HIP_API int hipStreamQuery(void* stream) { return wait(stream, "hipStreamQuery", Wait::ask); }
 
-HIP_API int hipStreamWaitEvent(void* handle, void* event, u32) {
+HIP_API int hipStreamWaitEvent(void* handle, void* event, u32 flags) {
   return guarded(kInvalidHandle, [&] {
+    if (flags > 1) return set_error(kInvalidValue, "waiting has no flag but hipEventWaitExternal");
     const std::lock_guard lock(stream_mutex());
     Stream* stream = find_stream(handle);
     const Event& waited = find_event(event);
@@ -160,6 +183,7 @@ HIP_API int hipStreamWaitEvent(void* handle, void* event, u32) {
 
 HIP_API int hipStreamGetFlags(void* handle, u32* flags) {
   return guarded(kInvalidHandle, [&] {
+    if (!flags) return set_error(kInvalidValue, "the result's address is null");
     const std::lock_guard lock(stream_mutex());
     const Stream* stream = find_stream(handle);
     *flags = stream ? stream->flags : 0;
@@ -169,6 +193,7 @@ HIP_API int hipStreamGetFlags(void* handle, u32* flags) {
 
 HIP_API int hipStreamGetPriority(void* handle, int* priority) {
   return guarded(kInvalidHandle, [&] {
+    if (!priority) return set_error(kInvalidValue, "the result's address is null");
     const std::lock_guard lock(stream_mutex());
     const Stream* stream = find_stream(handle);
     *priority = stream ? stream->priority : 0;
@@ -178,29 +203,31 @@ HIP_API int hipStreamGetPriority(void* handle, int* priority) {
 
 HIP_API int hipStreamGetDevice(void* handle, int* device) {
   return guarded(kInvalidHandle, [&] {
+    if (!device) return set_error(kInvalidValue, "the result's address is null");
     *device = device_of(handle);
     return kSuccess;
   });
 }
 
 HIP_API int hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  if (least) *least = 1;
-  if (greatest) *greatest = -1;
+  if (least) *least = kLowest;
+  if (greatest) *greatest = kHighest;
   return kSuccess;
 }
 
 HIP_API int hipLaunchHostFunc(void* stream, void (*fn)(void*), void* data) {
   if (!fn) return set_error(kInvalidValue, "the host function is null");
   return guarded(kInvalidHandle, [&] {
-    return submit(stream, NodeKind::host, [fn, data] {
+    const auto call = [fn, data] {
       fn(data);
       return kSuccess;
-    });
+    };
+    return submit(stream, NodeKind::host, call, [=] { return HostParams{fn, data}; });
   });
 }
 
-HIP_API int hipStreamAddCallback(void* stream, void (*fn)(void*, int, void*), void* data, u32) {
-  if (!fn) return set_error(kInvalidValue, "the callback is null");
+HIP_API int hipStreamAddCallback(void* stream, void (*fn)(void*, int, void*), void* data, u32 flags) {
+  if (!fn || flags) return set_error(kInvalidValue, "the callback is null, or has flags");
   if (const Error error = wait(stream, "hipStreamAddCallback")) return error;
   fn(stream, kSuccess, data);
   return kSuccess;
@@ -208,6 +235,13 @@ HIP_API int hipStreamAddCallback(void* stream, void (*fn)(void*, int, void*), vo
 
 HIP_API int hipEventCreateWithFlags(void** out, u32 flags) {
   if (!out) return set_error(kInvalidValue, "the event's address is null");
+  const u32 fence = flags & (kNoFence | kToDevice | kToSystem);
+  if ((flags & ~fence & ~(kBlockingSync | kNoTiming | kInterprocess)) || (fence & (fence - 1))) {
+    return set_error(kInvalidValue, "these flags of an event do not exist, or exclude each other");
+  }
+  if ((flags & kInterprocess) && !(flags & kNoTiming)) {
+    return set_error(kInvalidValue, "an event of several processes has hipEventDisableTiming");
+  }
   auto* event = new Event{flags, false, {}, {}, {}};
   const std::lock_guard lock(stream_mutex());
   handles().events.insert(event);
@@ -254,6 +288,7 @@ HIP_API int hipEventSynchronize(void* event) { return wait_for_event(event); }
 HIP_API int hipEventQuery(void* event) { return wait_for_event(event, Wait::ask); }
 
 HIP_API int hipEventElapsedTime(float* ms, void* start, void* stop) {
+  if (!ms) return set_error(kInvalidValue, "the result's address is null");
   return guarded(kInvalidHandle, [&] {
     const std::lock_guard lock(stream_mutex());
     const Event &a = find_event(start), &b = find_event(stop);

@@ -32,9 +32,23 @@ struct Node {
 
 // A captured graph depends as it was submitted, each node on the one before: one of the orders that hardware may take.
 struct Graph {
-  std::list<Node> nodes;                         // their addresses are handles
+  std::list<Node> nodes = {};                    // their addresses are handles
   std::map<const Node*, Node*> copies = {};      // of a clone: node of the original → its own
   std::vector<std::shared_ptr<void>> owned = {}; // user objects
+  bool is_child = false;                         // a node's: destroyed with it
+
+  Graph() { live<Graph>().add(this); }
+  Graph(const Graph&) = delete;
+  ~Graph() {
+    for (const Node& node : nodes) live<Node>().drop(&node);
+    live<Graph>().drop(this);
+  }
+  Node& add(Node node) {
+    node.graph = this;
+    nodes.push_back(std::move(node));
+    live<Node>().add(&nodes.back());
+    return nodes.back();
+  }
 };
 
 struct Stream;
@@ -42,7 +56,9 @@ using Clock = std::map<const Stream*, u64>;      // per stream: how much of its 
 
 // One capture: the stream that began it, and those that have joined it by waiting for its events.
 struct Capture {
-  std::unique_ptr<Graph> graph = std::make_unique<Graph>();
+  std::unique_ptr<Graph> made;                   // null where the program has brought the graph
+  Graph* graph;
+  std::vector<const void*> last = {};            // what the next node comes after, as the program was told
   const Stream* origin;
   int mode;                                      // of hipStreamCaptureMode
   std::thread::id thread;
@@ -69,11 +85,13 @@ struct Stream {
   std::vector<u32> cu_mask = {};                 // empty: all
 };
 
-// Runs `work`, or adds it to the graph that the stream is capturing.
-Error submit(void* stream, NodeKind kind, Work work);
+// Runs `work`, or adds it to the graph that the stream is capturing; `params` makes what a captured node tells of
+// itself (graph_params.h).
+Error submit(void* stream, NodeKind kind, Work work, const std::function<std::any()>& params = {});
 bool is_capturing(void* stream);
 // For calls that wait or allocate: kSuccess, or the error and the end of the captures that forbid them.
 Error forbidden_in_capture(const char* call);
+Error destroy_streams(int device);
 // The device whose queue it is: the current one's for the default stream.
 int device_of(void* stream);
 

@@ -165,10 +165,6 @@ constexpr const char* kClusters = "clusters of workgroups: gfx942 has none";
 AITER_LIKE_UNSUPPORTED(hipOccupancyMaxActiveClusters, kClusters)
 AITER_LIKE_UNSUPPORTED(hipOccupancyMaxPotentialClusterSize, kClusters)
 
-constexpr const char* kCaptures = "captures into a graph that is there already";
-AITER_LIKE_UNSUPPORTED(hipStreamBeginCaptureToGraph, kCaptures)
-AITER_LIKE_UNSUPPORTED(hipStreamUpdateCaptureDependencies, kCaptures)
-
 // A name for each number of a call, for tracers: there are none here.
 HIP_API const char* hipApiName(u32) { return "unknown"; }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // hipRTC: a program's text becomes a code object for gfx942, by the clang that is found. hip/hip_runtime.h of
 // csrc/sim/include stands before each program. Functions of the device library link where a layout of ROCm has it.
+#include "rtc.h"
+
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -20,22 +22,16 @@
 
 #include "headers.h"
 
-#define RTC_API extern "C" __attribute__((visibility("default")))
 extern char** environ;
 
+namespace sim::rtc {
 namespace {
 
-enum Result : int {                              // hiprtcResult
-  kSuccess = 0, kCreationFailure = 2, kInvalidInput = 3, kInvalidProgram = 4, kCompilation = 6,
-  kNamesAfterCompilation = 8, kNamesBeforeCompilation = 9, kInvalidName = 10, kInternal = 11, kLinking = 100,
-};
 constexpr int kMajor = 7, kMinor = 1;
 constexpr int kOldestClang = 19, kNewestClang = 30;
 
-namespace fs = std::filesystem;
-
 struct Program {
-  std::string name, source, log, code;
+  std::string name, source, log, code, bitcode;
   std::map<std::string, std::string> headers;
   std::vector<std::string> expressions;
   std::map<std::string, std::string> lowered;
@@ -59,6 +55,8 @@ Program* find(void* handle) {
 }
 
 bool is_executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+}  // namespace
 
 // The newest clang++ by its name, in HIP_CLANG_PATH and then in PATH; "" = none.
 std::string find_compiler() {
@@ -88,16 +86,6 @@ std::string find_compiler() {
   return "";
 }
 
-// A folder laid out as ROCm's that has the device library, as it was said or in ROCM_PATH; "" = none.
-std::string find_device_library() {
-  const char* variable = std::getenv("ROCM_PATH");
-  const std::lock_guard lock(state().mutex);
-  for (const std::string& folder : {state().rocm, std::string(variable ? variable : "")}) {
-    if (!folder.empty() && access((folder + "/amdgcn/bitcode/ocml.bc").c_str(), R_OK) == 0) return folder;
-  }
-  return "";
-}
-
 std::string read(const fs::path& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
@@ -123,6 +111,25 @@ bool run(const std::vector<std::string>& command, const fs::path& folder, std::s
   return !failed && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+namespace {
+
+// A folder laid out as ROCm's that has the device library, as it was said or in ROCM_PATH; "" = none.
+std::string find_device_library() {
+  const char* variable = std::getenv("ROCM_PATH");
+  const std::lock_guard lock(state().mutex);
+  for (const std::string& folder : {state().rocm, std::string(variable ? variable : "")}) {
+    if (!folder.empty() && access((folder + "/amdgcn/bitcode/ocml.bc").c_str(), R_OK) == 0) return folder;
+  }
+  return "";
+}
+
+bool is_relocatable(int count, const char* const* options) {
+  for (int i = 0; i < count; ++i) {
+    if (options[i] && std::strcmp(options[i], "-fgpu-rdc") == 0) return true;
+  }
+  return false;
+}
+
 // hipRTC's own options, and those that would have clang do something else than it is asked to, are left out.
 void add_options(std::vector<std::string>& command, int count, const char* const* options) {
   std::string arch = "gfx942";
@@ -143,8 +150,10 @@ void add_options(std::vector<std::string>& command, int count, const char* const
 std::string named(const Program& p) {
   std::string text;
   for (size_t i = 0; i < p.expressions.size(); ++i) {
+    const size_t first = p.expressions[i].find_first_not_of(" \t\n");      // a variable's has its own &
+    const char* address_of = first != std::string::npos && p.expressions[i][first] == '&' ? "" : "&";
     text += "\nextern \"C\" __attribute__((device, used)) const void* const hiprtc_name_" + std::to_string(i) +
-            " = reinterpret_cast<const void*>(&" + p.expressions[i] + ");";
+            " = reinterpret_cast<const void*>(" + address_of + p.expressions[i] + ");";
   }
   return text + "\n";
 }
@@ -187,8 +196,13 @@ Result compile(Program& p, int count, const char* const* options, const fs::path
     all.push_back((folder / "program.hip").string());
     return all;
   };
-  if (!run(with({"-c", "-o", (folder / "code").string()}), folder, p.log)) return kCompilation;
-  p.code = read(folder / "code");
+  // Code that is to be linked stays bitcode: it may name functions of other programs.
+  const bool links = is_relocatable(count, options);
+  const std::string code = (folder / "code").string();
+  const std::vector<std::string> step = links ? with({"-fgpu-rdc", "-emit-llvm", "-c", "-o", code})
+                                              : with({"-c", "-o", code});
+  if (!run(step, folder, p.log)) return kCompilation;
+  (links ? p.bitcode : p.code) = read(folder / "code");
   if (p.expressions.empty()) return kSuccess;
   std::string ignored;
   if (!run(with({"-S", "-emit-llvm", "-o", (folder / "text").string()}), folder, ignored)) return kCompilation;
@@ -287,6 +301,7 @@ RTC_API int hiprtcCompileProgram(void* handle, int count, const char* const* opt
     p.is_compiled = true;
     p.log.clear();
     p.code.clear();
+    p.bitcode.clear();
     Result result = kInternal;
     try {
       result = compile(p, count, options, folder);
@@ -331,11 +346,18 @@ RTC_API int hiprtcGetCode(void* handle, char* out) {
   return with_program(handle, [&](Program& p) { return p.code.empty() ? kInvalidProgram : give(p.code, out, 0); });
 }
 
-// There is no intermediate code: programs are compiled to machine code.
-RTC_API int hiprtcGetBitcode(void*, char*) { return kInvalidProgram; }
-RTC_API int hiprtcGetBitcodeSize(void*, size_t*) { return kInvalidProgram; }
-RTC_API int hiprtcLinkCreate(unsigned, void*, void**, void**) { return kLinking; }
-RTC_API int hiprtcLinkAddFile(void*, int, const char*, unsigned, void*, void**) { return kLinking; }
-RTC_API int hiprtcLinkAddData(void*, int, void*, size_t, const char*, unsigned, void*, void**) { return kLinking; }
-RTC_API int hiprtcLinkComplete(void*, void**, size_t*) { return kLinking; }
-RTC_API int hiprtcLinkDestroy(void*) { return kLinking; }
+// Of a program that was compiled with -fgpu-rdc, which has no machine code.
+RTC_API int hiprtcGetBitcodeSize(void* handle, size_t* bytes) {
+  if (!bytes) return kInvalidInput;
+  return with_program(handle, [&](Program& p) {
+    *bytes = p.bitcode.size();
+    return p.bitcode.empty() ? kInvalidProgram : kSuccess;
+  });
+}
+RTC_API int hiprtcGetBitcode(void* handle, char* out) {
+  return with_program(handle, [&](Program& p) {
+    return p.bitcode.empty() ? kInvalidProgram : give(p.bitcode, out, 0);
+  });
+}
+
+}  // namespace sim::rtc
