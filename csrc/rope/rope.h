@@ -30,9 +30,14 @@ struct RopeIndices {
 
   __device__ RopeIndex load(int64_t s, int64_t b) const {
     const int64_t place = s * stride_s + b * stride_b;
+#if defined(__HIP__)
+    const int32_t* words = static_cast<const int32_t*>(data) + (place << is_long);
+    return {words[0], words[is_long]};
+#else
     if (!is_long) return {static_cast<const int32_t*>(data)[place], 0};
     const int64_t wide = static_cast<const int64_t*>(data)[place];
     return {static_cast<int32_t>(wide), static_cast<int32_t>(wide >> 32)};
+#endif
   }
 };
 

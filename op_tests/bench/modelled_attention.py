@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Cases of bench_modelled.py: attention over whole sequences, dense and causal."""
+"""Cases of bench_modelled.py: attention over whole sequences, dense and causal, and in Triton both ways."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         name = f"{batch}x{heads}x{tokens}x{head_dim}"
         yield f"flash_attn_fwd {name}", functools.partial(_forward, {**key, "mask": "none"})
         yield f"flash_attn_fwd causal {name}", functools.partial(_forward, {**key, "mask": "causal"})
+    for head_dim in (128, 64):
+        key = {**_KEY, "batch": 1, "seqlen_q": 2048, "seqlen_k": 2048, "num_heads": 38, "num_kv_heads": 38,
+               "head_dim": head_dim, "head_dim_v": head_dim, "mask": "none"}
+        for operator in ("flash_attn_fwd", "flash_attn_bwd"):
+            yield f"{operator} triton 1x38x2048x{head_dim}", functools.partial(of_key, operator, key, "triton")

@@ -299,7 +299,8 @@ def test_of_tokens_with_one_slot_one_stays(device, run, layout):
 @pytest.mark.parametrize("kind, loads, pack", (("auto", 1, 8), ("fp8", 2, 16)))
 @pytest.mark.parametrize("layout", ("packed", "columns", "shuffled"))
 def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads, pack):
-    """A load of 16 bytes per lane, its store, the token's slot; in V's tiles stores of 16 bytes, slots of a wave."""
+    """A load of 16 bytes per lane, its store, the token's slot, of which copied rows load the halves one by one; in V's
+    tiles stores of 16 bytes, slots of a wave."""
     if device.type != "cpu":
         pytest.skip("counts of the simulator")
     caches = make(device, layout, 5, 16, 8, (128, 128), BF16 if kind == "auto" else torch.uint8)
@@ -310,7 +311,7 @@ def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads,
         write(run, "hip", caches, *rows, slots, kind)
     counts = next(iter(session.counters.values()))
     elements, tiles = 64 * 8 * 128, 8 * 128 // (8 * pack)
-    key = 3 * elements // (8 * 64)
+    key = (4 if (layout, kind) == ("packed", "auto") else 3) * elements // (8 * 64)
     value = key if layout == "packed" else (loads + 1) * elements // (pack * 64) + tiles
     assert counts["by_class"]["global"] == key + value, counts
 

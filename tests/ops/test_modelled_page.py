@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""op_tests/bench/MODELLED.md: it has every case of bench_modelled.py, and says of each that misses the aims why."""
+
+from __future__ import annotations
+
+import re
+
+import modelled_attention
+import modelled_decode
+import modelled_gemm
+import modelled_moe
+import modelled_page
+import modelled_rows
+import pytest
+
+from aiter_like import device as devices
+
+
+def rows() -> dict[str, list[str]]:
+    """Case → the cells of its row."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")]
+             for line in modelled_page.PAGE.read_text().splitlines() if line.startswith("| ")]
+    return {cells[0]: cells for cells in lines if cells[0] != "case"}
+
+
+@pytest.fixture
+def names() -> set[str]:
+    devices.use_simulator(True)
+    found = {name for group in (modelled_attention, modelled_decode, modelled_gemm, modelled_moe)
+             for name, _ in group.cases()}
+    found |= {f"{name} × {count}" for name, _ in modelled_rows.cases(64) for count in (8192, 64)}
+    devices.reset()
+    return found
+
+
+def test_cases(names):
+    assert {*rows()} == names
+
+
+def test_what_misses_an_aim_has_a_reason():
+    share = {"": 0.0, **{f"{percent}%": percent / 100 for percent in range(1000)}}
+    missed = 0
+    for name, cells in rows().items():
+        one = dict(zip(("rate", "matrix", "vector"), (share[cell] for cell in cells[5:8])))
+        assert cells[8] == modelled_page.reason(name, one), name
+        missed += bool(cells[8])
+    assert missed > 20
+
+
+def test_times_are_those_of_a_table():
+    for name, cells in rows().items():
+        assert re.fullmatch(r"(\d+\.\d\d → )?\d+\.\d\d", cells[1]), name
+
+
+def test_a_reason_is_asked_for():
+    slow = {"rate": 0.5, "matrix": 0.0, "vector": 0.2}
+    assert modelled_page.reason("a new kernel × 8192", {**slow, "rate": 0.9}) == ""
+    with pytest.raises(KeyError, match="a new kernel × 8192: modelled_page.REASONS must say why"):
+        modelled_page.reason("a new kernel × 8192", slow)
+    with pytest.raises(KeyError, match="80% vector busy"):
+        modelled_page.reason("a new kernel × 8192", {**slow, "rate": 0.9, "vector": 0.8})
