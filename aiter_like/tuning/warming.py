@@ -67,13 +67,12 @@ def warm(run: Run, results: Sequence[Result]) -> None:
 
 
 def _units(results: Sequence[Result]) -> list[Unit]:
-    """Of all shapes in turn, so that few processes compile for one shape at a time."""
-    chunks = []
+    """Shape after shape: what the next one has in common with it is then compiled already."""
+    units = []
     for result in results:
         trials = [trial for trial in result.plan.trials if trial.backend == "triton"] if result.plan else []
-        chunks.append([(result, trials[start:start + _CHUNK]) for start in range(0, len(trials), _CHUNK)])
-    longest = max(map(len, chunks), default=0)
-    return [one[place] for place in range(longest) for one in chunks if place < len(one)]
+        units += [(result, trials[start:start + _CHUNK]) for start in range(0, len(trials), _CHUNK)]
+    return units
 
 
 def _processes(run: Run, units: Sequence[Unit]) -> int:
