@@ -24,7 +24,7 @@ class ActAndMulCall(NamedTuple):
     """One call of act_and_mul. The rows of `out` and `input` are evenly spaced.
 
     Attributes:
-        out: [..., d], written; dtype of `input`, or fp8 or int8 with a `scale`.
+        out: [..., d], written; dtype of `input`, 16 bits beside fp32 too, or fp8 or int8 with a `scale`.
         input: [..., 2d], gate and up; [..., d] where the call is not gated.
         activation: one of ACTIVATIONS.
         is_gated: the second half of each row is multiplied in.
@@ -87,7 +87,9 @@ def _check(call: ActAndMulCall) -> object:
     if call.is_gated and input.shape[-1] % 2:
         raise ValueError(f"{op}: input must have an even last dimension, gate and up, got {input.shape[-1]}")
     shape = (*input.shape[:-1], input.shape[-1] // 2) if call.is_gated else input.shape
-    out_dtypes = (input.dtype,) if call.scale is None else (input.dtype, *quant_rule.DTYPES)
+    out_dtypes = elements.FLOATS if input.dtype == torch.float32 else (input.dtype,)
+    if call.scale is not None:
+        out_dtypes += quant_rule.DTYPES
     check.tensor(op, "out", call.out, dtypes=out_dtypes, shape=shape, device=input.device)
     check.choice(op, "activation", call.activation, ACTIVATIONS)
     check.real(op, "limit", call.limit, low=0.0)
@@ -159,7 +161,7 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
     `out = gate · sigmoid(gate) · up`.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         limit: above 0: gate is at most `limit` and up within ±`limit` first; finite, ≥ 0.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
@@ -186,7 +188,7 @@ def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> N
     `out = gate · Φ(gate) · up`, with Φ of the normal distribution (erf).
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
@@ -212,7 +214,7 @@ def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None)
     `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
@@ -238,7 +240,7 @@ def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None
     `out = ½ x · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., d] bf16|fp16|fp32; last dimension contiguous, rows evenly spaced.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
@@ -264,7 +266,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
     `out = g · sigmoid(1.702 g) · (u + 1)`, with g = min(gate, 7) and u = up within ±7.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
@@ -289,7 +291,7 @@ def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
     """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
         bias: [num_experts, 2d], dtype of `input` or fp32.
@@ -316,7 +318,7 @@ def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Te
     """`out = swiglu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
         bias: [num_experts, 2d], dtype of `input` or fp32.
@@ -343,7 +345,7 @@ def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
     """`out = gelu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
 
     Args:
-        out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
         bias: [num_experts, 2d], dtype of `input` or fp32.

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall
-from aiter_like.ops.activation.triton.act_and_mul import gated
+from aiter_like.ops.activation.triton.parts import gated
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.activation.triton.act_and_mul import activated
+from aiter_like.ops.activation.triton.parts import activated
 from aiter_like.ops.common.triton.launch import await_stream
 
 BLOCKS = ("block_m", "block_n", "block_k", "num_warps", "num_stages")

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.ops.activation.triton.act_and_mul import activated, gated
+from aiter_like.ops.activation.triton.parts import activated, gated
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, has_block_scales, is_gated, pair_count, scaling
 
