@@ -83,7 +83,7 @@ def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dt
                           y: Tensor | None = None, prequant: bool | None = False, config: dict | None = None,
                           skip_reduce: bool | None = False) -> Tensor:
     """`aiter_like.gemm_a8w8_blockscale` of rows that are quantised first, with a scale for each 128 columns; or without
-    `prequant` `gemm_a16w16` of weights that each call makes wide, since no kernel here multiplies 16 bits by fp8.
+    `prequant` `aiter_like.gemm_a16w8`.
 
     Args:
         x: [m, k] bf16|fp16.
@@ -91,7 +91,7 @@ def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dt
         w_scale: [ceil(n / 128), ceil(k / 128)] fp32.
         dtype: of the result, where there is no `y`; None: bf16.
         y: tensor to write, [m, n]; default: a new one.
-        prequant: `x` is rounded to fp8. False: `w` times its scales is rounded to the dtype of `x`.
+        prequant: `x` is rounded to fp8. False: it keeps its 16 bits.
         config: of no meaning.
         skip_reduce: False.
 
@@ -101,14 +101,16 @@ def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dt
     op = "gemm_a16w8_blockscale"
     _refuse_parts(op, skip_reduce)
     if not prequant:
-        return aiter_like.gemm_a16w16(x, _wide(op, x, w, w_scale), otype=_dtype(dtype, y), out=y)
+        _check_blocks(op, x, w, w_scale)
+        return aiter_like.gemm_a16w8(x, w, w_scale.contiguous(), None, _dtype(dtype, y), group_size=SCALE_BLOCK, out=y)
     return aiter_like.gemm_a8w8_blockscale(x, w, None, w_scale, _dtype(dtype, y), out=y)
 
 
 def gemm_a16w8_blockscale_preshuffle(
         x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
         prequant: bool | None = False, config: dict | None = None, skip_reduce: bool | None = False) -> Tensor:
-    """`gemm_a16w8_blockscale` of weights in the order of `shuffle_weight`, as bands of 16 rows: [n / 16, 16 · k]."""
+    """`gemm_a16w8_blockscale` of weights in the order of `shuffle_weight`, as bands of 16 rows: [n / 16, 16 · k].
+    Without `prequant` by `moe_gemm`, as those of an only expert."""
     op = "gemm_a16w8_blockscale_preshuffle"
     _refuse_parts(op, skip_reduce)
     check.tensor(op, "w", w, rank=2)
@@ -117,8 +119,17 @@ def gemm_a16w8_blockscale_preshuffle(
                          f"{w.stride()}")
     weights = w.view(16 * w.shape[0], w.shape[1] // 16)
     if not prequant:
-        rows = aiter_like.unshuffle_weight(weights, (16, 16))
-        return aiter_like.gemm_a16w16(x, _wide(op, x, rows, w_scale), otype=_dtype(dtype, y), out=y)
+        _check_blocks(op, x, weights, w_scale)
+        m, n = len(x), len(weights)
+        if m >= TOKENS:
+            raise UnsupportedError(f"{op}: x must have less than 2^24 rows, got {m}", op)
+        if y is None:
+            y = torch.empty(m, n, dtype=dtype or torch.bfloat16, device=x.device)
+        check.tensor(op, "y", y, dtypes=elements.FLOATS, shape=(m, n), device=x.device)
+        if y.numel():
+            moe_gemm.run(y, x, weights[None], **_order(1, m, block_for(m, 1), False, x.device), b_scale=w_scale[None],
+                         b_format="fp8", group_size=SCALE_BLOCK, is_shuffled=True)
+        return y
     return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, None, w_scale, _dtype(dtype, y), y)
 
 
@@ -127,16 +138,14 @@ def _refuse_parts(op: str, skip_reduce: bool | None) -> None:
         raise UnsupportedError(f"{op}: skip_reduce must be False, partial sums are not returned, got True", op)
 
 
-def _wide(op: str, x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
-    """`w` [n, k] times the scales of its blocks, in the dtype of `x`."""
+def _check_blocks(op: str, x: Tensor, w: Tensor, w_scale: Tensor) -> None:
+    """That `w` [n, k] and the scales of its blocks fit `x`."""
     check.tensor(op, "x", x, rank=2, dtypes=(torch.bfloat16, torch.float16))
     check.tensor(op, "w", w, dtypes=(dtypes.fp8_of(target_of(x.device).arch),), shape=(None, x.shape[1]),
                  device=x.device)
     n, k = w.shape
     check.tensor(op, "w_scale", w_scale, dtypes=(torch.float32,), shape=(blocks(n), blocks(k)), device=x.device,
                  last_contiguous=False)
-    scales = w_scale.repeat_interleave(SCALE_BLOCK, 0)[:n].repeat_interleave(SCALE_BLOCK, 1)[:, :k]
-    return (w.float() * scales).to(x.dtype)
 
 
 def _dtype(dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// out = act(a · ((b − zero_points) · scale)ᵀ + bias) + residual for gfx942, activations in 16 bits, weights in 8 or 4,
-// sums in fp32, composed from the tile library. One build per elements, tile, and what happens to a sum;
-// gemm_weight_only_body.h and gemm_body.h have its steps.
+// out = act(a · ((b − zero_points) · scale)ᵀ + bias) + residual for gfx942, activations in 16 bits, weights in 8 (as
+// integers, or fp8) or 4, sums in fp32, composed from the tile library. One build per elements, tile, and what happens
+// to a sum; gemm_weight_only_body.h and gemm_body.h have its steps.
 //
 // Packed weights travel in registers while a step is multiplied and become 16-bit numbers on their way to LDS; for few
 // rows they go straight from there to the matrix unit. Where out has too few tiles for 304 CUs the depth is split
@@ -11,9 +11,10 @@
 #include "gemm_weight_only_body.h"
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(SCALE_ELEMENT) || \
-    !defined(BITS) || !defined(GROUP_SIZE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(WAVES_M) || \
-    !defined(WAVES_N) || !defined(WAVES_K) || !defined(SPLITS) || !defined(HAS_ZERO_POINTS) || !defined(HAS_BIAS) || \
-    !defined(HAS_RESIDUAL) || !defined(HAS_ACTIVATION) || !defined(ACTIVATION)
+    !defined(BITS) || !defined(IS_FP8) || !defined(SCALE_ROWS) || !defined(GROUP_SIZE) || !defined(BLOCK_M) || \
+    !defined(BLOCK_N) || !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(SPLITS) || \
+    !defined(HAS_ZERO_POINTS) || !defined(HAS_BIAS) || !defined(HAS_RESIDUAL) || !defined(HAS_ACTIVATION) || \
+    !defined(ACTIVATION)
 #error "gemm_weight_only.hip: the macros that ops/gemm/gemm_weight_only.py gives are missing"
 #endif
 
@@ -26,7 +27,8 @@ struct Config {
   using OutElement = OUT_ELEMENT;
   using BiasElement = BIAS_ELEMENT;
   using ScaleElement = SCALE_ELEMENT;
-  static constexpr int kBits = BITS, kGroupSize = GROUP_SIZE;
+  static constexpr int kBits = BITS, kGroupSize = GROUP_SIZE, kScaleRows = SCALE_ROWS;
+  static constexpr bool kIsFp8 = IS_FP8;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr int kWavesM = WAVES_M, kWavesN = WAVES_N, kWavesK = WAVES_K;
   static constexpr int kSplits = SPLITS;
@@ -72,16 +74,24 @@ tile::MatrixView<const T> entries(const ffi::Tensor& tensor, int64_t n, int64_t 
   return view;
 }
 
+template <class T>
+tile::MatrixView<const int8_t> bytes_of(const ffi::Tensor& tensor) {
+  const auto view = gemm::matrix_view<const T>(tensor, kOp, "b");
+  return {reinterpret_cast<const int8_t*>(view.data), {view.sizes[0], view.sizes[1]}, {view.strides[0], 1}};
+}
+
 }  // namespace
 
 void gemm_weight_only_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor scale, OptionalTensor zero_points,
-                         OptionalTensor bias, OptionalTensor residual, int64_t bits, int64_t group_size, ffi::String) {
+                         OptionalTensor bias, OptionalTensor residual, int64_t bits, int64_t group_size, ffi::String,
+                         int64_t scale_rows) {
   Args args{};
   args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
-  args.b = gemm::matrix_view<const int8_t>(b, kOp, "b");
+  args.b = bytes_of<std::conditional_t<Config::kIsFp8, fp8, int8_t>>(b);
   args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
   const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1];
-  check_value(bits == BITS && group_size == GROUP_SIZE, "gemm_weight_only: this module was built for other weights");
+  check_value(bits == BITS && group_size == GROUP_SIZE && scale_rows == SCALE_ROWS,
+              "gemm_weight_only: this module was built for other weights");
   check_value(args.a.sizes[0] == m && args.b.sizes[0] == n && args.b.sizes[1] * 8 == k * BITS,
               "gemm_weight_only: a must be [m, k], b [n, k weights], out [m, n]");
   check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_weight_only: k must be a multiple of 8, n of 4");
@@ -89,7 +99,9 @@ void gemm_weight_only_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Ten
                   residual.has_value() == Config::kHasResidual,
               "gemm_weight_only: this module was built with other optional arguments than the call has");
   const int64_t groups = GROUP_SIZE > 0 ? (k + GROUP_SIZE - 1) / (GROUP_SIZE > 0 ? GROUP_SIZE : 1) : 1;
-  args.scale = entries<Config::ScaleElement>(scale, n, groups, "scale");
+  constexpr int kScaleRows = SCALE_ROWS > 0 ? SCALE_ROWS : 1;
+  const int64_t scale_entries = SCALE_ROWS > 0 ? (n + kScaleRows - 1) / kScaleRows : 1;
+  args.scale = entries<Config::ScaleElement>(scale, scale_entries, groups, "scale");
   if (zero_points.has_value()) args.zero_points = entries<int8_t>(zero_points.value(), n, groups, "zero_points");
   if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), n, kOp, "bias");
   if (residual.has_value()) {

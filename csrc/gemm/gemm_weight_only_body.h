@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a workgroup of gemm_weight_only does: the weights are made 16-bit numbers, as the integers that they are, on
+// What a workgroup of gemm_weight_only does: the weights are made 16-bit numbers, as what they are unscaled, on
 // their way to LDS or, where no other wave needs them, from registers to registers; the products of a group of them are
 // scaled when they are added to the sums.
 //
@@ -21,7 +21,7 @@ template <class Element, class OutElement, class BiasElement, class ScaleElement
 struct GemmWeightOnlyArgs {
   tile::MatrixView<const Element> a;            // [m, k]
   tile::MatrixView<const int8_t> b;             // [n, bytes of k weights]
-  tile::MatrixView<const ScaleElement> scale;   // [n, groups]
+  tile::MatrixView<const ScaleElement> scale;   // [n, or a scale's part of it; groups]
   tile::MatrixView<const int8_t> zero_points;   // [n, groups]; read where the build has some
   tile::MatrixView<OutElement> out;             // [m, n]
   tile::MatrixView<const OutElement> residual;  // [m, n]; read where the build has one
@@ -35,20 +35,22 @@ namespace gemm_weight_only {
 
 using namespace gemm;
 
-/// The entries of a matrix [rows, groups] for a tile's rows, of which each has less than 2^31 / 256 bytes.
-template <class T>
+/// The entries of a matrix [rows / ROWS, groups] for a tile's rows, of which each has less than 2^31 / 256 bytes.
+template <class T, int ROWS = 1>
 class GroupEntries {
  public:
   __device__ GroupEntries(const MatrixView<const T>& matrix, int64_t first_row, int block)
-      : groups_(static_cast<uint32_t>(matrix.sizes[1])) {
-    const int64_t left = matrix.sizes[0] - first_row, rows = left < block ? left : block;
-    buffer_ = make_buffer(matrix.data + first_row * matrix.sizes[1],
+      : groups_(static_cast<uint32_t>(matrix.sizes[1])), skipped_(static_cast<int>(first_row % ROWS)) {
+    const int64_t first = first_row / ROWS, left = matrix.sizes[0] - first;
+    const int64_t most = (skipped_ + block + ROWS - 1) / ROWS, rows = left < most ? left : most;
+    buffer_ = make_buffer(matrix.data + first * matrix.sizes[1],
                           rows > 0 ? static_cast<uint32_t>(rows * matrix.sizes[1] * sizeof(T)) : 0);
   }
   /// Starts the load of the entry of a row of the tile; 0 beyond the matrix. A register as it is loaded: a loop would
   /// wait for a smaller value to copy it.
   __device__ uint32_t load(int row, int64_t group) const {
-    const uint32_t offset = group < groups_ ? static_cast<uint32_t>((row * groups_ + group) * sizeof(T)) : kOutOfRange;
+    const uint32_t entry = static_cast<uint32_t>(skipped_ + row) / ROWS * groups_ + static_cast<uint32_t>(group);
+    const uint32_t offset = group < groups_ ? entry * static_cast<uint32_t>(sizeof(T)) : kOutOfRange;
     if constexpr (sizeof(T) == 4) return __builtin_amdgcn_raw_buffer_load_b32(buffer_, offset, 0, 0);
     else if constexpr (sizeof(T) == 2) return __builtin_amdgcn_raw_buffer_load_b16(buffer_, offset, 0, 0);
     else return __builtin_amdgcn_raw_buffer_load_b8(buffer_, offset, 0, 0);
@@ -63,6 +65,7 @@ class GroupEntries {
  private:
   BufferDescriptor buffer_;
   uint32_t groups_;
+  int skipped_;  // rows before the tile's of those that share its first entry
 };
 
 /// Weights as 16-bit numbers. One of 4 bits, taken as the upper half of a byte, is kTimes itself.
@@ -83,7 +86,8 @@ struct Numbers {
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         const uint32_t word = words[2 * index + b / 2];
-        result[b] = pair(number(word, b % 2 * 2), number(word, b % 2 * 2 + 1), zero);
+        if constexpr (Shape::kIsFp8) result[b] = fp8_pair(word, b % 2 == 1);
+        else result[b] = pair(number(word, b % 2 * 2), number(word, b % 2 * 2 + 1), zero);
       }
     }
     return result;
@@ -93,6 +97,13 @@ struct Numbers {
   /// Byte `b` with its sign: by SDWA one instruction with both compilers, which a shift and a cast are not.
   __device__ static float number(uint32_t bytes, int b) {
     return static_cast<float>(static_cast<int32_t>(__builtin_amdgcn_sbfe(bytes, 8 * b, 8)));
+  }
+  /// The lower two bytes of a word, or the upper two.
+  __device__ static uint32_t fp8_pair(uint32_t word, bool is_upper) {
+    const auto bits = static_cast<int>(word);
+    const auto two = is_upper ? __builtin_amdgcn_cvt_pk_f32_fp8(bits, true) :
+                                __builtin_amdgcn_cvt_pk_f32_fp8(bits, false);
+    return Pack<Element, Rounding::kTowardZero>::pack(two[0], two[1]);  // exact
   }
   __device__ static uint32_t pair(float low, float high, float zero) {
     if constexpr (Shape::kHasZeroPoints) low -= zero, high -= zero;
@@ -309,7 +320,7 @@ class Straight {
 template <class Shape, class ScaleElement>
 class AddScaledGroups {
   using Sums = typename Shape::Sums;
-  using Entries = GroupEntries<ScaleElement>;
+  using Entries = GroupEntries<ScaleElement, Shape::kScaleRows>;
 
  public:
   __device__ AddScaledGroups(const MatrixView<const ScaleElement>& scale, int64_t first_row, int wave_row,
@@ -379,8 +390,9 @@ struct Operands<Shape, true> {
   using Right = Straight<Shape, Shape::kWaveN>;
 };
 
-/// A Config has also OutElement (of out and residual), BiasElement, ScaleElement, kBits, kGroupSize (0: a scale per
-/// row), kHasZeroPoints, kHasBias, kHasResidual, kHasActivation and kActivation.
+/// A Config has also OutElement (of out and residual), BiasElement, ScaleElement, kBits, kIsFp8, kGroupSize (0: a scale
+/// for all of a row), kScaleRows (rows that share one; 0: all), kHasZeroPoints, kHasBias, kHasResidual, kHasActivation
+/// and kActivation.
 template <class Config>
 struct Body {
   static constexpr bool kHasFewRows = Config::kWavesM == 1;  // each of the weights is then one wave's alone
@@ -403,7 +415,8 @@ struct Body {
   struct Finish {
     const Args& args;
     __device__ float operator()(float x, int64_t row, int64_t column) const {
-      if constexpr (Config::kGroupSize == 0) x *= element_of(args.scale.data + column) * (1.f / Numbers<Shape>::kTimes);
+      if constexpr (Config::kGroupSize == 0)
+        x *= element_of(args.scale.data + (Config::kScaleRows == 0 ? 0 : column)) * (1.f / Numbers<Shape>::kTimes);
       if constexpr (Config::kHasBias) x += element_of(args.bias + column);
       if constexpr (Config::kHasActivation) x = activated<Config::kActivation, OutElement>(x);
       if constexpr (Config::kHasResidual) x += element_of(args.residual.data + row * args.residual.strides[0] + column);

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
-from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import few_rows, tiles, weight_only
 from aiter_like.ops.gemm.parts import (
     ACTIVATIONS,
@@ -38,6 +38,8 @@ CK_TILES = tuple(dict.fromkeys((*tiles.TILES, *few_rows.TILES)))
 """Names of the ck kernel's tiles."""
 DTYPES = (torch.bfloat16, torch.float16)
 GROUP_SIZES = (32, 64, 128)
+SCALE_BLOCK = 128
+"""Rows and columns of weights that share a scale where blocks of them have one."""
 
 
 class GemmWeightOnlyCall(NamedTuple):
@@ -46,14 +48,17 @@ class GemmWeightOnlyCall(NamedTuple):
     Attributes:
         out: [m, n], written; bf16|fp16|fp32.
         a: [m, k] bf16|fp16, of any strides.
-        b: [n, k] int8, or [n, k / 2] with two weights of 4 bits in a byte, as pack_int4 returns them; of any strides.
-        scale: [n, ceil(k / group_size)], or [n, 1] for a scale per row of `b`; fp32 or the dtype of `a`; contiguous.
-        zero_points: None, or int8 like `scale`: what is subtracted from a weight before it is scaled.
+        b: [n, k] int8 or fp8 of the device, or [n, k / 2] with two weights of 4 bits in a byte, as pack_int4 returns
+            them; of any strides.
+        scale: [ceil(n / scale_rows), ceil(k / group_size)], with `scale_rows` 0 a single row, with `group_size` 0 a
+            single column; fp32 or the dtype of `a`; contiguous.
+        zero_points: None, or int8 like `scale`, of integers: what is subtracted from a weight before it is scaled.
         bias: [n], added to each row before the activation; dtype of `a`, or fp32; contiguous.
         residual: [m, n], added after the activation; dtype of `out`.
         bits: of a weight: 8 or 4.
         group_size: weights along k that share a scale: one of GROUP_SIZES, or 0 for a row.
         activation: one of ACTIVATIONS.
+        scale_rows: rows of `b` that share a scale: 1; 128 of blocks of 128 × 128; 0 for all, with `group_size` 0.
     """
 
     out: Tensor
@@ -66,16 +71,23 @@ class GemmWeightOnlyCall(NamedTuple):
     bits: int = 8
     group_size: int = 0
     activation: str = "none"
+    scale_rows: int = 1
+
+
+def is_fp8(call: GemmWeightOnlyCall) -> bool:
+    """Whether weights are no integers."""
+    return call.b.dtype in elements.FP8
 
 
 def gemm_weight_only_ref(call: GemmWeightOnlyCall) -> None:
     """The formula in torch, in fp32; writes `out`."""
-    b, k = call.b, call.a.shape[1]
+    b, n, k = call.b, call.b.shape[0], call.a.shape[1]
     if call.bits == 4:
         b = torch.stack(((b << 4) >> 4, b >> 4), -1).flatten(-2)
 
     def of_weights(x: Tensor) -> Tensor:
-        return x.float().repeat_interleave(call.group_size, 1)[:, :k] if call.group_size else x.float()
+        x = x.float().repeat_interleave(call.scale_rows, 0)[:n] if call.scale_rows > 1 else x.float()
+        return x.repeat_interleave(call.group_size, 1)[:, :k] if call.group_size else x
 
     weights = b.float() if call.zero_points is None else b.float() - of_weights(call.zero_points)
     product = call.a.float() @ (weights * of_weights(call.scale)).t()
@@ -99,7 +111,9 @@ def _instance(call: GemmWeightOnlyCall, *, tile: str | None = None, splits: int 
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
-    parts = [f"{dtypes.name(call.a.dtype)}_w{call.bits}", f"g{call.group_size}", tile, f"s{splits}",
+    kind = "fp8" if is_fp8(call) else f"w{call.bits}"
+    parts = [f"{dtypes.name(call.a.dtype)}_{kind}", f"g{call.group_size}", tile, f"s{splits}",
+             *([] if call.scale_rows == 1 else ["blocks" if call.scale_rows else "one"]),
              *([] if call.scale.dtype == torch.float32 else ["scale16"]),
              *([] if call.zero_points is None else ["zero"]),
              *([] if call.out.dtype == call.a.dtype else [f"o{dtypes.name(call.out.dtype)}"]),
@@ -109,8 +123,9 @@ def _instance(call: GemmWeightOnlyCall, *, tile: str | None = None, splits: int 
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "SCALE_ELEMENT": elements.CPP[call.scale.dtype], "BITS": call.bits,
-        "GROUP_SIZE": call.group_size, "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m,
-        "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
+        "IS_FP8": int(is_fp8(call)), "GROUP_SIZE": call.group_size, "SCALE_ROWS": call.scale_rows,
+        "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n,
+        "WAVES_K": sizes.waves_k, "SPLITS": splits,
         "HAS_ZERO_POINTS": int(call.zero_points is not None), "HAS_BIAS": int(call.bias is not None),
         "HAS_RESIDUAL": int(call.residual is not None), "HAS_ACTIVATION": int(call.activation != "none"),
         "ACTIVATION": "silu" if call.activation == "none" else call.activation})
@@ -126,14 +141,22 @@ def _check(call: GemmWeightOnlyCall) -> object:
     check.choice(_OP, "bits", call.bits, (8, 4))
     check.choice(_OP, "group_size", call.group_size, (0, *GROUP_SIZES))
     check.choice(_OP, "activation", call.activation, ACTIVATIONS)
+    check.choice(_OP, "scale_rows", call.scale_rows, (1, SCALE_BLOCK) if call.group_size == SCALE_BLOCK else
+                 (1,) if call.group_size else (1, 0))
     check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
     k = a.shape[1]
     if call.bits == 4 and k % 2:
         raise ValueError(f"{_OP}: a must have an even last dimension, as two weights are in a byte, got {k}")
-    check.tensor(_OP, "b", b, dtypes=(torch.int8,), shape=(None, k * call.bits // 8), device=a.device,
-                 last_contiguous=False)
+    check.tensor(_OP, "b", b, dtypes=(torch.int8, *(elements.FP8 if call.bits == 8 else ())),
+                 shape=(None, k * call.bits // 8), device=a.device, last_contiguous=False)
+    target = target_of(a.device)
+    if is_fp8(call) and target.platform != "cpu" and (reason := quant_rule.refusal(target, b.dtype)):
+        raise TypeError(f"{_OP}: b must have the fp8 of this device, {reason}")
+    if is_fp8(call) and call.zero_points is not None:
+        raise ValueError(f"{_OP}: zero_points must be None where b has {b.dtype}, got a tensor")
     shape = (a.shape[0], b.shape[0])
-    groups = (shape[1], -(-k // call.group_size) if call.group_size else 1)
+    groups = (-(-shape[1] // call.scale_rows) if call.scale_rows else 1,
+              -(-k // call.group_size) if call.group_size else 1)
     check.tensor(_OP, "scale", call.scale, dtypes=(torch.float32, a.dtype), shape=groups, device=a.device)
     if call.zero_points is not None:
         check.tensor(_OP, "zero_points", call.zero_points, dtypes=(torch.int8,), shape=groups, device=a.device)
@@ -162,8 +185,9 @@ def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, An
 
 def _tune_key(call: GemmWeightOnlyCall) -> dict[str, int | str]:
     m, k = call.a.shape
-    return {"m": m, "n": call.b.shape[0], "k": k, "bits": call.bits, "group_size": call.group_size,
-            "dtype": dtypes.name(call.a.dtype), "out_dtype": dtypes.name(call.out.dtype)}
+    return {"m": m, "n": call.b.shape[0], "k": k, "bits": call.bits, "is_fp8": int(is_fp8(call)),
+            "group_size": call.group_size, "scale_rows": call.scale_rows, "dtype": dtypes.name(call.a.dtype),
+            "out_dtype": dtypes.name(call.out.dtype)}
 
 
 def _cases(device: torch.device) -> dict[str, GemmWeightOnlyCall]:
@@ -181,7 +205,11 @@ def _cases(device: torch.device) -> dict[str, GemmWeightOnlyCall]:
                               group_size=128)
     half = GemmWeightOnlyCall(random(3, 40, dtype=torch.float16), random(3, 96, dtype=torch.float16),
                               integers(40, 48), random(40, 3, dtype=torch.float32).abs() / 8, bits=4, group_size=32)
-    return {"8 bits": eight,
+    fp8 = dtypes.fp8_of(target_of(device).arch)
+    blocks = eight._replace(b=random(132, 136).to(fp8), scale=random(2, 2, dtype=torch.float32).abs() / 8,
+                            group_size=SCALE_BLOCK, scale_rows=SCALE_BLOCK)
+    return {"8 bits": eight, "fp8, blocks": blocks,
+            "fp8, one scale": blocks._replace(scale=random(1, 1).abs() / 8, group_size=0, scale_rows=0),
             "8 bits, groups": eight._replace(scale=random(132, 3, dtype=torch.float32).abs() / 128, group_size=64),
             "4 bits, groups": four,
             "4 bits, zero points": half._replace(zero_points=integers(40, 3, of=8), bias=random(40).half(),
@@ -196,9 +224,13 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GemmW
     m, n, k, bits, group_size = (key[name] for name in ("m", "n", "k", "bits", "group_size"))
     b = torch.randint(-128, 128, (n, k * bits // 8), device=device, dtype=torch.int8,
                       generator=torch.Generator(device).manual_seed(seed))
-    scale = (random(n, -(-k // group_size) if group_size else 1).abs() + 1) * k**-0.5 / 2**bits
+    if key["is_fp8"]:  # bits of any kind may be NaN
+        b = random(n, k).to(dtypes.fp8_of(target_of(device).arch))
+    rows = -(-n // key["scale_rows"]) if key["scale_rows"] else 1
+    scale = (random(rows, -(-k // group_size) if group_size else 1).abs() + 1) * k**-0.5 / 2**bits
     out = torch.empty(m, n, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    return GemmWeightOnlyCall(out, random(m, k), b, scale, bits=bits, group_size=group_size)
+    return GemmWeightOnlyCall(out, random(m, k), b, scale, bits=bits, group_size=group_size,
+                              scale_rows=key["scale_rows"])
 
 
 def _traffic(call: GemmWeightOnlyCall) -> tuple[int, int]:
@@ -210,13 +242,14 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """A layer's products, one GPU's part, with weights as they are mostly published: 4 bits in groups of 128."""
     for matrices, n, k in tune_shapes.linear_weights(model, tp):
         if matrices == 1 and k % 2 == 0:
-            yield {"m": tokens, "n": n, "k": k, "bits": 4, "group_size": 128, "dtype": model.dtype,
-                   "out_dtype": model.dtype}
+            yield {"m": tokens, "n": n, "k": k, "bits": 4, "is_fp8": 0, "group_size": 128, "scale_rows": 1,
+                   "dtype": model.dtype, "out_dtype": model.dtype}
 
 
 _gemm_weight_only = Op(
     _OP, call=GemmWeightOnlyCall, reference=gemm_weight_only_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("m", "n", "k", "bits", "group_size", "dtype", "out_dtype"), round_field="m", cases=_cases,
+    tune_fields=("m", "n", "k", "bits", "is_fp8", "group_size", "scale_rows", "dtype", "out_dtype"), round_field="m",
+    cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_weight_only_ck, refusal=_ck_refusal, space=_ck_space),
               Backend("triton", "ops.gemm.triton.gemm_weight_only:gemm_weight_only", kernels=weight_only.kernels,
@@ -227,19 +260,21 @@ _gemm_weight_only = Op(
 def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
                group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
                activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product of a linear layer whose weights are int8.
+    """The product of a linear layer whose weights are int8 or fp8, and whose activations keep their 16 bits.
 
     `out = act(A · ((B − zero_points) · scale)ᵀ + bias) + residual`.
 
     Args:
         A: [..., k] bf16|fp16, of any strides.
-        B: [n, k] int8, the weights, of any strides; not shuffled.
-        scale: [n, ceil(k / group_size)], or [n] or [n, 1] for one per row of `B`; fp32 or the dtype of `A`, contiguous.
+        B: [n, k] int8 or fp8 of the device, the weights, of any strides; not shuffled.
+        scale: [n, ceil(k / group_size)], or [n] or [n, 1] for one per row of `B`, or a single number; with
+            `group_size` 128 also [ceil(n / 128), ceil(k / 128)], one per block of 128 × 128; fp32 or the dtype of `A`,
+            contiguous.
         bias: [n], dtype of `A` or fp32, contiguous.
         otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
         group_size: 32, 64 or 128 weights along k that share a scale, of which the last group may have fewer; default:
             a whole row.
-        zero_points: like `scale`, int8, contiguous; default: zeros.
+        zero_points: of int8, like `scale` of each row, int8, contiguous; default: zeros.
         residual: [..., n], added after the activation; dtype of the result.
         activation: None, "silu", "gelu" (erf) or "gelu_tanh".
         out: tensor to write, [..., n]; default: a new contiguous one.
@@ -254,14 +289,15 @@ def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Weights are multiplied as the integers that they are, exactly; the sum over a group, in fp32, is scaled, so
+        Weights are multiplied as the numbers that they are, exactly; the sum over a group, in fp32, is scaled, so
         that products of unscaled weights must stay within fp32. Rounded to nearest even once. Backend triton may scale
         the weights of groups first, each rounded to the dtype of `A` once, which takes [n, k] of that dtype as scratch:
         without a tuned row it does so for more than 256 rows on Hopper. Equal calls give equal results; can be captured
         in a graph. Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton everything. Where `A`
         requires grad, torch serves.
 
-    Source: weight-only quantisation in groups, as GPTQ and AWQ store it; AITER has no such function.
+    Source: weight-only quantisation in groups, as GPTQ and AWQ store it; of blocks of fp8 AITER's Triton
+        `gemm_a16w8_blockscale`.
     """
     return _product("gemm_a16w8", 8, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
                     backend)
@@ -334,10 +370,16 @@ def _product(op: str, bits: int, A: Tensor, B: Tensor, scale: Tensor, bias: Tens
     if out is None:
         out = torch.empty(shape, dtype=otype or A.dtype, device=A.device)
     a, residual = matrix(A, A.shape[-1]), None if residual is None else matrix(residual, n)
+    scale_rows = 1
+    if bits == 8 and not group_size and scale.numel() == 1:
+        scale, scale_rows = scale.reshape(1, 1), 0 if zero_points is None else 1
+    elif bits == 8 and group_size == SCALE_BLOCK and scale.ndim == 2 and scale.shape[0] == -(-n // SCALE_BLOCK) < n:
+        scale_rows = SCALE_BLOCK
     scale, zero_points = (one[:, None] if isinstance(one, Tensor) and one.ndim == 1 and not group_size else one
                           for one in (scale, zero_points))
     return write_rows(out, lambda flat: _gemm_weight_only.run(
-        flat, a, B, scale, zero_points, bias, residual, bits, group_size, activation or "none", backend=backend))
+        flat, a, B, scale, zero_points, bias, residual, bits, group_size, activation or "none", scale_rows,
+        backend=backend))
 
 
 torch_ops.register(_gemm_weight_only, gemm_a16w4)

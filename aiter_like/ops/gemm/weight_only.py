@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from aiter_like.device import Target
 from aiter_like.ops.gemm import hopper
 
@@ -48,8 +50,10 @@ def _is_skinny(target: Target, call: Any) -> bool:
 
 
 def _streams(target: Target, call: Any) -> bool:
-    """Whether triton/gemm_weight_only_hopper.py takes the call: rows of `a` and `b` that TMA moves."""
-    return target.arch == "sm_90" and call.a.shape[0] <= STREAM_ROWS and hopper.serves(call.a, call.b)
+    """Whether triton/gemm_weight_only_hopper.py takes the call: integers with scales for each row, and rows of `a` and
+    `b` that TMA moves."""
+    return (target.arch == "sm_90" and call.a.shape[0] <= STREAM_ROWS and call.b.dtype == torch.int8
+            and call.scale_rows == 1 and hopper.serves(call.a, call.b))
 
 
 def space(target: Target, call: Any) -> Iterator[dict[str, int]]:

@@ -20,13 +20,13 @@ _OP = "gemm_weight_only"
 @triton.jit
 def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows, columns, depth, groups, out_row,
                              out_column, a_row, a_depth, b_column, b_depth, residual_row, residual_column,
-                             BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
-                             IS_BF16: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                             BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
-    """BLOCK_M × BLOCK_N elements of out; bound: the matrix units, or memory. The integers of a weight are exact in 16
-    bits: their products are scaled, not they, which takes an instruction for each of these instead of each weight. The
+                             BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr,
+                             ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr, BLOCK_M: tl.constexpr,
+                             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out; bound: the matrix units, or memory. Integers and fp8 are exact in 16 bits:
+    their products are scaled, not they, which takes an instruction for each of these instead of each weight. The
     weights stand on the left: a lane then has few of them, and few scales. With GROUP_SIZE > 0 a step of BLOCK_K lies
-    in one group."""
+    in one group; with SCALE_ROWS 0 there is one scale."""
     await_stream(OVERLAPS)
     PER_BYTE: tl.constexpr = 8 // BITS
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
@@ -40,11 +40,11 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
     for first in range(0, depth, BLOCK_K):
         right = tl.load(a_at, mask=(row < rows)[None, :] & (k < depth - first)[:, None], other=0.0)
         is_inside = (column < columns)[:, None] & (byte < (depth - first) // PER_BYTE)[None, :]
-        weights = tl.load(b_at, mask=is_inside, other=0)
+        weights = tl.load(b_at, mask=is_inside, other=0.0)
         if BITS == 4:
             weights = tl.join((weights << 4) >> 4, weights >> 4).reshape(BLOCK_N, BLOCK_K)
         if GROUP_SIZE > 0:
-            group_at = column * groups + first // GROUP_SIZE
+            group_at = column // SCALE_ROWS * groups + first // GROUP_SIZE
         else:
             group_at = column
         if zero_points is not None:
@@ -58,8 +58,10 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
             product = tl.dot(left, right, product)
         a_at += BLOCK_K * a_depth
         b_at += BLOCK_K // PER_BYTE * b_depth
-    finish(product, out, None, None if GROUP_SIZE > 0 else scale, bias, residual, row[None, :], column[:, None], rows,
-           columns, out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
+    if SCALE_ROWS == 0:
+        product *= tl.load(scale).to(tl.float32)
+    finish(product, out, None, None if GROUP_SIZE > 0 or SCALE_ROWS == 0 else scale, bias, residual, row[None, :],
+           column[:, None], rows, columns, out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
 def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
@@ -99,6 +101,6 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_weight_only_kernel, grid, call.out, call.a, call.b, call.scale, call.zero_points, call.bias,
            call.residual, m, n, k, call.scale.shape[1], *call.out.stride(), *call.a.stride(), *call.b.stride(),
-           *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, ACTIVATION=call.activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
-           options={"num_warps": num_warps, "num_stages": num_stages})
+           *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, SCALE_ROWS=call.scale_rows,
+           ACTIVATION=call.activation, IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
+           BLOCK_K=block_k, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages})

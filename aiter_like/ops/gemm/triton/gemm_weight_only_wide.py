@@ -26,11 +26,11 @@ _WEIGHTS = 8192  # a program makes so many
 
 @triton.jit
 def _wide_weights_kernel(wide, b, scale, zero_points, count, chunks, depth, depth_bytes, wide_column, b_column, b_depth,
-                         BITS: tl.constexpr, IS_GROUPED: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-                         OVERLAPS: tl.constexpr):
+                         BITS: tl.constexpr, IS_GROUPED: tl.constexpr, SCALE_ROWS: tl.constexpr, CHUNK: tl.constexpr,
+                         CHUNKS: tl.constexpr, OVERLAPS: tl.constexpr):
     """wide = (b − zero_points) · scale, for CHUNKS of the `count` chunks of CHUNK weights, of which a row of b has
-    `chunks`; bound: memory. A scale or zero points of None are left out; with IS_GROUPED each chunk has its own, else
-    each row."""
+    `chunks`; bound: memory. A scale or zero points of None are left out; with IS_GROUPED each chunk has its own, of
+    SCALE_ROWS rows, else each row."""
     await_stream(OVERLAPS)
     BYTES: tl.constexpr = CHUNK * BITS // 8
     index = tl.program_id(0) * CHUNKS + tl.arange(0, CHUNKS)
@@ -39,11 +39,13 @@ def _wide_weights_kernel(wide, b, scale, zero_points, count, chunks, depth, dept
     is_there = index < count
     is_inside = is_there[:, None] & (byte[None, :] < (depth_bytes - chunk * BYTES)[:, None])
     at = b + (column * b_column)[:, None] + ((chunk * BYTES)[:, None] + byte[None, :]).to(tl.int64) * b_depth
-    weights = tl.load(at, mask=is_inside, other=0).to(tl.int32)
+    weights = tl.load(at, mask=is_inside, other=0.0)
+    if b.dtype.element_ty == tl.int8:
+        weights = weights.to(tl.int32)
     if BITS == 4:
         weights = tl.join((weights << 28) >> 28, weights >> 4).reshape(CHUNKS, CHUNK)
     if IS_GROUPED:
-        one = index
+        one = (column // SCALE_ROWS * chunks + chunk).to(tl.int64)
     else:
         one = column
     if zero_points is not None:
@@ -62,8 +64,8 @@ def multiply(call: GemmWeightOnlyCall, params: dict[str, int]) -> None:
     weights = _wide_weights(call)
     product = GemmA16w16Call(call.out, call.a, weights, call.bias, call.residual, activation=call.activation)
     is_for_hopper = target_of(call.a.device).arch == "sm_90" and hopper.serves(call.a, weights)
-    gemm_a16w16.multiply(product, None if call.group_size else call.scale,
-                         "gemm_a16w16_hopper" if is_for_hopper else "gemm_a16w16", params)
+    scale = None if call.group_size else call.scale.expand(call.b.shape[0], 1).contiguous()
+    gemm_a16w16.multiply(product, scale, "gemm_a16w16_hopper" if is_for_hopper else "gemm_a16w16", params)
 
 
 def _wide_weights(call: GemmWeightOnlyCall) -> Tensor:
@@ -75,6 +77,6 @@ def _wide_weights(call: GemmWeightOnlyCall) -> Tensor:
     if n and k:
         launch(_wide_weights_kernel, (triton.cdiv(n * chunks, at_a_time),), wide, call.b,
                call.scale if call.group_size else None, call.zero_points, n * chunks, chunks, k, call.b.shape[1],
-               wide.stride(0), *call.b.stride(), BITS=call.bits, IS_GROUPED=call.group_size > 0, CHUNK=chunk,
-               CHUNKS=at_a_time, options={"num_warps": 4})
+               wide.stride(0), *call.b.stride(), BITS=call.bits, IS_GROUPED=call.group_size > 0,
+               SCALE_ROWS=call.scale_rows, CHUNK=chunk, CHUNKS=at_a_time, options={"num_warps": 4})
     return wide
