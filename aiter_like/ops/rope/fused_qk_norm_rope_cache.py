@@ -43,7 +43,8 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
             [num_blocks, num_heads_k, head_size / x, block_size, x], or a view of those bytes as the former.
         v_cache: likewise; with `use_shuffle_layout` [num_blocks, num_heads_k, block_size / x, head_size, x].
         slot_mapping: [≤ num_tokens] int32|int64.
-        per_tensor_k_scale: 1 fp32 element on the device; read where the cache is fp8.
+        per_tensor_k_scale: 1 fp32 element; read where the cache is fp8. On the CPU, as AITER has it, its present value
+            counts; on the device, the one that it has when the kernel runs.
         per_tensor_v_scale: the same for v.
         k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or of the dtype of an fp8
             `k_cache`: what the cache gets, [num_tokens, num_heads_k, head_size]. Or None.
@@ -97,7 +98,8 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
         raise ValueError(f"{name}: cos_sin must have a row for each position, got shape {tuple(cos_sin.shape)}")
     cos, sin = _viewed(name, "cos_sin", cos_sin, (-1, rotary_dim)).chunk(2, -1)
     parts.check_positions(name, "positions", positions, None, cos)
-    found = (None, None) if keys.dtype == qkv.dtype else (per_tensor_k_scale, per_tensor_v_scale)
+    found = (None, None) if keys.dtype == qkv.dtype else (
+        _placed(per_tensor_k_scale, qkv), _placed(per_tensor_v_scale, qkv))
     call = FusedQkRopeCacheCall(
         *outs, keys, value_cache=values, q=q, k=k, v=v, q_weight=qw, k_weight=kw, cos=cos, sin=sin,
         positions=positions, offsets=None, slot_mapping=slot_mapping, k_scale=found[0], v_scale=found[1], epsilon=eps,
@@ -112,6 +114,13 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
     slots = torch.arange(num_tokens, device=qkv.device)  # the results are a cache, too: a page of a slot for each token
     fused_qk_rope_cache(call._replace(key_cache=outs[1][:, None], value_cache=outs[2][:, None], slot_mapping=slots,
                                       layout="rows"), backend=backend)
+
+
+def _placed(scale: Tensor, like: Tensor) -> Tensor:
+    """A scale on the device of `like`: one on the CPU is written by a kernel, which a graph can hold."""
+    if isinstance(scale, Tensor) and scale.is_cpu and not like.is_cpu and scale.numel() == 1:
+        return torch.full_like(scale, scale.item(), device=like.device)
+    return scale
 
 
 def _viewed(name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
