@@ -191,7 +191,7 @@ def both_stages(op: str, out: Tensor, hidden: Tensor, scale: Tensor | None, firs
     moe_gemm.run(inner, hidden, layer.w1, weights=weights if weighs_first else None, a_scale=scale,
                  activation=layer.activation, b_scale=layer.w1_scale, **_format_of(layer), **order.order())
     if smooth[1] is not None:
-        inner, scale = _smoothed(op, "fc2_smooth_scale", inner, smooth[1], experts.view(-1, 1), layer.w2.dtype)
+        inner, scale = _smoothed(op, "fc2_smooth_scale", inner, smooth[1], experts.view(-1, 1), layer.rows_dtype)
     else:
         inner, scale = _quantised(inner, layer)
     of_pairs = out.new_empty(tokens * slots, out.shape[1])
@@ -210,7 +210,8 @@ def ck_moe_stage1_fwd(
         quant_type: int = QuantType.No, activation: int = ActivationType.Silu, splitk: int | None = 1,
         use_non_temporal_load: bool | None = False, dst_type: torch.dtype | None = None) -> Tensor:
     """The product with gates and up, and the activation, of sorted tokens into `out`, [tokens, topk, inner]. Weights
-    are multiplied before the activation where they are given. Block scales of rows are [tokens, k / 128].
+    are multiplied before the activation where they are given. Block scales of rows are [tokens, k / 128]; rows of 16
+    bits without `a1_scale` keep them beside fp8 and int4.
 
     Raises:
         UnsupportedError: `splitk` asks for sums without activation.
@@ -253,7 +254,8 @@ def ck_moe_stage2_fwd(
         quant_type: int = QuantType.No, activation: int = ActivationType.Silu,
         use_non_temporal_load: bool | None = False) -> Tensor:
     """The product down of `inter_states`, [tokens, topk, inner], weighted where weights are given, added over the slots
-    of a token to `out`, [tokens, columns], which moe_sorting has filled with zeros.
+    of a token to `out`, [tokens, columns], which moe_sorting has filled with zeros. Rows of 16 bits without `a2_scale`
+    keep them beside fp8 and int4.
     """
     order = Sorted(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, topk, block_m or BLOCK)
     return stage2("ck_moe_stage2_fwd", inter_states, (w1, w2), order, out, quant_type, activation, a2_scale, w2_scale)
@@ -267,7 +269,8 @@ def stage1(op: str, hidden: Tensor, weights: tuple[Tensor, Tensor], order: Sorte
     check.tensor(op, "hidden_states", hidden, rank=2)
     order.check(op, hidden.device)
     layer = layer_of(op, hidden, *weights, w1_scale, None, kind,
-                     ActivationType.Silu if activation is None else activation, None, is_interleaved, stage=1)
+                     ActivationType.Silu if activation is None else activation, None, is_interleaved, stage=1,
+                     keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(hidden.shape[0], order.slots, layer.inner),
                  device=hidden.device)
     check.dense(op, "out", out)
@@ -290,7 +293,8 @@ def stage2(op: str, inner: Tensor, weights: tuple[Tensor, Tensor], order: Sorted
     check.tensor(op, "w2", w2, rank=3, device=rows.device, last_contiguous=False)
     hidden = rows.new_empty(0, w2.shape[1])  # only its columns are looked at: the layer's are those of its result
     layer = layer_of(op, hidden, w1, w2, None, w2_scale, kind,
-                     ActivationType.Silu if activation is None else activation, None, False, stage=2)
+                     ActivationType.Silu if activation is None else activation, None, False, stage=2,
+                     keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(tokens, w2.shape[1]), device=rows.device)
     scale = _row_scale(op, "a2_scale", scale, rows, layer)
     if tokens == 0 or layer.w2.shape[0] == 0:
@@ -327,7 +331,7 @@ def _first_rows(op: str, hidden: Tensor, scale: Tensor | None, layer: Layer, smo
             return hidden, scale
         return _by_token(hidden, tokens, slots), None if scale is None else _by_token(scale, tokens, slots)
     if smooth is not None:
-        return _smoothed(op, "fc1_smooth_scale", hidden, smooth, experts, layer.w1.dtype)
+        return _smoothed(op, "fc1_smooth_scale", hidden, smooth, experts, layer.rows_dtype)
     return _quantised(hidden, layer)
 
 
@@ -354,11 +358,11 @@ def _quantised(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
     if layer.quantiser is None:
         return x, None
     if layer.quantiser != "block":
-        found, scale = aiter_like.per_token_quant_hip(x, None, layer.w1.dtype)
+        found, scale = aiter_like.per_token_quant_hip(x, None, layer.rows_dtype)
         return found, scale.view(x.shape[0])
     rest = -x.shape[1] % 128
     padded = torch.nn.functional.pad(x, (0, rest)) if rest else x
-    found, scale = aiter_like.per_group_quant_hip(padded, None, layer.w1.dtype, 128)
+    found, scale = aiter_like.per_group_quant_hip(padded, None, layer.rows_dtype, 128)
     return found[:, :x.shape[1]], scale
 
 
@@ -366,8 +370,8 @@ def _row_scale(op: str, name: str, scale: Tensor | None, rows: Tensor, layer: La
     """The scales of rows that have 8 bits already, as moe_gemm takes them."""
     if layer.quantiser is None:
         return None
-    if rows.dtype != layer.w1.dtype:
-        raise TypeError(f"{op}: rows must have the dtype of the weights, {layer.w1.dtype}, got {rows.dtype}")
+    if rows.dtype != layer.rows_dtype:
+        raise TypeError(f"{op}: rows must have the dtype of the weights, {layer.rows_dtype}, got {rows.dtype}")
     check.tensor(op, name, scale, dtypes=(torch.float32,), device=rows.device, last_contiguous=False)
     count = rows.shape[0] * (blocks(rows.shape[1]) if layer.quantiser == "block" else 1)
     if scale.numel() == 1 and layer.quantiser == "tensor":

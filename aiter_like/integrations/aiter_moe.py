@@ -124,14 +124,10 @@ def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, 
     where AITER quantises, and `local_expert_hash` follows from `expert_mask`: neither has a meaning here.
 
     Raises:
-        UnsupportedError: weights of 4 bits in words of 32, other blocks than 128 · 128, or scales that do not go
-            together.
+        UnsupportedError: other blocks than 128 · 128, or scales that do not go together.
     """
     op = "asm_moe"
     check.tensor(op, "w1", w1, rank=3, last_contiguous=False)
-    if w1.dtype in (torch.int32, torch.uint32):
-        raise UnsupportedError(f"{op}: w1 of 4-bit weights in words of {w1.dtype} is not served; use fused_moe with "
-                               f"the bytes of pack_int4")
     w1, w2 = in_shuffled_order(w1), in_shuffled_order(w2)
     has_factors = fc1_smooth_scale is not None or fc2_smooth_scale is not None
     if has_factors and (fc1_scale is None or block_shape is not None or per_tensor_quant_scale is not None):
@@ -147,7 +143,9 @@ def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, 
         kind = QuantType.per_1x128
     elif fc1_scale is not None and per_tensor_quant_scale is not None:
         scale = torch.as_tensor(per_tensor_quant_scale, dtype=torch.float32, device=hidden_states.device).reshape(1)
-        hidden_states, scale = aiter_like.per_tensor_quant_hip(hidden_states, scale, w1.dtype)
+        has_words = w1.dtype in (torch.int32, torch.uint32)
+        rows_dtype = dtypes.fp8_of(target_of(hidden_states.device).arch) if has_words else w1.dtype
+        hidden_states, scale = aiter_like.per_tensor_quant_hip(hidden_states, scale, rows_dtype)
         scale = scale.expand(hidden_states.shape[0])
     return aiter_like.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, expert_mask, activation, kind,
                                 w1_scale=fc1_scale, w2_scale=fc2_scale, a1_scale=scale, dtype=dtype)
@@ -338,11 +336,11 @@ def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight:
         raise UnsupportedError(f"{op}: w1_bias with doweight is not served")
     layer = layer_of(op, hidden_states, w1, w2, w1_scale, None, quant_type, activation, swiglu_limit, False, stage=1)
     out = torch.zeros(*topk_ids.shape, layer.inner, dtype=dtype, device=hidden_states.device)
+    operands = _operands(op, hidden_states, a1_scale, layer, topk_weight if doweight else None, topk_ids, w1_bias)
     moe_gemm.run(
-        out.view(-1, layer.inner), hidden_states, layer.w1, experts=topk_ids.reshape(-1).int(), bias=w1_bias,
-        weights=topk_weight.reshape(-1) if doweight else None, slots=topk_ids.shape[1], b_scale=layer.w1_scale,
-        a_scale=_rows_scale(a1_scale, hidden_states, layer), activation=layer.activation, limit=layer.limit,
-        b_format=layer.b_format, group_size=layer.group_size, is_shuffled=layer.is_shuffled, backend="torch")
+        out.view(-1, layer.inner), b=layer.w1, experts=topk_ids.reshape(-1).int(), slots=topk_ids.shape[1],
+        b_scale=layer.w1_scale, activation=layer.activation, limit=layer.limit, group_size=layer.group_size,
+        is_shuffled=layer.is_shuffled, backend="torch", **operands)
     return out
 
 
@@ -352,15 +350,31 @@ def torch_moe_stage2(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights
                      doweight: bool = True) -> Tensor:
     """The second stage in torch, [tokens, columns] of `dtype`: the formula of moe_gemm and the sum, in fp32."""
     rows = hidden_states.reshape(topk_ids.numel(), -1)
-    layer = layer_of("torch_moe_stage2", rows.new_empty(0, w2.shape[1]), w1, w2, None, w2_scale, quant_type,
-                     ActivationType.Silu, None, False, stage=2)
+    op = "torch_moe_stage2"
+    layer = layer_of(op, rows.new_empty(0, w2.shape[1]), w1, w2, None, w2_scale, quant_type, ActivationType.Silu, None,
+                     False, stage=2)
     out = torch.zeros(topk_ids.shape[0], layer.w2.shape[1], dtype=dtype, device=rows.device)
+    operands = _operands(op, rows, a2_scale, layer, topk_weights if doweight else None, topk_ids, w2_bias)
     moe_gemm.run(
-        out, rows, layer.w2, experts=topk_ids.reshape(-1).int(), bias=w2_bias, slots=topk_ids.shape[1],
-        weights=topk_weights.reshape(-1) if doweight else None, b_scale=layer.w2_scale,
-        a_scale=_rows_scale(a2_scale, rows, layer), b_format=layer.b_format, group_size=layer.group_size,
-        is_shuffled=layer.is_shuffled, sums_slots=True, backend="torch")
+        out, b=layer.w2, experts=topk_ids.reshape(-1).int(), slots=topk_ids.shape[1], b_scale=layer.w2_scale,
+        group_size=layer.group_size, is_shuffled=layer.is_shuffled, sums_slots=True, backend="torch", **operands)
     return out
+
+
+def _operands(op: str, rows: Tensor, scale: Tensor | None, layer: Layer, weights: Tensor | None, ids: Tensor,
+              bias: Tensor | None) -> dict[str, Any]:
+    """Arguments of moe_gemm. AITER's callers have the int4 of its words as int8, beside fp8: these rows are exact in
+    bf16, and their scales are factors of pairs."""
+    scale, b_format = _rows_scale(scale, rows, layer), layer.b_format
+    weights = None if weights is None else weights.reshape(-1)
+    if rows.dtype in elements.FP8 and layer.w1.dtype == torch.int8 and b_format == "same":
+        if bias is not None:
+            raise UnsupportedError(f"{op}: a bias is not served with fp8 beside int8")
+        rows, b_format = rows.bfloat16(), "int8"
+        if scale is not None:
+            of_pairs = scale.repeat_interleave(ids.numel() // len(scale)) if len(scale) else scale
+            weights, scale = of_pairs if weights is None else of_pairs * weights, None
+    return {"a": rows, "a_scale": scale, "weights": weights, "bias": bias, "b_format": b_format}
 
 
 def _rows_scale(scale: Tensor | None, rows: Tensor, layer: Layer) -> Tensor | None:

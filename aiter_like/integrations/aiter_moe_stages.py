@@ -70,9 +70,9 @@ def get_2stage_cfgs(token: int, model_dim: int, inter_dim: int, expert: int, top
                     opus_weights_shuffled: bool | None = None, config_file: str | None = None) -> MOEMetadata:
     """The two stages of a layer of `expert` experts, of which each of `token` tokens has `topk`.
 
-    `q_dtype_a` is the dtype of the rows that the stages are given: that of the weights where these have 8 bits, `dtype`
-    otherwise. Weights are shuffled where they bear the mark of shuffle_weight, whatever `is_shuffled` is. Padding,
-    sizes, tables and what chooses among AITER's kernels have no meaning here.
+    `q_dtype_a` is the dtype of the rows that the stages are given: that of the weights where these have 8 bits, fp8
+    beside words of int4, or `dtype`. Weights are shuffled where they bear the mark of shuffle_weight, whatever
+    `is_shuffled` is. Padding, sizes, tables and what chooses among AITER's kernels have no meaning here.
 
     Raises:
         UnsupportedError: rows of another dtype, which nothing here multiplies with such weights.
@@ -101,7 +101,8 @@ def _check_dtypes(dtype: torch.dtype, rows: torch.dtype, weights: torch.dtype, k
     if dtype not in SIXTEEN_BITS:
         raise TypeError(f"{_OP}: dtype must be bf16 or fp16, got {dtype}")
     accepted = {dtype: (dtype,), torch.int8: (torch.int8, dtype)}  # int8 may hold two weights of 4 bits
-    accepted |= dict.fromkeys(_FOUR_BITS, (dtype,)) | {one: (one,) for one in elements.FP8}
+    accepted |= dict.fromkeys(_FOUR_BITS, (dtype,)) | {one: (one, dtype) for one in elements.FP8}
+    accepted[torch.uint32] = (*elements.FP8, dtype)
     if weights not in accepted or (weights == dtype) != (kind is QuantType.No):
         raise UnsupportedError(f"{_OP}: q_dtype_w {weights} with {kind} and dtype {dtype} is not served")
     if rows not in accepted[weights]:

@@ -15,7 +15,8 @@ from aiter_like.enums import ActivationType, QuantType
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 FORMS = ("bf16", "fp16", "fp8 tensor", "fp8 token", "int8 token", "fp8 blocks", "int4 row", "int4 groups", "int4 aiter",
-         "mxfp4")
+         "int4 words", "mxfp4")
+"""Of "int4 words" the activations become fp8, and the order is that of shuffle_weight, without its mark."""
 
 
 class LayerOf(NamedTuple):
@@ -53,7 +54,7 @@ def stored(form: str, w: torch.Tensor, device: torch.device) -> tuple[torch.Tens
         narrow = (w / wide).round() if kind == "int8" else w / wide
         narrow = narrow.float().clamp(-top, top).to(dtype)
         return narrow, scale, narrow.double() * wide.double()
-    group = {"row": w.shape[2], "groups": 64, "aiter": 32}.get(scaling, 32)
+    group = {"row": w.shape[2], "words": w.shape[2], "groups": 64, "aiter": 32}.get(scaling, 32)
     grouped = w.unflatten(2, (-1, group))
     if kind == "int4":
         scale = (grouped.abs().amax(-1) / 7).float().clamp(min=1e-6)
@@ -68,14 +69,25 @@ def stored(form: str, w: torch.Tensor, device: torch.device) -> tuple[torch.Tens
         codes = (grouped / 2.0**power[..., None])[..., None].sub(values).abs().argmin(-1).int()
         wide = (values[codes.long()] * 2.0**power[..., None]).flatten(2)
         codes, scale = codes.flatten(2), (power + 127).to(torch.uint8)
+    if scaling == "words":
+        narrow = shuffle_weight(codes.to(torch.int8), use_int4=True)
+        return words_of(narrow), scale, wide
     packed = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
     return packed if kind == "mxfp4" else packed.view(torch.int8), scale, wide
+
+
+def words_of(codes: torch.Tensor) -> torch.Tensor:
+    """Eight numbers below 16 in 32 bits: the even ones in the lower half, the odd ones in the upper half."""
+    numbers = codes.cpu().long().unflatten(-1, (-1, 8)) & 15
+    shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28])
+    return (numbers << shifts).sum(-1).to(torch.uint32).to(codes.device)
 
 
 QUANT = {"bf16": QuantType.No, "fp16": QuantType.No,
          "fp8 tensor": QuantType.per_Tensor, "fp8 token": QuantType.per_Token,
          "int8 token": QuantType.per_Token, "fp8 blocks": QuantType.per_128x128, "int4 row": QuantType.per_Token,
-         "int4 groups": QuantType.per_Token, "int4 aiter": QuantType.per_1x32, "mxfp4": QuantType.per_1x32}
+         "int4 groups": QuantType.per_Token, "int4 words": QuantType.per_Token,
+         "int4 aiter": QuantType.per_1x32, "mxfp4": QuantType.per_1x32}
 
 
 def layer(device: torch.device, form: str, experts: int = 6, k: int = 128, inner: int = 64, seed: int = 0,
@@ -93,7 +105,10 @@ def layer(device: torch.device, form: str, experts: int = 6, k: int = 128, inner
     if scale1 is not None:
         options |= {"w1_scale": scale1.to(device), "w2_scale": scale2.to(device)}
     is_narrow = form.startswith(("fp8", "int8"))
-    return LayerOf(narrow1, narrow2, options, wide1.to(device), wide2.to(device), narrow1.dtype if is_narrow else None)
+    eight_bits = narrow1.dtype if is_narrow else None
+    if form == "int4 words":
+        eight_bits = dtypes.fp8_of(target_of(device).arch)
+    return LayerOf(narrow1, narrow2, options, wide1.to(device), wide2.to(device), eight_bits)
 
 
 def activation_of(kind: ActivationType, x: torch.Tensor, inner: int, limit: float | None = None,

@@ -165,6 +165,24 @@ def test_hidden_states_of_8_bits(device):
     assert torch.equal(out, same)
 
 
+@pytest.mark.parametrize("form", ("int4 row", "int4 words"))
+@pytest.mark.parametrize("tokens", (2, 21))
+def test_hidden_states_of_fp8_beside_int4(device, form, tokens):
+    """A kernel serves both products, whose activations are fp8; those between them become so."""
+    one = layer(device, form, shuffled=form == "int4 row" and tokens > 2)
+    hidden, weights, ids = tokens_of(device, tokens, 6, 2, 128, 2)
+    fp8 = dtypes.fp8_of(target_of(device).arch)
+    narrow, scale = aiter_like.per_token_quant_hip(hidden.contiguous(), quant_dtype=fp8)
+    given, options = (narrow, one.w1, one.w2, weights, ids), {"dtype": torch.bfloat16, "a1_scale": scale, **one.options}
+    out = aiter_like.fused_moe(*given, **options)
+    check(out, *expected(one, hidden, weights, ids), fp8)
+    products = [e.backend for e in explain(aiter_like.fused_moe, *given, **options) if e.op == "moe_gemm"]
+    assert products == ["triton", "triton"]
+    if form == "int4 words":
+        wide = {name: value for name, value in options.items() if name != "a1_scale"}
+        assert torch.equal(out, aiter_like.fused_moe(hidden.contiguous(), *given[1:], **wide))
+
+
 def test_nothing_to_do(device):
     one = layer(device, "bf16")
     hidden, weights, ids = tokens_of(device, 0, 6, 2, 128)
@@ -204,6 +222,18 @@ def test_refusals(device):
         w.is_shuffled, w.shuffle_layout = True, (32, 16)
     with pytest.raises(UnsupportedError, match=r"w1 of int4 in the order of shuffle_weight with layout \(32, 16\)"):
         aiter_like.fused_moe(hidden, four.w1, four.w2, weights, ids, **four.options)
+    four, narrow = layer(device, "int4 groups"), hidden.to(dtypes.fp8_of(target_of(device).arch))
+    rows = {"dtype": torch.bfloat16, "a1_scale": torch.ones(4, device=device)}
+    with pytest.raises(UnsupportedError, match="w1_scale must have a scale for each row of int4 beside fp8"):
+        aiter_like.fused_moe(narrow, four.w1, four.w2, weights, ids, **rows, **four.options)
+    four = layer(device, "int4 words")
+    with pytest.raises(TypeError, match="w1_scale must have dtype torch.float32"):
+        aiter_like.fused_moe(hidden, four.w1, four.w2, weights, ids,
+                             **four.options | {"w1_scale": four.options["w1_scale"].bfloat16()})
+    with pytest.raises(UnsupportedError, match="w1 of torch.uint32, .* is not served"):
+        aiter_like.fused_moe(hidden, four.w1, four.w2, weights, ids, **four.options | {"quant_type": 3})
+    with pytest.raises(UnsupportedError, match="w1 of int4 .* is served with gate_mode 'separated'"):
+        aiter_like.fused_moe(hidden, four.w1, four.w2, weights, ids, gate_mode="interleave", **four.options)
     eight = layer(device, "fp8 blocks")
     with pytest.raises(TypeError, match="fused_moe: w1_scale must be a tensor"):
         aiter_like.fused_moe(hidden, eight.w1, eight.w2, weights, ids, quant_type=QuantType.per_1x128)

@@ -12,7 +12,7 @@ import torch
 import aiter_like as aiter
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_names
+from aiter_like.integrations import aiter_formats, aiter_names
 
 pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
 
@@ -54,6 +54,19 @@ class Problem:
         narrow = w / wide
         narrow = (narrow.round() if dtype == I8 else narrow).clamp(-top, top).to(dtype)
         return narrow, scale, narrow.double() * wide.double()
+
+    def pack_into_words(self):
+        """Makes the matrices int4 with a scale for each row, eight in 32 bits, by the functions of AITER's callers."""
+        for name in ("1", "2"):
+            w = getattr(self, f"wide{name}")
+            scale = w.abs().amax(2, keepdim=True).float() / 7
+            narrow = (w / scale).round().clamp(-8, 7)
+            setattr(self, f"scale{name}", scale)
+            setattr(self, f"wide{name}", narrow * scale.double())
+            codes = aiter.shuffle_weight(narrow.to(I8), (16, 16), use_int4=True)
+            setattr(self, f"w{name}", aiter_formats.rearrange_4bit_elements(
+                aiter_formats.convert_int8_to_uint32_int4(codes)))
+        self.shuffled = self.w1, self.w2
 
     def expected(self, smooth=(None, None), weighs_first=False, act=torch.nn.functional.silu, mask=None):
         """The layer in float64."""
@@ -124,6 +137,46 @@ def test_rows_that_are_quantised_on_the_way(dtype, halves):
     for a16 in (False, True):
         out = SERVED["asm_moe"](one.x, *one.shuffled, one.weights, one.ids, one.scale1, one.scale2, *factors, a16)
         assert error(out, wanted) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("has_factors", (False, True))
+@pytest.mark.parametrize("words", (torch.uint32, torch.int32), ids=str)
+def test_words_of_int4_beside_fp8(words, has_factors):
+    """By asm_moe, with and without factors, and by fused_moe; rows in fp8 are rounded, the int4 are not."""
+    one = Problem()
+    one.pack_into_words()
+    matrices = one.w1.view(words), one.w2.view(words)
+    factors = (random(EXPERTS, K).abs(), random(EXPERTS, INNER).abs()) if has_factors else (None, None)
+    wanted = one.expected(factors)
+    out = SERVED["asm_moe"](one.x, *matrices, one.weights, one.ids, one.scale1, one.scale2, *factors)
+    assert error(out, wanted) < LIMITS[FP8]
+    if not has_factors:
+        assert torch.equal(out, aiter.fused_moe(one.x, *matrices, one.weights, one.ids, quant_type=QuantType.per_Token,
+                                                w1_scale=one.scale1, w2_scale=one.scale2))
+        static = torch.tensor([one.x.abs().max().item() / torch.finfo(FP8).max])
+        out = SERVED["asm_moe"](one.x, *matrices, one.weights, one.ids, one.scale1, one.scale2,
+                                per_tensor_quant_scale=static)
+        assert error(out, wanted) < LIMITS[FP8]
+
+
+def test_references_of_int4_beside_fp8():
+    """AITER's own tests give its references the int4 as int8."""
+    one = Problem()
+    narrow, scales = [], []
+    for w in (one.wide1, one.wide2):
+        scales.append((w.abs().amax(2, keepdim=True) / 7).float())
+        narrow.append((w / scales[-1]).round().clamp(-7, 7).to(I8))
+    one.wide1, one.wide2 = (w.double() * scale.double() for w, scale in zip(narrow, scales))
+    a, a_scale = aiter.per_token_quant_hip(one.x, None, FP8)
+    given = {"dtype": torch.float32, "quant_type": QuantType.per_Token}
+    inner = SERVED["torch_moe_stage1"](a, *narrow, one.weights, one.ids, a1_scale=a_scale, w1_scale=scales[0], **given)
+    b, b_scale = aiter.per_token_quant_hip(inner.view(-1, INNER), None, FP8)
+    out = SERVED["torch_moe_stage2"](b.view(TOKENS, SLOTS, -1), *narrow, one.weights, one.ids, a2_scale=b_scale,
+                                     w2_scale=scales[1], **given)
+    assert error(out, one.expected()) < LIMITS[FP8]
+    with pytest.raises(UnsupportedError, match="a bias is not served with fp8 beside int8"):
+        SERVED["torch_moe_stage1"](a, *narrow, one.weights, one.ids, a1_scale=a_scale, w1_scale=scales[0],
+                                   w1_bias=random(EXPERTS, 2 * INNER), **given)
 
 
 @pytest.mark.parametrize("form", ("rows", "reported", "honest", "wide"))
@@ -203,8 +256,11 @@ def test_whole_layers_by_other_names():
 
 def test_what_is_not_served_says_so():
     one = Problem()
-    with pytest.raises(UnsupportedError, match="asm_moe: w1 of 4-bit weights in words"):
-        SERVED["asm_moe"](one.x, one.w1.view(torch.int32), one.w2, one.weights, one.ids)
+    words = one.w1.view(torch.int32), one.w2.view(torch.int32)
+    with pytest.raises(ValueError, match="w1 must have dtype bf16 or fp16 where quant_type is QuantType.No"):
+        SERVED["asm_moe"](one.x, *words, one.weights, one.ids)
+    with pytest.raises(UnsupportedError, match="w1 of torch.int32, .* is not served"):
+        SERVED["asm_moe"](one.x, *words, one.weights, one.ids, one.weights, one.weights, block_shape=(128, 128))
     with pytest.raises(UnsupportedError, match="asm_moe_tkw1: fc1_smooth_scale is not served"):
         aiter.asm_moe_tkw1(one.x, one.w1, one.w2, one.weights, one.ids, fc1_smooth_scale=one.weights)
     with pytest.raises(UnsupportedError, match="ck_moe_stage1_fwd: splitk must be 1"):

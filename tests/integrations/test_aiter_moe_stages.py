@@ -43,6 +43,27 @@ QUANT = {
     QuantType.per_1x128: lambda x: aiter.per_group_quant_hip(x, None, FP8, 128)}
 
 
+@pytest.mark.parametrize("is_shuffled", (False, True))
+@pytest.mark.parametrize("kind", (QuantType.per_Token, QuantType.per_1x128), ids=str)
+def test_rows_that_keep_their_16_bits_beside_fp8(kind, is_shuffled):
+    """Nothing is rounded but the results of the stages."""
+    one, metadata = Problem(FP8, kind=kind), described(BF16, FP8, kind)
+    if is_shuffled:
+        one.w1, one.w2 = one.shuffled
+    out = computed(metadata, one, QUANT[QuantType.No], (one.scale1, one.scale2))
+    assert error(out, one.expected()) < LIMITS[BF16] < LIMITS[FP8]
+
+
+@pytest.mark.parametrize("rows", (FP8, BF16), ids=str)
+def test_words_of_int4(rows):
+    """As AITER's callers make them of int8."""
+    one, kind = Problem(), QuantType.per_Token
+    one.pack_into_words()
+    out = computed(described(rows, torch.uint32, kind), one, QUANT[kind if rows == FP8 else QuantType.No],
+                   (one.scale1, one.scale2))
+    assert error(out, one.expected()) < LIMITS[rows]
+
+
 @pytest.mark.parametrize(("dtype", "kind"), ((BF16, QuantType.No), (FP8, QuantType.per_Token),
                                              (FP8, QuantType.per_1x128)), ids=str)
 def test_stages(dtype, kind):
@@ -78,9 +99,10 @@ def test_blocks_grow_with_the_rows_of_an_expert():
 
 @pytest.mark.parametrize(("rows", "weights", "kind", "words"), (
     (dtypes.fp4x2, dtypes.fp4x2, QuantType.per_1x32, "q_dtype_a must be torch.bfloat16"),
-    (BF16, FP8, QuantType.per_Token, "q_dtype_a must be torch.float8_e4m3fnuz"),
-    (BF16, BF16, QuantType.per_Token, "is not served"), (I8, torch.uint32, QuantType.per_Token, "is not served")),
-    ids=("fp4 rows", "16 bits beside 8", "scales of 16 bits", "words"))
+    (I8, FP8, QuantType.per_Token, "q_dtype_a must be torch.float8_e4m3fnuz or torch.bfloat16"),
+    (BF16, BF16, QuantType.per_Token, "is not served"),
+    (I8, torch.uint32, QuantType.per_Token, "q_dtype_a must be .*torch.float8_e4m3fnuz or torch.bfloat16")),
+    ids=("fp4 rows", "int8 beside fp8", "scales of 16 bits", "words"))
 def test_what_no_product_takes(rows, weights, kind, words):
     with pytest.raises(UnsupportedError, match=words):
         described(rows, weights, kind)

@@ -50,11 +50,13 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
     bias2[e])`, act(gate) · up where `w1` has both, summed in a fixed order.
 
     Args:
-        hidden_states: [tokens, k] bf16|fp16, rows evenly spaced; or fp8|int8 with `a1_scale`.
+        hidden_states: [tokens, k] bf16|fp16, rows evenly spaced; or with `a1_scale` in the 8 bits of the weights, or
+            fp8 beside int4 with a scale for each row.
         w1: [experts, 2 · inner, k], gates and then what they let through, or [experts, inner, k] without gates; bf16,
             fp16; fp8 of the device or int8 with scales; int4 as [.., k / 2] bytes of `pack_int4` (int8, or AITER's
             i4x2); mxfp4 likewise (uint8, or fp4x2). Of any strides, or, but for mxfp4, marked by `shuffle_weight`,
-            layout (16, 16).
+            layout (16, 16). AITER's words of eight int4 (uint32, or int32) [.., k / 8], as its
+            `rearrange_4bit_elements` orders them, are in the order of `shuffle_weight`, marked or not.
         w2: [experts, k, inner], stored like `w1`.
         topk_weight: [tokens, slots] fp32, rows evenly spaced.
         topk_ids: [tokens, slots] int32, rows evenly spaced: experts of all devices; others than those do not count.
@@ -62,8 +64,9 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
             order.
         activation: ActivationType: Silu, Gelu (erf), Swiglu (GPT-OSS: gate · sigmoid(1.702 gate) · (up + 1)), or No
             without gates.
-        quant_type: QuantType: No (16 bits); per_Tensor and per_Token (fp8, int8, int4); per_1x128 or per_128x128 (fp8
-            with block scales; int4 with a scale for 128 of k); per_1x32 (mxfp4; int4 with AITER's scales).
+        quant_type: QuantType: No (16 bits); per_Tensor and per_Token (fp8, int8, int4; the latter also words);
+            per_1x128 or per_128x128 (fp8 with block scales; int4 with a scale for 128 of k); per_1x32 (mxfp4; int4 with
+            AITER's scales).
         doweight_stage1: the weight is multiplied before the activation instead of at the end.
         w1_scale: of 8 bits [experts] or, as per_Token has it, [experts, rows of w1]; block scales [experts, ⌈rows /
             128⌉, ⌈k / 128⌉]; of int4 [experts, rows] or [experts, rows, ⌈k / (32, 64 or 128)⌉] fp32|bf16|fp16, with
@@ -105,8 +108,8 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
 
     Notes:
         Products are summed in fp32 (int8: int32), rounded to `dtype` after each stage; weights of 4 bits are widened,
-        activations then keep their 16 bits. Equal calls give equal results. Without waiting for the device; can be
-        captured in a graph. Derivatives of 16-bit layers without masks.
+        activations then keep their 16 bits, but become fp8 beside words of int4. Equal calls give equal results.
+        Without waiting for the device; can be captured in a graph. Derivatives of 16-bit layers without masks.
 
     Source: AITER's `fused_moe`.
     """
@@ -214,7 +217,7 @@ class _Stages:
 
     def _second(self, out: Tensor, inner: Tensor, weights: Tensor, **order: Any) -> None:
         layer = self.layer
-        inner, scale = _quantised(inner, layer, self.a2_scale, layer.w2.dtype, self.backend)
+        inner, scale = _quantised(inner, layer, self.a2_scale, self.backend)
         moe_gemm.run(out, inner, layer.w2, weights=None if self.weighs_first else weights, bias=self.bias2,
                      a_scale=scale, b_scale=layer.w2_scale, slots=self.ids.shape[1], b_format=layer.b_format,
                      group_size=layer.group_size, is_shuffled=layer.is_shuffled, backend=self.backend, **order)
@@ -224,16 +227,15 @@ def _first_operand(hidden: Tensor, layer: Layer, scale: Tensor | None,
                    backend: str | None) -> tuple[Tensor, Tensor | None]:
     """hidden_states as the first product takes them, and their scales."""
     if layer.quantiser is None or hidden.dtype in SIXTEEN_BITS:
-        return _quantised(hidden, layer, scale, layer.w1.dtype, backend)
+        return _quantised(hidden, layer, scale, backend)
     rows = hidden.shape[0]
     return hidden, scale.reshape(rows, -1) if layer.quantiser == "block" else scale.reshape(-1).expand(rows)
 
 
-def _quantised(x: Tensor, layer: Layer, scale: Tensor | None, dtype: torch.dtype,
-               backend: str | None) -> tuple[Tensor, Tensor | None]:
-    """Rows in the 8 bits of the weights, and a scale for each or for each 128 of its columns."""
+def _quantised(x: Tensor, layer: Layer, scale: Tensor | None, backend: str | None) -> tuple[Tensor, Tensor | None]:
+    """Rows in 8 bits, and a scale for each or for each 128 of its columns."""
     backend = backend if backend in ("triton", "torch") else None
-    rows, columns = x.shape
+    (rows, columns), dtype = x.shape, layer.rows_dtype
     if layer.quantiser is None:
         return x, None
     if layer.quantiser == "tensor":
@@ -282,9 +284,9 @@ def _check_rest(layer: Layer, bias1: Tensor | None, bias2: Tensor | None, a1_sca
     if block is not None:
         check.integer(_OP, "block_size_M", block, low=1, high=256)
     is_quantised = hidden.dtype not in SIXTEEN_BITS
-    if is_quantised and (layer.quantiser is None or hidden.dtype != layer.w1.dtype):
+    if is_quantised and (layer.quantiser is None or hidden.dtype != layer.rows_dtype):
         raise TypeError(f"{_OP}: hidden_states must have 16 bits or the dtype of w1 with a quant_type of it, "
-                        f"{layer.w1.dtype}, got {hidden.dtype}")
+                        f"{layer.rows_dtype}, got {hidden.dtype}")
     rows, k = hidden.shape
     sizes = {None: (), "tensor": (1,), "token": (rows,), "block": (rows * blocks(k),)}[layer.quantiser]
     for name, scale, is_wanted in (("a1_scale", a1_scale, is_quantised), ("a2_scale", a2_scale, False)):
