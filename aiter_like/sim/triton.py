@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Triton on the simulated MI300X: its own AMD driver and launcher, on CPU tensors, without torch.cuda.
 
-Behind `sim.enable_triton()` and ops/common/triton/launch.py. Triton's interpreter is never used: its bf16 dot product
+Behind `sim.enable_triton()` and jit/triton_launch.py. Triton's interpreter is never used: its bf16 dot product
 is wrong, and it tests nothing that a GPU executes.
 """
 

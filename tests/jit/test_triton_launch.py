@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""ops/common/triton/launch.py: what a launch is given, by the GPU it is for."""
+"""jit/triton_launch.py: what a launch is given, by the GPU it is for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from aiter_like.device import Target
 
 pytest.importorskip("triton")
-from aiter_like.ops.common.triton import launch as launcher
+from aiter_like.jit import triton_launch as launcher
 
 
 class Kernel:
