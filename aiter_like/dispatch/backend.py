@@ -16,6 +16,7 @@ from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.jit.repeat import Repeated
 
 OWN_KINDS = ("hip", "ck", "asm", "triton")
 KINDS = (*OWN_KINDS, "vendor", "torch")
@@ -157,7 +158,8 @@ class Backend:
         function = _import(self.function) if isinstance(self.function, str) else self.function
         function = functools.partial(function, **params) if params else function
         function = with_fields(self.call, function) if self.call is not None else function
-        return _Relaunched(function) if self.returns_relaunch else function
+        function = _Relaunched(function) if self.returns_relaunch else function
+        return Repeated(function) if self.name == "triton" else function
 
 
 class _Relaunched:

@@ -29,7 +29,8 @@ def checked(op: Declaration, function: Callable, args: tuple, is_simulated: bool
 
         call = [f"if checking(): checked_call(({passed},))", "else:", f"    try: function({passed})",
                 "    except RuntimeError as error: raise_failure(error)"]
-        used |= {"checking": sim.checking, "checked_call": functools.partial(_checked_call, op, function),
+        seen = getattr(function, "unrepeated", function)  # checkers know memory by its tensors
+        used |= {"checking": sim.checking, "checked_call": functools.partial(_checked_call, op, seen),
                  "raise_failure": functools.partial(_raise_failure, op.name)}
     elif first:
         call = [f"function({passed})"]

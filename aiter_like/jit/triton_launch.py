@@ -5,6 +5,8 @@ ops/common/triton/launch.py; as all that stands outside of ops/, it does not cou
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -14,6 +16,7 @@ import triton
 from triton.compiler import CompiledKernel
 
 from aiter_like.device import Target, target_of
+from aiter_like.jit import repeat
 
 try:
     from triton.language.extra.cuda import gdc_wait
@@ -45,7 +48,24 @@ def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, option
         if constants["OVERLAPS"]:
             options["launch_pdl"] = True
     with driver_of(target):
-        return kernel[grid](*args, **constants, **options)
+        compiled = kernel[grid](*args, **constants, **options)
+    if repeat.is_recording():
+        repeat.tell(starter(compiled, grid, target), (*args, *_ordered(kernel, len(args), constants)))
+    return compiled
+
+
+def starter(compiled: CompiledKernel, grid: tuple[int, ...], target: Target) -> Callable[..., None]:
+    """What launches a compiled kernel over `grid`: a function of all arguments of the kernel, in order."""
+    with driver_of(target):
+        start = compiled[(*grid, 1, 1)[:3]]
+    if not target.simulated:
+        return start
+
+    def start_on_simulator(*args: Any) -> None:
+        with driver_of(target):
+            start(*args)
+
+    return start_on_simulator
 
 
 class Launch:
@@ -64,19 +84,20 @@ class Launch:
                  **constants: Any):
         self.kernel, self.grid, self.others, self.options, self.constants = kernel, grid, others, options, constants
         self._ordered = [constants[name] for name in kernel.arg_names if name in constants]
-        self._kernels: dict[tuple, CompiledKernel] = {}
+        self._starters: dict[tuple, Callable[..., None]] = {}
 
     def __call__(self, *tensors: Any) -> None:
         """Launches with `tensors`, any of them None or a descriptor, as the first arguments."""
         target = target_of(tensors[0].device)
         key = tuple([_traits(x, target.platform) for x in tensors])
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            self._kernels[key] = launch(self.kernel, self.grid, *tensors, *self.others, options=self.options,
-                                        **self.constants)
+        start = self._starters.get(key)
+        if start is None:
+            compiled = launch(self.kernel, self.grid, *tensors, *self.others, options=self.options, **self.constants)
+            self._starters[key] = starter(compiled, self.grid, target)
         else:
-            with driver_of(target):
-                kernel[self.grid](*tensors, *self.others, *self._ordered)
+            arguments = (*tensors, *self.others, *self._ordered)
+            start(*arguments)
+            repeat.tell(start, arguments)
 
 
 @cache
@@ -93,6 +114,12 @@ def driver_of(target: Target) -> AbstractContextManager:
     from aiter_like.sim import triton as simulated
 
     return simulated.active()
+
+
+def _ordered(kernel: triton.JITFunction, given: int, constants: dict[str, Any]) -> list[Any]:
+    """The arguments behind the first `given` ones; those that nobody names have their defaults."""
+    parameters = inspect.signature(kernel.fn).parameters
+    return [constants.get(name, parameters[name].default) for name in kernel.arg_names[given:]]
 
 
 def _traits(argument: Any, platform: str) -> Any:
