@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What an operator costs on the host: import, cold build, warm load, eager call over the bare tvm-ffi function.
 
-`python op_tests/bench/bench_host.py`. Nothing is computed: the simulated device runs dry: a launch costs its host side
-only. The same calls through torch.library.custom_op, in the same run, are the yardstick.
+`python op_tests/bench/bench_host.py`. On a GPU the yardstick is torch's own call, in the same process, loop by loop. On
+the simulated device nothing is computed: it runs dry, a launch costs its host side only; there the same calls through
+torch.library.custom_op are the yardstick. What has to be built, the compiler of that device's platform builds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 import aiter_like
 from aiter_like import device, sim
@@ -36,13 +38,16 @@ _LOAD = """
 import time, torch, tvm_ffi
 from aiter_like import device, sim
 from aiter_like.ops.norm.rms_norm import _rms_norm_hip
-sim.load()
-x = torch.ones(1, 64)
+if not torch.cuda.is_available():
+    sim.load()
+x = torch.ones(1, 64, device="cuda" if torch.cuda.is_available() else "cpu")
 target = device.target_of(x.device)
 start = time.perf_counter()
 _rms_norm_hip.bind(target, (x, x, x[0], 1e-6, 0, None, None, False))
 print(time.perf_counter() - start)
 """
+
+DTYPE = torch.bfloat16
 
 
 def report(what: str, value: float, unit: str, limit: float | None = None, note: str = "") -> None:
@@ -67,12 +72,15 @@ def imports() -> None:
         report(f"{what}: of torch's", seconds / torch_seconds, "x", 0.10)
 
 
-def builds(with_simulator: bool) -> None:
+def builds(target: device.Target, with_simulator: bool) -> None:
     """Cold builds into an empty cache."""
-    rms_norm = _rms_norm_hip.instance_spec(_rms_norm_hip.instances()[0], "hip", "gfx942")
-    instances = {instance.name: instance for instance in flash_attn_fwd_hip.instances()}
-    attention = flash_attn_fwd_hip.instance_spec(instances["bf16_d128_right_rtna"], "hip", "gfx942")
-    specs = [(rms_norm, 5.0), (attention, 15.0)] + ([(sim.module_spec(), 25.0)] if with_simulator else [])
+    platform, arch = target.platform, target.arch
+    specs = [(_rms_norm_hip.instance_spec(_rms_norm_hip.instances()[0], platform, arch), 5.0)]
+    if platform == "hip":
+        instances = {instance.name: instance for instance in flash_attn_fwd_hip.instances()}
+        specs.append((flash_attn_fwd_hip.instance_spec(instances["bf16_d128_right_rtna"], platform, arch), 15.0))
+    if with_simulator and target.simulated:
+        specs.append((sim.module_spec(), 25.0))
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, AITER_LIKE_CACHE_DIR=folder):
         for spec, limit in specs:
             start = time.perf_counter()
@@ -86,26 +94,70 @@ def as_custom_op(name: str, bare: Callable, signature: str) -> Callable:
         lambda *args: bare(*args))
 
 
-def calls() -> None:
+def calls(on: torch.device) -> None:
     """Eager calls with `out=` given, all argument checks in place."""
-    target = device.target_of(torch.device("cpu"))
-    x, weight = torch.randn(4, 4096, dtype=torch.bfloat16), torch.randn(4096, dtype=torch.bfloat16)
+    target = device.target_of(on)
+    x, weight = torch.randn(4, 4096, dtype=DTYPE, device=on), torch.randn(4096, dtype=DTYPE, device=on)
     out = torch.empty_like(x)
     args = (out, x, weight, 1e-6, 0, None, None, False)
     bare = _rms_norm_hip.bind(target, args)
     schema = "(Tensor(a!) out, Tensor x, Tensor weight, float epsilon, int flag, Tensor? a, Tensor? b, bool c) -> ()"
     custom = as_custom_op("rms_norm", bare, schema)
     compare("rms_norm", lambda: bare(*args), lambda: aiter_like.rms_norm(x, weight, 1e-6, out=out), custom, args, 2.0)
-
-    q = torch.randn(1, 128, 8, 64, dtype=torch.bfloat16)
-    k, v = torch.randn(2, 1, 128, 2, 64, dtype=torch.bfloat16)
+    if target.platform != "hip":
+        return
+    q = torch.randn(1, 128, 8, 64, dtype=DTYPE, device=on)
+    k, v = torch.randn(2, 1, 128, 2, 64, dtype=DTYPE, device=on)
     out_attention = torch.empty_like(q)
     args_attention = dense_call(out_attention, None, q, k, v, window_right=0, how_v3_bf16_cvt=1)
     bare_attention = flash_attn_fwd_hip.bind(target, args_attention)
     parameters = torch_ops.parameters(flash_attn_fwd.reference, writes=("out",)).removesuffix(", *, str? backend=None")
     custom = as_custom_op("flash_attn_func", bare_attention, f"({parameters}) -> ()")
     compare("flash_attn_func", lambda: bare_attention(*args_attention),
-            lambda: aiter_like.flash_attn_func(q, k, v, causal=True, out=out_attention), custom, args_attention, 3.5)
+            lambda: aiter_like.flash_attn_func(q, k, v, causal=True, out=out_attention, backend="hip"), custom,
+            args_attention, 3.5)
+
+
+def beside_torch(on: torch.device) -> None:
+    """Eager calls that allocate their results, and torch's own of the same tensors: small ones, so that the host is
+    never ahead of the GPU's queue.
+    """
+    def random(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype, device=on)
+
+    x, weight, wide, a, b = random(4, 4096), random(4096), random(4, 8192), random(16, 4096), random(4096, 4096)
+    logits, act = random(4, 32000, dtype=torch.float32), random(4, 4096)
+    q, k, v = random(1, 128, 8, 64), random(1, 128, 8, 64), random(1, 128, 8, 64)
+    heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    pairs = {
+        "rms_norm": (lambda: aiter_like.rms_norm(x, weight, 1e-6), lambda: F.rms_norm(x, (4096,), weight, 1e-6)),
+        "layer_norm": (lambda: aiter_like.layer_norm(x, weight, weight, 1e-6),
+                       lambda: F.layer_norm(x, (4096,), weight, weight, 1e-6)),
+        "softmax": (lambda: aiter_like.softmax(logits), lambda: torch.softmax(logits, -1)),
+        "silu_and_mul": (lambda: aiter_like.silu_and_mul(act, wide), lambda: F.silu(wide[:, :4096]) * wide[:, 4096:]),
+        "sigmoid": (lambda: aiter_like.sigmoid(x), lambda: torch.sigmoid(x)),
+        "flash_attn_func": (lambda: aiter_like.flash_attn_func(q, k, v, causal=True),
+                            lambda: F.scaled_dot_product_attention(*heads_first, is_causal=True)),
+        "gemm_a16w16": (lambda: aiter_like.gemm_a16w16(a, b), lambda: F.linear(a, b)),
+        "gemm_a16w16, triton": (lambda: aiter_like.gemm_a16w16(a, b, backend="triton"), lambda: F.linear(a, b))}
+    for name, (ours, torchs) in pairs.items():
+        for call in (ours, torchs) * 3:
+            call()
+        our_us, torch_us = interleaved_us(ours, torchs)
+        report(f"{name}: torch's own", torch_us, "us")
+        report(f"{name}: public call", our_us, "us")
+        report(f"{name}: of torch's own", our_us / torch_us, "x", 1.0)
+
+
+def interleaved_us(*functions: Callable, calls: int = 200, repeats: int = 60) -> list[float]:
+    """Host time of a call of each function in µs, loop by loop in turn; the queue is empty before each loop."""
+    loops: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats):
+        for function, times in zip(functions, loops):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(host_time_us(function, calls=calls, repeats=1))
+    return [*map(min, loops)]
 
 
 def adapters() -> None:
@@ -158,16 +210,27 @@ def compare(name: str, bare: Callable, public: Callable, custom: Callable, args:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-simulator-build", action="store_true", help="leave out the simulator's cold build")
+    parser.add_argument("--calls", action="store_true", help="calls alone: neither imports nor cold builds")
     options = parser.parse_args()
-    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
-    imports()
-    builds(not options.no_simulator_build)
-    device.use_simulator(True)
-    sim.load()
+    has_gpu = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if has_gpu else "simulated MI300X, dry"
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, {where}")
+    if not has_gpu:
+        device.use_simulator(True)
+    on = torch.device("cuda" if has_gpu else "cpu")
+    if not options.calls:
+        imports()
+        builds(device.target_of(on), not options.no_simulator_build)
     torch.set_num_threads(1)  # a product of one row would wait for others
-    with torch.no_grad(), sim.enabled(checks=False, dry=True):
-        calls()
-        adapters()
+    with torch.no_grad():
+        if has_gpu:
+            calls(on)
+            beside_torch(on)
+        else:
+            sim.load()
+            with sim.enabled(checks=False, dry=True):
+                calls(on)
+                adapters()
     report("warm load of norm/rms_norm", in_new_process(_LOAD) * 1e3, "ms", 10)
 
 
