@@ -200,7 +200,7 @@ def fused_qkv_split_qk_norm_rope_cache(
     gate = None
     if attn_output_gate:
         q, gate = q.unflatten(1, (qh, 2)).unbind(2) if gated_qkv_layout == "interleaved" else q.chunk(2, 1)
-    q_out, k_out, v_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    q_out, k_out, v_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     parts.check_positions(name, "positions", positions, offsets, cos)
     fused_qk_rope_cache(FusedQkRopeCacheCall(
         q_out, k_out, v_out, caches[0], value_cache=caches[1], q=q, k=k, v=v, q_weight=q_weight + 1,

@@ -116,7 +116,7 @@ def _attend(op: str, q: Tensor, pools: list[tuple], sink: Tensor | None, scale: 
         check.tensor(op, indices_name, indices, rank=1, dtypes=(torch.int32,), device=q.device)
         check.tensor(op, starts_name, starts, dtypes=(torch.int32,), shape=(len(q) + 1,), device=q.device)
         keys, chosen = _chosen(q, pool, scales, indices)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         _, lse = aiter_like.mla_decode_fwd(wide, keys[:, None, None], out, rows, starts, chosen, None, 1, 1, 1, scale,
                                            return_lse=True, causal=False)
         parts.append((out, lse))

@@ -118,6 +118,13 @@ def test_gated(device, run, backend, m, activation, bias_dtype):
         compare(out, a, b, bias, other, activation)
 
 
+@pytest.mark.parametrize("rows, depth", ((1, 1), (5, 40)))
+def test_one_gated_column(device, run, rows, depth):
+    """Triton makes a constant of a 1 among its arguments."""
+    a, b = operands(device, rows, 2, depth)
+    compare(run("triton", aiter_like.gemm_a16w16, a, b, activation="silu_and_mul"), a, b, activation="silu_and_mul")
+
+
 @pytest.mark.parametrize("tile, splits, activation",
                          [(tile, splits, "silu") for index, tile in enumerate(tiles.PIPELINED)
                           for splits in (1, (2, 16)[index % 2])] +
@@ -208,7 +215,7 @@ def test_bad_input_is_named(device):
             (ValueError, "gemm_a16w16: activation must be", (a, b), {"activation": "relu6"}),
             (ValueError, "gemm_a16w16: residual must have shape", (a, b), {"residual": a}),
             (ValueError, "gemm_a16w16: B must have an even number of rows", (a, b[:7]), {"activation": "silu_and_mul"}),
-            (ValueError, "gemm_a16w16: scale_a must be None", (a, b, None, None, b), {}),
+            (ValueError, "gemm_a16w16: scale_a, scale_b, scale_c must be None", (a, b, None, None, b), {}),
             (TypeError, "gemm_a16w16: out must have dtype", (a, b), {"otype": torch.bfloat16,
                                                                    "out": torch.empty(4, 8, device=device)})):
         with pytest.raises(error, match=match):

@@ -47,7 +47,7 @@ def forward_gemma_rms_norm(layer: Any, x: Tensor, residual: Tensor | None = None
     """GemmaRMSNorm.forward: RMSNorm's with weight + 1."""
     weight, epsilon = layer.weight.data, layer.variance_epsilon
     if residual is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         rmsnorm(out, x, weight, epsilon, True)
         return out
     return _add_and_norm(x, residual, post_residual_addition, weight, epsilon, True, 0)
@@ -101,7 +101,7 @@ def own_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _add_and_norm(x: Tensor, residual: Tensor, addition: Tensor | None, weight: Tensor, epsilon: float, is_gemma: bool,
                   rounds_first: int) -> tuple[Tensor, Tensor]:
     residual = residual if addition is None else residual + addition
-    out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    out, total = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
     rmsnorm2d_fwd_with_add(out, x, residual, total, weight, epsilon, is_gemma, rounds_first)
     return out, total
 

@@ -236,9 +236,9 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
         raise ValueError(f"{_OP}: x must have an even last dimension, gate and up, got shape {tuple(x.shape)}")
     quant_rule.check_group(_OP, x.shape[-1] // 2, group_size)
     columns, dtype = x.shape[-1] // 2, dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
-    out = torch.empty((*x.shape[:-1], columns), dtype=dtype, device=x.device)
+    out = x.new_empty(*x.shape[:-1], columns, dtype=dtype)
     groups = columns // group_size if group_size else 1
-    scale = torch.empty((*x.shape[:-1], groups), dtype=torch.float32, device=x.device)
+    scale = x.new_empty(*x.shape[:-1], groups, dtype=torch.float32)
     limit = SWIGLU_LIMIT if activation == "swiglu" else 0.0
     act_and_mul_quant.run(out, scale, x, activation, limit=limit, group_size=group_size, backend=backend)
     return out, scale

@@ -138,7 +138,7 @@ def _of_one(operation: str, input: Tensor, out: Tensor | None, backend: str | No
     if not isinstance(input, Tensor):
         raise TypeError(f"{operation}: input must be a tensor, got {type(input).__name__}")
     if out is None:
-        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
     elementwise.run(out, input, None, operation=operation, backend=backend)
     return out
 

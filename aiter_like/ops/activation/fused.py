@@ -131,4 +131,4 @@ def _output(name: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
     if x.ndim == 0 or x.shape[-1] % 2:
         raise ValueError(f"{name}: {argument} must have an even last dimension, gate and up, got shape "
                          f"{tuple(x.shape)}")
-    return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype, device=x.device)
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=dtype)

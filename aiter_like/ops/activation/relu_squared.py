@@ -118,7 +118,7 @@ def relu_squared(input: Tensor, *, out: Tensor | None = None, backend: str | Non
     if out is None:
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
-        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
     _relu_squared.run(out, input, backend=backend)
     return out
 

@@ -126,12 +126,12 @@ def flash_attn_func(
     if not needs_grad:
         if out is None:
             if layout == "bshd":
-                out = torch.empty(batch, seqlen_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
+                out = q.new_empty(batch, seqlen_q, num_heads, head_dim_v)
             else:
-                given = torch.empty(batch, num_heads, seqlen_q, head_dim_v, dtype=q.dtype, device=q.device)
+                given = q.new_empty(batch, num_heads, seqlen_q, head_dim_v)
                 out = given.transpose(1, 2)
         if return_lse:
-            lse = torch.empty(batch, num_heads, seqlen_q, dtype=torch.float32, device=q.device)
+            lse = q.new_empty(batch, num_heads, seqlen_q, dtype=torch.float32)
     if not options and not needs_grad:  # `**` alone would cost each such call a microsecond
         flash_attn_fwd.run(
             out, lse, q=q, k=k, v=v, max_seqlen_q=seqlen_q, max_seqlen_k=seqlen_k, softmax_scale=softmax_scale,
@@ -239,9 +239,9 @@ def flash_attn_varlen_func(
     lse = None
     if not needs_grad:
         if out is None:
-            out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
+            out = q.new_empty(total_q, num_heads, head_dim_v)
         if return_lse:
-            lse = torch.empty(num_heads, total_q, dtype=torch.float32, device=q.device)
+            lse = q.new_empty(num_heads, total_q, dtype=torch.float32)
     if bias is not None or alibi_slopes is not None or sink_ptr is not None or workspace is not None:
         options |= {"bias": bias, "alibi_slopes": alibi_slopes, "sink": sink_ptr, "workspace": workspace}
     if not options and not needs_grad:

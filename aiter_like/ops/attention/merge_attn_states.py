@@ -185,7 +185,7 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged:
     """
     check.tensor("merge_state_v2", "v_a", v_a, rank=3)
     check.tensor("merge_state_v2", "s_a", s_a, rank=2, last_contiguous=False)
-    v_merged = torch.empty(v_a.shape, dtype=v_a.dtype, device=v_a.device) if v_merged is None else v_merged
+    v_merged = torch.empty_like(v_a, memory_format=torch.contiguous_format) if v_merged is None else v_merged
     s_merged = torch.empty(s_a.shape, dtype=torch.float32, device=v_a.device) if s_merged is None else s_merged
     _merge_attn_states.run(v_merged, s_merged, v_a, s_a, v_b, s_b, backend=backend)
     return v_merged, s_merged

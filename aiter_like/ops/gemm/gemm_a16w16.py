@@ -340,12 +340,12 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Source: AITER's `gemm_a16w16` and `tgemm.mm`.
     """
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)):
-        if scale is not None:
-            raise ValueError(f"{_OP}: {name} must be None, 16-bit operands have no scales, got {type(scale).__name__}")
-    for name, tensor in (("A", A), ("B", B)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{_OP}: {name} must be a tensor, got {type(tensor).__name__}")
+    if not scale_a is scale_b is scale_c is None:
+        got = ", ".join(type(scale).__name__ for scale in (scale_a, scale_b, scale_c))
+        raise ValueError(f"{_OP}: scale_a, scale_b, scale_c must be None, 16-bit operands have no scales, got {got}")
+    if not isinstance(A, Tensor) or not isinstance(B, Tensor):
+        name, tensor = ("B", B) if isinstance(A, Tensor) else ("A", A)
+        raise TypeError(f"{_OP}: {name} must be a tensor, got {type(tensor).__name__}")
     if A.ndim == 0:
         raise ValueError(f"{_OP}: A must have at least 1 dimension, got a scalar")
     if otype is not None and not isinstance(otype, torch.dtype):
@@ -355,7 +355,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     if B.ndim != 2:
         raise ValueError(f"{_OP}: B must have 2 dimensions, got {B.ndim}")
     shape = (*A.shape[:-1], _columns(B.shape[0], activation))
-    for name, tensor in (("residual", residual), ("out", out)):
+    for name, tensor in () if residual is out is None else (("residual", residual), ("out", out)):
         if isinstance(tensor, Tensor) and tensor.shape != shape:
             raise ValueError(f"{_OP}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
     dtype = A.dtype if otype is None else otype
@@ -371,16 +371,18 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     if out is None and backend != "torch" and needs_grad(A, B, bias, residual):
         return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
     if out is None:
-        out = torch.empty(shape, dtype=dtype, device=A.device)
-    _run(a, B, bias, residual, activation or "none", out, backend, is_shuffled)
+        out = A.new_empty(*shape, dtype=dtype)
+    _run(a, B, bias, matrix(residual, shape[-1]), activation or "none", out, backend, is_shuffled)
     return out
 
 
 def _run(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, out: Tensor,
          backend: str | None, is_shuffled: bool = False) -> Tensor:
-    residual = None if residual is None else matrix(residual, out.shape[-1])
-    return write_rows(out, lambda flat: _gemm_a16w16.run(flat, a, b, bias, residual=residual, activation=activation,
-                                                         is_shuffled=is_shuffled, backend=backend))
+    if isinstance(out, Tensor) and out.ndim == 2:
+        _gemm_a16w16.run(out, a, b, bias, residual, activation, is_shuffled, backend=backend)
+        return out
+    return write_rows(out, lambda flat: _gemm_a16w16.run(flat, a, b, bias, residual, activation, is_shuffled,
+                                                         backend=backend))
 
 
 def _differentiable(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,

@@ -186,7 +186,7 @@ def dropout_layer_norm(input: Tensor, residual: Tensor, weight: Tensor, bias: Te
     """
     if not isinstance(input, Tensor):
         raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
-    out, residual_out = (torch.empty(input.shape, dtype=input.dtype, device=input.device) for _ in range(2))
+    out, residual_out = (torch.empty_like(input, memory_format=torch.contiguous_format) for _ in range(2))
     _dropout_layer_norm.run(out, residual_out, input, residual, weight=weight, bias=bias, p=p, seed=seed, offset=offset,
                             epsilon=epsilon, backend=backend)
     return out, residual_out

@@ -184,8 +184,8 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
     for name, x in (("q", q), ("k", k)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{_OP}: {name} must be a tensor, got {type(x).__name__}")
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
+    q_out = torch.empty_like(q, memory_format=torch.contiguous_format) if q_out is None else q_out
+    k_out = torch.empty_like(k, memory_format=torch.contiguous_format) if k_out is None else k_out
     _fused_qk_rmsnorm.run(q_out, k_out, q=q, q_weight=q_weight, q_eps=q_eps, k=k, k_weight=k_weight, k_eps=k_eps,
                           backend=backend)
     return q_out, k_out
@@ -228,6 +228,6 @@ def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor
     if res is None:
         rmsnorm(padded[..., :hidden], x, weight, epsilon, backend=backend)
         return padded
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
     rmsnorm2d_fwd_with_add(padded[..., :hidden], x, res, total, weight, epsilon, backend=backend)
     return padded, total

@@ -63,7 +63,7 @@ def fused_rms_fp8_group_quant(
     q, out1, out2, res_out = _outputs(name, inp1, inp2, dtype_quant, res1, output_unquantized_inp1)
     quant_rule.check_group(name, inp1.shape[-1], group_size)
     groups = inp1.shape[-1] // group_size if group_size else 1
-    scale = torch.empty((*inp1.shape[:-1], groups), dtype=torch.float32, device=inp1.device)
+    scale = inp1.new_empty(*inp1.shape[:-1], groups, dtype=torch.float32)
     strided = scale.view(groups, -1).t() if transpose_scale else scale
     if inp2 is None:
         rms_norm_quant.run(q, strided, res_out, out1, input=inp1, weight=inp1_weight, epsilon=inp1_epsilon,
@@ -140,7 +140,7 @@ def _outputs(name: str, inp1: Tensor, inp2: Tensor | None, dtype_quant: torch.dt
     check.choice(name, "dtype_quant", dtype, quant_rule.DTYPES)
 
     def empty(like: Tensor, dtype: torch.dtype = inp1.dtype) -> Tensor:
-        return torch.empty(like.shape, dtype=dtype, device=inp1.device)
+        return torch.empty_like(like, dtype=dtype, device=inp1.device, memory_format=torch.contiguous_format)
 
     return (empty(inp1, dtype), empty(inp1) if has_plain else None, None if inp2 is None else empty(inp2),
             None if res1 is None else empty(inp1))

@@ -156,7 +156,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
     if out is None:
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
-        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
     _gated_rms_norm.run(out, None, input, gate, weight=weight, epsilon=epsilon, backend=backend)
     return out
 

@@ -205,7 +205,7 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
             return norm_backward.Norm.apply(
                 lambda input, weight, bias: layer_norm(input, weight, bias, epsilon, backend=backend), True, epsilon,
                 input, weight, bias)
-        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
     _layer_norm.run(out, None, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias, backend=backend)
     return out
 

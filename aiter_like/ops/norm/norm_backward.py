@@ -176,7 +176,7 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
     """dx, and in fp32 dweight and dbias where they are wanted: the workgroups' parts are added up at the end."""
     hidden = x.shape[-1]
     parts = _parts(x)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     new = torch.empty if x.numel() else torch.zeros  # without rows nothing is launched
     wanted = new(for_weight + for_bias, parts, hidden, dtype=torch.float32, device=x.device)
     dweight, dbias = (wanted[0] if for_weight else None), (wanted[-1] if for_bias else None)

@@ -234,7 +234,7 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
             return norm_backward.Norm.apply(
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
                 False, epsilon, input, weight, None)
-        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
     _rms_norm.run(out, input, weight, epsilon, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
     return out
 

@@ -164,8 +164,8 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
     _check_groups(columns, group_size)
     dtype = dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
     check.choice(_OP, "dtype_quant", dtype, quant_rule.DTYPES)
-    out = torch.empty((tokens, heads * columns), dtype=dtype, device=x.device)
-    scale = torch.empty((tokens, heads * columns // group_size), dtype=torch.float32, device=x.device)
+    out = x.new_empty(tokens, heads * columns, dtype=dtype)
+    scale = x.new_empty(tokens, heads * columns // group_size, dtype=torch.float32)
     scale = quant_rule.group_major(scale, transpose_scale)
     _flatten_group_quant.run(out, scale, x, group_size, backend=backend)
     return out, scale

@@ -346,8 +346,8 @@ def fused_qk_rope_reshape_and_cache(
     layout = layout_of(name, {"key_cache": key_cache, "value_cache": value_cache})
     if (layout == "rows") != flash_layout:
         raise ValueError(f"{name}: flash_layout is {flash_layout}, but key_cache has shape {tuple(key_cache.shape)}")
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
+    q_out = torch.empty_like(q, memory_format=torch.contiguous_format) if q_out is None else q_out
+    k_out = torch.empty_like(k, memory_format=torch.contiguous_format) if k_out is None else k_out
     found = (k_scale, v_scale) if apply_scale else (None, None)
     fused_qk_rope_cache.run(q_out, k_out, None, key_cache, value_cache=value_cache, q=q, k=k, v=v, q_weight=None,
                             k_weight=None, cos=cos, sin=sin, positions=pos, offsets=offs,

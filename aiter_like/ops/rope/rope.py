@@ -252,7 +252,7 @@ def _check_lengths(name: str, cu_seqlens: Any, freqs: Any) -> None:
 def _empty(name: str, x: Tensor, is_transposed: bool) -> Tensor:
     check.flag(name, "transpose_output", is_transposed)
     if not is_transposed:
-        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
     s, b, heads, head_dim = x.shape
     return torch.empty((b, s, heads, head_dim), dtype=x.dtype, device=x.device).transpose(0, 1)
 

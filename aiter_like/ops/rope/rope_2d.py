@@ -137,7 +137,7 @@ def _function(name: str) -> Callable:
 
     def run(args: Sequence[Any], backend: str | None) -> Tensor:
         parts.has_rank(name, names[0], args[0], 4)
-        out = args[0] if is_in_place else torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)
+        out = args[0] if is_in_place else torch.empty_like(args[0], memory_format=torch.contiguous_format)
         _rope_2d.run(out, *args, is_backward=is_backward, backend=backend)
         return out
 

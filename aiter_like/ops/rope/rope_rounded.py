@@ -167,7 +167,7 @@ def rope_rounded(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tens
     if out is None:
         for name, tensor in (("x", x), ("y", y)):
             parts.has_rank(_OP, name, tensor, 3)
-        out = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (x, y))
+        out = tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, y))
     elif not isinstance(out, tuple | list) or len(out) != 2:
         raise TypeError(f"{_OP}: out must be two tensors, got {type(out).__name__}")
     _rope_rounded.run(*out, x, y, cos, sin, positions, offsets, rotate_style, reuse_freqs_front_part, nope_first,

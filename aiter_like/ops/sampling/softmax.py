@@ -139,13 +139,16 @@ def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype 
 
     Source: torch.softmax; Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
     """
-    check.tensor(_OP, "x", x)
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            check.tensor(_OP, "x", x)
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     elif dtype is not None and out.dtype != dtype:
         raise TypeError(f"{_OP}: dtype must be that of out, got {dtype} and {out.dtype}")
-    fields = {"temperatures" if isinstance(temperature, Tensor) else "temperature": temperature}
-    _softmax.run(out, x, backend=backend, **fields)
+    if isinstance(temperature, Tensor):
+        _softmax.run(out, x, temperatures=temperature, backend=backend)
+    else:
+        _softmax.run(out, x, temperature, backend=backend)
     return out
 
 

@@ -49,7 +49,7 @@ def _gemm_a16w16_kernel(out, a, b, column_scale, bias, residual, rows, columns, 
         right = tl.load(b_at, mask=(column < columns) & is_inside[:, None], other=0.0)
         product = tl.dot(left, right, product)
         if IS_GATED:
-            other = tl.load(b_at + columns.to(tl.int64) * b_column, mask=(column < columns) & is_inside[:, None],
+            other = tl.load(b_at + tl.cast(columns, tl.int64) * b_column, mask=(column < columns) & is_inside[:, None],
                             other=0.0)
             up = tl.dot(left, other, up)
         a_at += BLOCK_K * a_depth
