@@ -9,11 +9,13 @@ value. Not in the key: addresses. A kernel that needs alignment checks it itself
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
+from inspect import Parameter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from aiter_like.call import handing_on
 
 try:  # the check behind torch.compile's guards: all metadata of all tensors in one C++ call
     from torch._C._dynamo.guards import TensorGuards
@@ -21,7 +23,6 @@ except ImportError:  # private to torch, so it may go: then every call takes the
     TensorGuards = None
 
 _is_grad_enabled = torch.is_grad_enabled
-_is_nested = Tensor.is_nested.__get__
 
 RECENT = 4  # a decoder layer alternates between a few shapes of one op; a miss here costs 0.2 µs per entry
 
@@ -51,39 +52,41 @@ def _is_tensors(arg: Any) -> bool:
 
 
 class _Entry:
-    """One recent call: TensorGuards for its tensors, the rest of its arguments compared by type and value.
+    """One recent call.
 
-    TensorGuards refuses a tensor that comes twice (`out` may be `input`), so each is checked at its first position;
-    `same` are the positions that must hold the tensor of an earlier one.
+    Attributes:
+        selector, plan: those of the call.
+        is_like: of the arguments of another call: whether they look like those of this one. TensorGuards looks at the
+            tensors, the others are compared by type and value, in one function made from source text: on most calls
+            this is the larger part of what dispatch costs. It refuses a tensor that comes twice (`out` may be `input`),
+            so each is checked at its first position and must come again at the others.
     """
 
-    __slots__ = ("check", "grad", "others", "plan", "same", "selector", "tensors", "typed", "types", "values")
+    __slots__ = ("is_like", "plan", "selector")
 
     def __init__(self, selector: Any, args: tuple, plan: Callable):
+        self.selector, self.plan = selector, plan
+        used: dict[str, Any] = {"is_grad_enabled": _is_grad_enabled}
         first: dict[int, int] = {}  # id of a tensor → its first position
-        tensors = {index: first.setdefault(id(arg), index) for index, arg in enumerate(args) if isinstance(arg, Tensor)}
-        self.tensors = _getter(list(first.values()))
-        self.others = _getter([index for index in range(len(args)) if index not in tensors])
-        self.same = [(index, earlier) for index, earlier in tensors.items() if index != earlier]
-        seen = self.tensors(args)
-        self.check = TensorGuards(*seen, dynamic_dims_sizes=[list(t.shape) for t in seen],
-                                  dynamic_dims_strides=[list(t.stride()) for t in seen]).check
-        self.values = self.others(args)
-        # None is equal to nothing of another type; most options of a long signature are None.
-        typed = [index for index, arg in enumerate(args) if index not in tensors and arg is not None]
-        self.typed = _getter(typed) if len(self.values) - len(typed) > 4 else None
-        self.types = [*map(type, self.values if self.typed is None else self.typed(args))]
-        self.grad, self.selector, self.plan = _is_grad_enabled(), selector, plan
-
-
-def _getter(indices: list[int]) -> Callable[[tuple], tuple]:
-    """`args` → the tuple of its elements at these positions; a slice, which is faster, where they are neighbours."""
-    if not indices:
-        return itemgetter(slice(0))
-    neighbours = range(indices[0], indices[-1] + 1)
-    if indices == [*neighbours]:
-        return itemgetter(slice(neighbours.start, neighbours.stop))
-    return itemgetter(*indices)
+        asked = []
+        for index, arg in enumerate(args):
+            if isinstance(arg, Tensor):
+                if first.setdefault(id(arg), index) != index:
+                    asked.append(f"arg{index} is arg{first[id(arg)]}")
+            elif arg is None or arg is True or arg is False:
+                asked.append(f"arg{index} is {arg}")
+            else:
+                used |= {f"type{index}": type(arg), f"value{index}": arg}
+                asked.append(f"type(arg{index}) is type{index} and arg{index} == value{index}")
+        tensors, names = [args[index] for index in first.values()], [f"arg{index}" for index in first.values()]
+        used["check"] = TensorGuards(*tensors, dynamic_dims_sizes=[list(t.shape) for t in tensors],
+                                     dynamic_dims_strides=[list(t.stride()) for t in tensors]).check
+        # Nested tensors have no strides: TensorGuards would end the process.
+        is_nested = " or ".join(f"{name}.is_nested" for name in names)
+        asked[:0] = [f"not ({is_nested})", f"check({', '.join(names)})",
+                     f"is_grad_enabled() is {_is_grad_enabled()}"]
+        every = dict.fromkeys((f"arg{index}" for index in range(len(args))), Parameter.empty)
+        self.is_like = handing_on("is_like", every, {}, [f"return {' and '.join(asked)}"], **used)
 
 
 class PlanCache:
@@ -92,6 +95,7 @@ class PlanCache:
     def __init__(self, limit: int = 4096):
         self.limit = limit
         self._plans: dict[tuple, Callable] = {}
+        self._entries: dict[tuple, list[_Entry]] = {}  # of the same keys: several where aliases or torch's modes differ
         self._recent: tuple[_Entry, ...] = ()
 
     def __len__(self) -> int:
@@ -102,32 +106,33 @@ class PlanCache:
 
         Also misses, unlike `find`, under a torch dispatch mode or transform that was not active then.
         """
-        try:
-            for entry in self._recent:
-                if entry.selector != selector:
-                    continue
-                tensors = entry.tensors(args)
-                if True in map(_is_nested, tensors):  # they have no strides: TensorGuards would end the process
-                    return None
-                if entry.check(*tensors) and entry.grad is _is_grad_enabled():
-                    values = entry.others(args)
-                    typed = values if entry.typed is None else entry.typed(args)
-                    if (values == entry.values and [*map(type, typed)] == entry.types
-                            and (not entry.same or all(args[index] is args[earlier] for index, earlier in entry.same))):
-                        return entry.plan
-        except (TypeError, RuntimeError):  # no tensor where there was one, or a tensor where a number was
-            pass
+        for entry in self._recent:
+            try:
+                if entry.selector == selector and entry.is_like(*args):
+                    return entry.plan
+            except (TypeError, RuntimeError, AttributeError):  # another kind of argument than at that position before
+                pass
         return None
 
     def find(self, selector: Any, args: tuple) -> Callable | None:
         """The plan for these arguments, or None. A hit becomes the first of the recent ones."""
         try:
-            plan = self._plans.get((selector, *metadata(args)))
+            key = (selector, *metadata(args))
+            plan = self._plans.get(key)
         except (TypeError, RuntimeError):  # no key: such a call is never stored, its check says what is wrong
             return None
         if plan is not None and TensorGuards is not None and not any(map(_is_tensors, args)):
-            self._recent = (_Entry(selector, args, plan), *self._recent[:RECENT - 1])
+            self._recent = (self._entry(key, args, plan), *self._recent[:RECENT - 1])
         return plan
+
+    def _entry(self, key: tuple, args: tuple, plan: Callable) -> _Entry:
+        """One for a call of this key, made where none of the earlier ones fits: text takes some 0.2 ms to compile."""
+        known = self._entries.setdefault(key, [])
+        for entry in known:
+            if entry.is_like(*args):
+                return entry
+        known[:] = [_Entry(key[0], args, plan), *known[:RECENT - 1]]
+        return known[0]
 
     def store(self, selector: Any, args: tuple, plan: Callable) -> None:
         """Keep a plan, in place of an earlier one for such arguments."""
@@ -137,11 +142,15 @@ class PlanCache:
             return
         if key in self._plans:
             self._recent = ()
+            self._entries.pop(key, None)
         elif len(self._plans) >= self.limit:
-            self._plans.pop(next(iter(self._plans)), None)
+            oldest = next(iter(self._plans))
+            self._plans.pop(oldest, None)
+            self._entries.pop(oldest, None)
         self._plans[key] = plan
 
     def clear(self) -> None:
         """Forget everything."""
         self._recent = ()
         self._plans.clear()
+        self._entries.clear()
