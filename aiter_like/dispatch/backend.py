@@ -31,7 +31,8 @@ class Backend:
         name: one of KINDS.
         function: a `compile_ops` stub; "<module>:<function>", a module of this package that is imported on first use
             ("ops.norm.triton.rms_norm:rms_norm"); or a function. It takes the call object; a tuned row's params arrive
-            by keyword (at a stub: in its gen_func).
+            by keyword (at a stub: in its gen_func). One of a triton backend is called twice for a plan and then, where
+            it does nothing but launch kernels, left out: jit/repeat.py.
         refusal: of (target, call): None, or the reason why this backend cannot serve the call.
         kernels: of (target, call, **params): names of its kernels that have these parameters, best first, where it has
             several; the chosen one arrives by keyword as `kernel`.
