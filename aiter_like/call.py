@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -40,11 +41,17 @@ def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0
     return taking_fields
 
 
-def entry(call: type, serve: Callable[[tuple, str | None], None]) -> Callable[..., None]:
-    """`serve(fields, backend)` as a function of the fields of a call object, by position or name, and of `backend=`."""
+def entry(call: type, serve: Callable[[tuple, str | None], None], first: str = "", **used: Any) -> Callable[..., None]:
+    """`serve(fields, backend)` as a function of the fields of a call object, by position or name, and of `backend=`.
+
+    Args:
+        first: a statement before that, in which FIELDS stands for the fields and which sees `used`.
+    """
     empty = inspect.Parameter.empty
     fields = {name: call._field_defaults.get(name, empty) for name in call._fields}
-    return handing_on("run", fields, {"backend": None}, (f"serve(({', '.join(fields)},), backend)",), serve=serve)
+    given = ", ".join(fields)
+    statements = [*first.replace("FIELDS", given).splitlines(), f"serve(({given},), backend)"]
+    return handing_on("run", fields, {"backend": None}, statements, serve=serve, **used)
 
 
 def handing_on(name: str, positional: Mapping[str, Any], named: Mapping[str, Any], statements: Iterable[str],
@@ -61,9 +68,15 @@ def handing_on(name: str, positional: Mapping[str, Any], named: Mapping[str, Any
     body = "".join(f"\n        {statement}" for statement in statements)
     namespace: dict[str, Any] = {"__name__": __name__}
     # A closure, as torch.compile looks up globals in the module that `__name__` names.
-    exec(f"def make({', '.join([*used, *defaults])}):\n    def {name}({', '.join(listed)}):{body}\n    return {name}",
-         namespace)
+    exec(_compiled(f"def make({', '.join([*used, *defaults])}):\n    def {name}({', '.join(listed)}):{body}\n"
+                   f"    return {name}"), namespace)
     return namespace["make"](**used, **defaults)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(text: str) -> types.CodeType:
+    """Code of source text: what differs from shape to shape has a name there, so that most plans share theirs."""
+    return compile(text, "<string>", "exec")
 
 
 def call_type(function: Callable[..., Any]) -> type | None:

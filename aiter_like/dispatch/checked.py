@@ -17,8 +17,8 @@ def checked(op: Declaration, function: Callable, args: tuple, is_simulated: bool
     """`function` of arguments with the metadata of `args`, behind the check of their addresses; on the simulated device
     with its errors, and through its checkers whenever they are on.
 
-    All in one function, as each more would cost the host 0.1 µs per call. Its attribute `refuse_addresses`, where it
-    has one, is the check of addresses alone.
+    All in one function, as each more would cost the host 0.1 µs per call. Its attribute `text` is its statements and
+    what they name; `refuse_addresses`, where it has one, is the check of addresses alone.
     """
     addresses = AddressCheck(op.name, op.call._fields, args, op.write_indices)
     first = [addresses.statement] if of_addresses and addresses.statement else []
@@ -38,6 +38,7 @@ def checked(op: Declaration, function: Callable, args: tuple, is_simulated: bool
         return function
     positional = dict.fromkeys(names, inspect.Parameter.empty)
     plan = handing_on("plan", positional, {}, [*first, *call], **used)
+    plan.text = [*first, *call], used
     if first:
         plan.refuse_addresses = handing_on("refuse_addresses", positional, {}, first, **used)
     return plan

@@ -35,6 +35,14 @@ _log = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
+# What most calls take: all that is not like a recent one, or that its plan refuses, goes on to Op._serve.
+_RECENT = """\
+if not is_tracing():
+    chosen = selected()
+    chosen = backend if chosen is None else (chosen, backend)
+    for serves in plans.serving:
+        if serves(chosen, FIELDS): return"""
+
 
 class Op(Declaration):
     """An operator that can be called. Private to its family's file, which wraps it into the public functions.
@@ -51,12 +59,13 @@ class Op(Declaration):
     def __init__(self, name: str, **declared: Any):
         super().__init__(name, **declared)
         self.answers: dict[Any, Any] = {}
-        self._plans = PlanCache()
-        self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
+        self._plans = PlanCache(self._detour)
+        self._detours = PlanCache(self._detour)  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
-        self.run, self.prepare = entry(self.call, self._serve), entry(self.call, self._prepare)
+        self.run = entry(self.call, self._serve, _RECENT, is_tracing=_is_tracing, selected=_selected, plans=self._plans)
+        self.prepare = entry(self.call, self._prepare)
 
     def __call__(self, call: tuple, *, backend: str | None = None) -> None:
         """Runs the operator. `backend` forces one; then nothing else is tried.

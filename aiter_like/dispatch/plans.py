@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from aiter_like.call import handing_on
+from aiter_like.dispatch.addresses import parameters
+from aiter_like.errors import AddressError, UnsupportedError
 
 try:  # the check behind torch.compile's guards: all metadata of all tensors in one C++ call
     from torch._C._dynamo.guards import TensorGuards
@@ -56,15 +58,17 @@ class _Entry:
 
     Attributes:
         selector, plan: those of the call.
-        is_like: of the arguments of another call: whether they look like those of this one. TensorGuards looks at the
-            tensors, the others are compared by type and value, in one function made from source text: on most calls
-            this is the larger part of what dispatch costs. It refuses a tensor that comes twice (`out` may be `input`),
-            so each is checked at its first position and must come again at the others.
+        is_like: of the selector and the arguments of another call: whether they look like those of this one.
+            TensorGuards looks at the tensors, the others are compared by type and value. It refuses a tensor that comes
+            twice (`out` may be `input`), so each is checked at its first position and must come again at the others.
+        serves: of the same: whether the plan has served the call. It has not where the call is another, or where the
+            plan refused it, before it wrote anything. Most calls run this and little else, so that it is one function,
+            made from source text.
     """
 
-    __slots__ = ("is_like", "plan", "selector")
+    __slots__ = ("is_like", "plan", "selector", "serves")
 
-    def __init__(self, selector: Any, args: tuple, plan: Callable):
+    def __init__(self, selector: Any, args: tuple, plan: Callable, detour: Callable[[Any, tuple], Callable]):
         self.selector, self.plan = selector, plan
         used: dict[str, Any] = {"is_grad_enabled": _is_grad_enabled}
         first: dict[int, int] = {}  # id of a tensor → its first position
@@ -83,20 +87,39 @@ class _Entry:
                                      dynamic_dims_strides=[list(t.stride()) for t in tensors]).check
         # Nested tensors have no strides: TensorGuards would end the process.
         is_nested = " or ".join(f"{name}.is_nested" for name in names)
-        asked[:0] = [f"not ({is_nested})", f"check({', '.join(names)})",
+        asked[:0] = ["chosen == selector", f"not ({is_nested})", f"check({', '.join(names)})",
                      f"is_grad_enabled() is {_is_grad_enabled()}"]
-        every = dict.fromkeys((f"arg{index}" for index in range(len(args))), Parameter.empty)
-        self.is_like = handing_on("is_like", every, {}, [f"return {' and '.join(asked)}"], **used)
+        used |= {"selector": selector, "refusals": (TypeError, ValueError, UnsupportedError),
+                 "AddressError": AddressError, "detour": detour}
+        every = dict.fromkeys(("chosen", *parameters(len(args))), Parameter.empty)
+        # Of arguments of another kind than at that position before, a question may fail.
+        comparison = ["try:", f"    is_like = {' and '.join(asked)}",
+                      "except (TypeError, RuntimeError, AttributeError): is_like = False"]
+        self.is_like = handing_on("is_like", every, {}, [*comparison, "return is_like"], **used)
+        given = ", ".join(parameters(len(args)))
+        statements, named = getattr(plan, "text", ([f"plan({given})"], {"plan": plan}))
+        serving = [*comparison, "if not is_like: return False", "try:", "    try:",
+                   *(f"        {one}" for one in statements),
+                   f"    except AddressError: detour(chosen, ({given},))({given})",
+                   "except refusals: return False", "return True"]
+        self.serves = handing_on("serves", every, {}, serving, **used, **named)
 
 
 class PlanCache:
-    """Bounded map (selector, metadata of the arguments) → plan; the oldest plan leaves first."""
+    """Bounded map (selector, metadata of the arguments) → plan; the oldest plan leaves first.
 
-    def __init__(self, limit: int = 4096):
-        self.limit = limit
+    Attributes:
+        serving: of the last few distinct calls, functions of a selector and arguments: whether the call was like that
+            one and its plan has served it.
+    """
+
+    def __init__(self, detour: Callable[[Any, tuple], Callable], limit: int = 4096):
+        """detour: of a selector and arguments whose addresses the plan's kernel cannot take: what serves them."""
+        self.limit, self._detour = limit, detour
         self._plans: dict[tuple, Callable] = {}
         self._entries: dict[tuple, list[_Entry]] = {}  # of the same keys: several where aliases or torch's modes differ
         self._recent: tuple[_Entry, ...] = ()
+        self.serving: tuple[Callable[..., bool], ...] = ()
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -106,13 +129,7 @@ class PlanCache:
 
         Also misses, unlike `find`, under a torch dispatch mode or transform that was not active then.
         """
-        for entry in self._recent:
-            try:
-                if entry.selector == selector and entry.is_like(*args):
-                    return entry.plan
-            except (TypeError, RuntimeError, AttributeError):  # another kind of argument than at that position before
-                pass
-        return None
+        return next((entry.plan for entry in self._recent if entry.is_like(selector, *args)), None)
 
     def find(self, selector: Any, args: tuple) -> Callable | None:
         """The plan for these arguments, or None. A hit becomes the first of the recent ones."""
@@ -122,16 +139,19 @@ class PlanCache:
         except (TypeError, RuntimeError):  # no key: such a call is never stored, its check says what is wrong
             return None
         if plan is not None and TensorGuards is not None and not any(map(_is_tensors, args)):
-            self._recent = (self._entry(key, args, plan), *self._recent[:RECENT - 1])
+            self._keep((self._entry(key, args, plan), *self._recent[:RECENT - 1]))
         return plan
 
+    def _keep(self, entries: tuple[_Entry, ...]) -> None:
+        self._recent, self.serving = entries, tuple(entry.serves for entry in entries)
+
     def _entry(self, key: tuple, args: tuple, plan: Callable) -> _Entry:
-        """One for a call of this key, made where none of the earlier ones fits: text takes some 0.2 ms to compile."""
+        """One for a call of this key, made where none of the earlier ones fits, at some 50 µs."""
         known = self._entries.setdefault(key, [])
         for entry in known:
-            if entry.is_like(*args):
+            if entry.is_like(key[0], *args):
                 return entry
-        known[:] = [_Entry(key[0], args, plan), *known[:RECENT - 1]]
+        known[:] = [_Entry(key[0], args, plan, self._detour), *known[:RECENT - 1]]
         return known[0]
 
     def store(self, selector: Any, args: tuple, plan: Callable) -> None:
@@ -141,7 +161,7 @@ class PlanCache:
         except (TypeError, RuntimeError):
             return
         if key in self._plans:
-            self._recent = ()
+            self._keep(())
             self._entries.pop(key, None)
         elif len(self._plans) >= self.limit:
             oldest = next(iter(self._plans))
@@ -151,6 +171,6 @@ class PlanCache:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._recent = ()
+        self._keep(())
         self._plans.clear()
         self._entries.clear()

@@ -111,6 +111,11 @@ class Recording(TorchDispatchMode):
         self.is_complete = True
         self._fresh: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by torch, which else imports torch._dynamo for the first operation that it sees: that takes seconds."""
+        return False
+
     def __enter__(self) -> Recording:
         _recordings.open.append(self)
         return super().__enter__()
@@ -191,7 +196,7 @@ class _Text:
         if self._bytes:
             device = next(iter(self._tensors.values())).device
             self.used |= {"empty": torch.empty, "uint8": torch.uint8, "device": device}
-            yield f"memory = empty({self._bytes}, dtype=uint8, device=device)"
+            yield f"memory = empty({self._named(self._bytes)}, dtype=uint8, device=device)"
             yield "scratch = memory.data_ptr()"
 
     def _named(self, value: Any) -> str:
@@ -222,14 +227,17 @@ class _Text:
         same = [index for index in owners if self._addresses.get(index) == address]
         if same or len(owners) == 1:
             index = (same or owners)[0]
-            return _moved(f"at{index}", address - self._tensors[index].data_ptr())
+            return self._moved(f"at{index}", address - self._tensors[index].data_ptr())
         if owners or storage not in self._fresh:
             return None
         if storage not in self._places:
             self._places[storage] = self._bytes
             size = self._fresh[storage].untyped_storage().nbytes()
             self._bytes += -(-size // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
-        return _moved("scratch", self._places[storage] + address - storage)
+        return self._moved("scratch", self._places[storage] + address - storage)
+
+    def _moved(self, name: str, distance: int) -> str:
+        return f"{name} + {self._named(distance)}" if distance else name
 
 
 def _holds_tensors(argument: Any) -> bool:
@@ -259,10 +267,6 @@ def _moving(descriptor: Any) -> Callable[[int], Any]:
         return copy
 
     return moved
-
-
-def _moved(name: str, distance: int) -> str:
-    return f"{name} + {distance}" if distance else name
 
 
 def _storage(tensor: Tensor) -> int:

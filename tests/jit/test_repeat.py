@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -180,3 +182,18 @@ def test_an_error_ends_the_recording():
     with pytest.raises(ValueError, match="negative"):
         function.served(-torch.ones(8, 64), torch.ones(8, 64))
     assert not repeat.is_recording() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_recording_imports_no_compiler():
+    """That of torch takes seconds to import."""
+    code = """
+import sys, torch
+from aiter_like.jit import repeat
+x = torch.empty(8, 8)
+with repeat.Recording() as recording:
+    x.view(64), torch.empty(3), x[1:]
+    recording.started.append(repeat.Started(print, (x,)))
+assert recording.repeat((x,), print) is not None
+print("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
