@@ -165,8 +165,8 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
     _check_matrix("per_block_quant", x, quant_dtype)
     rows, columns = check_shape("per_block_quant", block_shape)
     check.choice("per_block_quant", "block_shape[1]", columns, quant_rule.GROUPS)
-    out = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
-    own = torch.empty(_scale_shape(x.shape, rows, columns), dtype=torch.float32, device=x.device)
+    out = torch.empty_like(x, dtype=quant_dtype, memory_format=torch.contiguous_format)
+    own = x.new_empty(*_scale_shape(x.shape, rows, columns), dtype=torch.float32)
     _block_quant.run(out, own, x, rows, block_columns=columns, backend=backend)
     return out, own
 

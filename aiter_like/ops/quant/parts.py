@@ -57,6 +57,19 @@ def check_number(op: str, name: str, value: Tensor | None, dtype: torch.dtype, d
             raise ValueError(f"{op}: {name} must have one element, got shape {tuple(value.shape)}")
 
 
+def check_limits(op: str, call: Any) -> None:
+    """`num_rows` with its factor and, where the call has one, `scale_ub` are numbers beside `input`.
+
+    Raises:
+        TypeError: one is of another kind or dtype.
+        ValueError: one holds several numbers, or is on another device, or the factor is less than 1.
+    """
+    device = call.input.device
+    check_number(op, "scale_ub", getattr(call, "scale_ub", None), torch.float32, device)
+    check_number(op, "num_rows", call.num_rows, torch.int32, device)
+    check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
+
+
 def refusal(target: Target, call: Any) -> str | None:
     """What every kernel refuses of a call with `out` and `input`."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, out=call.out)
@@ -75,7 +88,7 @@ def outputs(op: str, x: Tensor, dtype: torch.dtype, group_size: int | None) -> t
     if x.ndim == 0:
         raise ValueError(f"{op}: x must have at least 1 dimension, got a scalar")
     shape = (1,) if group_size is None else (*x.shape[:-1], x.shape[-1] // group_size if group_size else 1)
-    scale = torch.empty(shape, dtype=torch.float32, device=x.device)
+    scale = x.new_empty(*shape, dtype=torch.float32)
     if x.numel() == 0:
         scale.fill_(quant_rule.SMALLEST_AMAX / quant_rule.largest(dtype))  # the scale of zeros
-    return torch.empty(x.shape, dtype=dtype, device=x.device), scale
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format), scale

@@ -96,9 +96,7 @@ def _check(call: RowQuantCall) -> object:
     if call.scale_ub is not None and call.group_size:
         raise ValueError(f"{op}: scale_ub must be None where scales are per group, got one with group "
                          f"{call.group_size}")
-    parts.check_number(op, "scale_ub", call.scale_ub, torch.float32, input.device)
-    parts.check_number(op, "num_rows", call.num_rows, torch.int32, input.device)
-    check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
+    parts.check_limits(op, call)
     return SKIP if input.numel() == 0 else None
 
 

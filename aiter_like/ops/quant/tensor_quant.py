@@ -68,8 +68,7 @@ def _check(call: TensorQuantCall) -> object:
     parts.check_matrices(op, call.out, call.input)
     check.tensor(op, "scale", call.scale, dtypes=(torch.float32,), device=device)
     parts.check_number(op, "scale", call.scale, torch.float32, device)
-    parts.check_number(op, "num_rows", call.num_rows, torch.int32, device)
-    check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
+    parts.check_limits(op, call)
     return SKIP if call.input.numel() == 0 else None
 
 

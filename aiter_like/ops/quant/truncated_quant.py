@@ -23,15 +23,12 @@ _OP = "truncated_quant"
 
 
 class TruncatedQuantCall(NamedTuple):
-    """One call of truncated_quant. The rows of `out` and `input` are evenly spaced.
+    """One call of truncated_quant: the fields of TensorQuantCall (tensor_quant.py), and another.
 
     Attributes:
-        out: [..., K] int8, written.
-        scale: fp32: one number; where the call is dynamic one for each row, dense, written.
-        input: [..., K].
-        is_dynamic: a row's scale is found among its elements.
+        out: int8.
+        scale: where the call is dynamic a number for each row, found among its elements, dense.
         scale_ub: one fp32 number: the largest magnitude that a scale that is found covers.
-        num_rows: one int32 number: only the first num_rows · num_rows_factor rows are quantised; None: all.
     """
 
     out: Tensor
@@ -79,9 +76,7 @@ def _check(call: TruncatedQuantCall) -> object:
                          f"strides {call.scale.stride()}")
     if call.scale_ub is not None and not call.is_dynamic:
         raise ValueError(f"{_OP}: scale_ub must be None where the scale is given, got one")
-    parts.check_number(_OP, "scale_ub", call.scale_ub, torch.float32, input.device)
-    parts.check_number(_OP, "num_rows", call.num_rows, torch.int32, input.device)
-    check.integer(_OP, "num_rows_factor", call.num_rows_factor, low=1)
+    parts.check_limits(_OP, call)
     return SKIP if input.numel() == 0 else None
 
 
