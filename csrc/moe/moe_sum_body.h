@@ -32,12 +32,13 @@ struct MoeSumArgs {
   uint32_t columns;
 };
 
-template <class Config, int kVec>
+/// kMost rows are under way at a time. Four take 40 VGPRs; eight take 76, for 6 waves of a SIMD: modelled 4 % slower
+/// where waves fill the device, and 10 % faster where they do not and wait for memory once instead of twice.
+template <class Config, int kVec, int kMost>
 struct MoeSumBody {
   using Element = typename Config::Element;
   using Args = MoeSumArgs<Config>;
   static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kColumns = kWaveSize * kVec;
-  static constexpr int kMost = 4;  // 40 VGPRs; 8 rows at a time took 76, for 6 waves of a SIMD: modelled 4 % slower
 
   /// Whether a slot of a token counts, with its row and its weight.
   __device__ static bool look(const Args& args, int64_t token, int slot, int32_t& row, float& weight) {
@@ -138,10 +139,16 @@ void launch_moe_sum_body(typename Body::Args args, Stream stream) {
 /// With accesses of 16 bytes of the input, or of single elements.
 template <class Config>
 void launch_moe_sum(const MoeSumArgs<Config>& args, bool is_aligned, Stream stream) {
+  constexpr int kVec = 16 / sizeof(typename Config::Element);
+#if defined(__HIP__)
+  constexpr int64_t kWavesOfFew = 304 * 4;  // one for each SIMD of an MI300X
+  if (is_aligned && args.tokens * args.columns <= kWavesOfFew * kWaveSize * kVec)
+    return launch_moe_sum_body<MoeSumBody<Config, kVec, 8>>(args, stream);
+#endif
   if (is_aligned)
-    launch_moe_sum_body<MoeSumBody<Config, 16 / sizeof(typename Config::Element)>>(args, stream);
+    launch_moe_sum_body<MoeSumBody<Config, kVec, 4>>(args, stream);
   else
-    launch_moe_sum_body<MoeSumBody<Config, 1>>(args, stream);
+    launch_moe_sum_body<MoeSumBody<Config, 1, 4>>(args, stream);
 }
 
 }  // namespace aiter_like

@@ -17,6 +17,7 @@
 #include "aiter_like/rows/rows.h"
 #if defined(__HIP__)
 #include "aiter_like/preload.h"
+#include "aiter_like/rows/wider.h"
 #endif
 
 namespace aiter_like {
@@ -32,6 +33,7 @@ struct RmsNormArgs {
   int hidden;
   float epsilon;
 #if defined(__HIP__)
+  int even;  // of how many elements rows and their lengths are multiples
   static constexpr Preload preload() {
     using A = RmsNormArgs;
     if (Config::kHasResidual)
@@ -44,11 +46,19 @@ struct RmsNormArgs {
 };
 
 /// What one workgroup does to its rows: device code that a kernel of another module may call too.
+#if defined(__HIP__)
+template <class Config, bool kIsAligned, int kWide = 1>
+#else
 template <class Config, bool kIsAligned>
+#endif
 struct RmsNormBody {
   using Element = typename Config::Element;
   using Weight = typename Config::Weight;
+#if defined(__HIP__)
+  using Layout = WiderLayout<typename Config::template Layout<kIsAligned>, kWide>;
+#else
   using Layout = typename Config::template Layout<kIsAligned>;
+#endif
   using Args = RmsNormArgs<Config>;
 
   static constexpr int kBytes = Config::kHasResidual ? 4 : sizeof(Element);  // of registers for an element of x
@@ -124,8 +134,16 @@ __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void rms_
 template <class Config>
 void launch_rms_norm(const RmsNormArgs<Config>& args, bool is_aligned, Stream stream) {
   using Layout = typename Config::template Layout<true>;
+#if defined(__HIP__)
+  auto kernel = is_aligned ? rms_norm_kernel<RmsNormBody<Config, true>> : rms_norm_kernel<RmsNormBody<Config, false>>;
+  if constexpr (Layout::kVec == 1) {
+    if (args.even >= 2) kernel = rms_norm_kernel<RmsNormBody<Config, true, 2>>;
+    if (args.even == 4 && Layout::kVectors % 4 == 0) kernel = rms_norm_kernel<RmsNormBody<Config, true, 4>>;
+  }
+#else
   const auto kernel = is_aligned ? rms_norm_kernel<RmsNormBody<Config, true>>
                                  : rms_norm_kernel<RmsNormBody<Config, false>>;
+#endif
   launch_overlapped(kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
   check_launch("rms_norm_kernel");
 }

@@ -5,20 +5,18 @@ back that misses the aims. Written with --page.
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).with_name("MODELLED.md")
 LEAST_RATE, LEAST_MATRIX, MOST_VECTOR = 0.85, 0.8, 0.7
-_MARKS = ("<!-- figures: written by `python op_tests/bench/bench_modelled.py --page` -->", "<!-- end of figures -->")
 
 # The beginning of a case's name → why it misses an aim; the longest one holds.
 REASONS = {
     "rms_norm_quant fp8 5120 × 8192": "640 vectors on 512 lanes of two each: lanes of a row are a power of two",
-    "rms_norm 4100 × 8192": "rows that 16 bytes do not divide are read element by element",
+    "rms_norm 4100 × 8192": "1,025 accesses of four elements on 1,024 lanes of two each",
     "reshape_and_cache shuffled fp8 +3 × 8192": "first and last tokens that fill no pack are stored byte by byte",
     "gemm_a16w16 64x": "448 workgroups for 304 units",
     "gemm_a8w8 1": "start and end of a launch of 17 us: arguments, scales, first tiles",
@@ -109,10 +107,14 @@ def section(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping
                f"{statistics.geometric_mean(times):.2f} times as fast.")
 
 
+def put(mark: str, lines: Iterable[str]) -> None:
+    """Puts lines between the marks of MODELLED.md that begin with `mark`."""
+    head, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {mark}: ")
+    comment, _, rest = rest.partition("\n")
+    end = f"<!-- end of {mark} -->"
+    PAGE.write_text("\n".join((f"{head}{begin}{comment}", *lines, f"{end}{rest.split(end)[1]}")), encoding="utf-8")
+
+
 def write(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts the figures between the marks of MODELLED.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, rest = text.split(_MARKS[0])
-    tail = rest.split(_MARKS[1])[1]
-    PAGE.write_text("\n".join(itertools.chain((f"{head}{_MARKS[0]}",), section(found, before),
-                                              (f"{_MARKS[1]}{tail}",))), encoding="utf-8")
+    """Puts the figures into MODELLED.md."""
+    put("figures", section(found, before))

@@ -80,6 +80,29 @@ def test_strides_and_shapes(device, run, backend):
         assert torch.equal(target, out)
 
 
+@pytest.mark.parametrize("has_residual", (False, True), ids=("plain", "residual"))
+def test_rows_that_16_bytes_do_not_divide(device, run, has_residual):
+    """On gfx942 a lane takes four or two elements at a time where addresses and lengths allow it."""
+    accesses = {}
+    for hidden, offset in ((2052, 0), (2052, 2), (2052, 1), (2050, 0), (2049, 0)):
+        x, weight = make(device, 3, hidden, torch.bfloat16)
+        x = strided_like(x, (0, 0), offset=offset)
+        residual = torch.zeros_like(x)
+        out, summed = torch.empty_like(residual), torch.empty_like(residual)
+        with sim.enabled("strict") if device.type == "cpu" else contextlib.nullcontext() as session:
+            if has_residual:
+                run("hip", aiter_like.rmsnorm2d_fwd_with_add, out, x, residual, summed, weight, EPSILON)
+            else:
+                run("hip", aiter_like.rms_norm_cu, out, x, weight, EPSILON)
+        check_rms_norm(out, x, weight, EPSILON)
+        assert not has_residual or torch.equal(summed, x)
+        if session is not None:
+            (counts,) = session.counters.values()
+            accesses[hidden, offset] = counts["by_class"]["global"]
+    assert not accesses or (accesses[2052, 0] < accesses[2052, 2] == accesses[2050, 0] < accesses[2052, 1]
+                            == accesses[2049, 0]), accesses
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_place(device, run, backend):
     for hidden in (64, 20000):

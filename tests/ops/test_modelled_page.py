@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""op_tests/bench/MODELLED.md: it has every case of bench_modelled.py, and says of each that misses the aims why."""
+"""op_tests/bench/MODELLED.md: it has every case of bench_modelled.py, and says of each that misses the aims why; and
+every operator of the hot list, with the rows that it has.
+"""
 
 from __future__ import annotations
 
 import re
 
+import bench_hot_list
 import modelled_attention
 import modelled_decode
 import modelled_gemm
@@ -16,11 +19,12 @@ import pytest
 from aiter_like import device as devices
 
 
-def rows() -> dict[str, list[str]]:
-    """Case → the cells of its row."""
+def rows(mark: str = "figures") -> dict[str, list[str]]:
+    """Case, or operator → the cells of its row between two marks."""
+    text = modelled_page.PAGE.read_text().partition(f"<!-- {mark}: ")[2].partition(f"<!-- end of {mark} -->")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")]
-             for line in modelled_page.PAGE.read_text().splitlines() if line.startswith("| ")]
-    return {cells[0]: cells for cells in lines if cells[0] != "case"}
+             for line in text.splitlines() if line.startswith("| ")]
+    return {cells[0]: cells for cells in lines[1:]}
 
 
 @pytest.fixture
@@ -59,3 +63,20 @@ def test_a_reason_is_asked_for():
         modelled_page.reason("a new kernel × 8192", slow)
     with pytest.raises(KeyError, match="80% vector busy"):
         modelled_page.reason("a new kernel × 8192", {**slow, "rate": 0.9, "vector": 0.8})
+
+
+def test_operators_of_the_hot_list():
+    table = rows("hot list")
+    expected = {op.name: (len(keys), sum(bench_hot_list.text(key) in bench_hot_list.with_rows(op) for key in keys))
+                for op, keys in bench_hot_list.operators()}
+    assert {name: (int(cells[1]), int(cells[2] or 0)) for name, cells in table.items()} == expected
+    assert all(int(cells[3] or 0) + int(cells[2] or 0) <= int(cells[1]) for cells in table.values())
+    assert sum(int(cells[3] or 0) for cells in table.values()) > 100
+
+
+@pytest.mark.parametrize("others, expected", [
+    ({"hip": 10.0, "triton": 9.0}, 0.0), ({"ck": 8.0}, 0.25), ({"triton": 6.0}, 0.0), ({"triton": 4.0}, 1.5),
+    ({"hip": 10.0, "ck": 9.9, "triton": 4.9}, 10 / 4.9 - 1), ({}, 0.0)])
+def test_gain_of_another_backend(others, expected):
+    """Beyond what the model tells apart, and for Triton also by more than 5 us."""
+    assert bench_hot_list.gain({"own": 10.0, **others}) == pytest.approx(expected)
