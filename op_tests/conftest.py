@@ -14,6 +14,7 @@ import torch
 
 from aiter_like import device as devices
 from aiter_like.dispatch import explain
+from aiter_like.jit.repeat import Repeated
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -24,6 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="of the covering designs of exhaustive tests (default: a new one)")
     parser.addoption("--turn", type=int, help="which part of the cases large tests run (default: by the commit)")
     parser.addoption("--all-cases", action="store_true", help="large tests run all their cases, as on a GPU")
+    parser.addoption("--repeated", action="store_true",
+                     help="what Triton's kernels write is written by repeated launches (jit/repeat.py), without checkers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--device") != "sim":
         return
     own = [item for item in items if item.path.is_relative_to(_FOLDER)]
-    for item in own:
+    for item in () if config.getoption("--repeated") else own:
         item.add_marker(pytest.mark.sim_check("strict"))
     if config.getoption("--all-cases"):
         return
@@ -67,6 +70,26 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     devices.use_simulator(True)
     yield torch.device("cpu")
     devices.reset()
+
+
+@pytest.fixture(autouse=True)
+def repeated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --repeated, the first call of a plan is recorded, undone and repeated: tests then judge the repetition."""
+    if not request.config.getoption("--repeated"):
+        return
+
+    def serve(self: Repeated, *args: Any) -> None:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        before = [tensor.clone() for tensor in tensors]
+        self._recorded(*args)
+        if self._serve is self.unrepeated:
+            return
+        for tensor, content in zip(tensors, before):
+            if not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
+                tensor.copy_(content)
+        self._serve(*args)
+
+    monkeypatch.setattr(Repeated, "_first", serve)
 
 
 @pytest.fixture
