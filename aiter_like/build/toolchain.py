@@ -25,6 +25,8 @@ from aiter_like.errors import BuildError
 ROCM_MIN = (6,)
 CLANG_MIN = (19,)  # the first with gfx942 code generation that all sources here were tried with
 _VERSION_SECONDS = 30.0  # a busy machine and a compiler on a network's disk take a few
+_TOLD_LINES = 3  # of the output of what is no compiler: its last ones, which say why
+_EXIT_STATUS = "exit status"  # begins the last line of a version text, where the compiler has failed
 _NO_SUCH_COMMAND = 127  # a shell's exit status: a hipcc without its clang says no more the next time
 CLANG_MAX = 30  # newest versioned name looked for, as in clang++-30
 
@@ -154,7 +156,7 @@ def _candidates(platform: str, forced: str, path: str, rocm_path: str, clang_pat
 
 def _probe(name: str, path: str, rocm_path: str, clang_path: str) -> Candidate:
     """The first executable of that kind that is new enough; a hipcc with a clang of its own before one without."""
-    rejected = Candidate(name, None, "not found in PATH" + (" or /opt/rocm/bin" if name == "hipcc" else ""))
+    rejected = Candidate(name, None, f"not found in PATH{_elsewhere(rocm_path) if name == 'hipcc' else ''}")
     usable = []
     for executable in _executables(name, path, rocm_path):
         candidate = _identify(executable, path, rocm_path, clang_path)
@@ -165,6 +167,14 @@ def _probe(name: str, path: str, rocm_path: str, clang_path: str) -> Candidate:
         else:
             usable.append(candidate)
     return usable[0] if usable else Candidate(name, None, rejected.reason)
+
+
+def _elsewhere(rocm_path: str) -> str:
+    """Where else than in PATH hipcc is looked for, in words."""
+    if not rocm_path:
+        return " or /opt/rocm/bin"
+    missing = "" if Path(rocm_path).is_dir() else ", which is no folder"
+    return f", /opt/rocm/bin or ROCM_PATH ({rocm_path}{missing})"
 
 
 def _executables(name: str, path: str, rocm_path: str) -> list[str]:
@@ -188,12 +198,13 @@ def _identify(executable: str, path: str, rocm_path: str, clang_path: str) -> Ca
         return Candidate(Path(executable).name, None, str(error))
     matches = {name: match for name, pattern in _VERSIONS.items() if (match := re.search(pattern, text))}
     if not matches:
-        first = (text.strip().splitlines() or ["no output"])[0]
-        return Candidate(Path(executable).name, None, f"{executable} --version does not look like a compiler: {first}")
+        told = "; ".join(text.strip().splitlines()[-_TOLD_LINES:]) or "no output"
+        return Candidate(Path(executable).name, None, f"{executable} --version does not look like a compiler: {told}")
     name, match = next(iter(matches.items()))
     version = _numbers(match[1])
     if name == "hipcc":
-        return _identify_hipcc(executable, version, text, _probe("clang", path, rocm_path, clang_path).toolchain)
+        clang = _probe("clang", path, rocm_path, clang_path).toolchain
+        return _identify_hipcc(executable, version, text, clang, clang_path)
     if version < _MINIMUM[name]:
         needed = ".".join(map(str, _MINIMUM[name]))
         return Candidate(name, None, f"{executable} is version {match[1]}, needed is >= {needed}")
@@ -201,7 +212,8 @@ def _identify(executable: str, path: str, rocm_path: str, clang_path: str) -> Ca
     return Candidate(name, Toolchain(name, executable, version, identity, "" if name == "nvcc" else executable), "")
 
 
-def _identify_hipcc(executable: str, version: tuple[int, ...], text: str, clang: Toolchain | None) -> Candidate:
+def _identify_hipcc(executable: str, version: tuple[int, ...], text: str, clang: Toolchain | None,
+                    clang_path: str) -> Candidate:
     """hipcc is a driver, and what it builds is a matter of the clang behind it: that of ROCm 6 or later, or one that is
     new enough itself. A hipcc that has neither, such as a distribution's older one, is handed the clang found here."""
     own = re.search(_VERSIONS["clang"], text)
@@ -211,11 +223,14 @@ def _identify_hipcc(executable: str, version: tuple[int, ...], text: str, clang:
         identity = "\n".join([*map(str, _stamp(executable, text)), text])
         return Candidate("hipcc", Toolchain("hipcc", executable, version, identity, f"{place}/clang++"), "")
     number = ".".join(map(str, version))
+    is_elsewhere = clang_path and not any(Path(clang_path).glob("clang++*"))
     if place:
         problem = (f"{executable} is version {number} over clang {own[1] if own else 'of no known version'}, needed is "
                    f"hipcc >= {ROCM_MIN[0]} or any over clang >= {CLANG_MIN[0]}")
     else:
         problem = f"{executable} --version does not say where its clang is (InstalledDir)"
+    if is_elsewhere:
+        problem += f"; HIP_CLANG_PATH={clang_path} has no clang++"
     if clang is None:
         return Candidate("hipcc", None, f"{problem}; there is no other clang to hand to it")
     environment = _lend(clang)
@@ -286,7 +301,11 @@ def _version_text(executable: str, clang_path: str = "", environment: tuple[str,
         raise TimeoutError(f"{executable} --version has not ended after {_VERSION_SECONDS:g} s") from None
     except OSError as error:
         return f"{error}"
-    text = out + (err if run.returncode else "")
+    # Some drivers say on stderr who they are, and all of them what went wrong.
+    is_told = any(re.search(pattern, out) for pattern in _VERSIONS.values())
+    text = out if is_told and run.returncode == 0 else f"{out}{err}"
+    if run.returncode:
+        text = f"{text.rstrip()}\n{_EXIT_STATUS} {run.returncode}\n"
     if run.returncode == 0 or (run.returncode == _NO_SUCH_COMMAND and "HIP version:" in text):
         records[record] = {"stamp": _stamp(executable, text), "text": text}
         write_json(record_path, records)

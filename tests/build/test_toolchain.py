@@ -144,6 +144,44 @@ def test_users_own_choice_of_the_clang_behind_hipcc(bin_dir, tmp_path, monkeypat
     assert (found.lent, found.host_compiler) == ("", f"{tmp_path}/mine/clang++") and "20.1.0" in found.identity
 
 
+def test_hipcc_that_speaks_on_stderr(bin_dir, tmp_path, monkeypatch):
+    own = '"HIP version: 6.2.4" "clang version 20.1.0" "InstalledDir: /opt/rocm/llvm/bin"'
+    folder = tmp_path / "with a space"
+    Compiler(folder / "hipcc", f"#!/bin/sh\nprintf '%s\\n' 'some warning' >&2\nprintf '%s\\n' {own} >&2\n")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{folder}:{bin_dir}")
+    found = toolchain.find("hip")
+    assert (found.version, found.path, found.clang_version) == ((6, 2, 4), f"{folder}/hipcc", (20, 1, 0))
+    # A warning beside a version on stdout is not part of what the compiler is.
+    Compiler(folder / "hipcc", f"#!/bin/sh\necho $$ >&2\nprintf '%s\\n' {own}\n")
+    forget()
+    first = toolchain.find("hip").identity
+    forget()
+    assert toolchain.find("hip").identity == first and first.endswith("/opt/rocm/llvm/bin\n")
+
+
+def test_hipcc_that_fails_says_why(bin_dir):
+    says = "echo Defaulting to AMD\necho 'sh: /opt/clang++: not found' >&2\nexit 3\n"
+    Compiler(bin_dir / "hipcc", f"#!/bin/sh\n{says}")
+    with pytest.raises(BuildError, match="a compiler: Defaulting to AMD; sh: /opt/clang.*: not found; exit status 3"):
+        toolchain.find("hip")
+
+
+def test_a_wrong_rocm_path_and_clang_path_are_named(bin_dir, tmp_path, monkeypatch):
+    nowhere = tmp_path / "no rocm"
+    with pytest.raises(BuildError, match=rf"hipcc: not found in PATH, /opt/rocm/bin or ROCM_PATH \({nowhere}, which is "
+                                         r"no folder\)"):
+        toolchain.find("hip")
+    monkeypatch.setenv("HIP_CLANG_PATH", str(tmp_path))
+    Compiler(bin_dir / "hipcc", _DRIVER)
+    forget()
+    with pytest.raises(BuildError, match=rf"InstalledDir\); HIP_CLANG_PATH={tmp_path} has no clang\+\+; there is no"):
+        toolchain.find("hip")
+    _clang(bin_dir, "22.1.8")
+    forget()
+    assert "22.1.8" in toolchain.find("hip").lent, "the one that is found is handed to it"
+
+
 def test_hipcc_that_hides_its_clang(bin_dir):
     _tool(bin_dir / "hipcc", "HIP version: 6.2.0-1")
     with pytest.raises(BuildError, match="hipcc --version does not say where its clang is"):
@@ -167,7 +205,7 @@ def test_none_says_what_was_tried_and_what_to_install(bin_dir):
     _clang(bin_dir, "14.0.6")
     with pytest.raises(BuildError) as caught:
         toolchain.find("hip")
-    assert "hipcc: not found in PATH or /opt/rocm/bin" in str(caught.value)
+    assert "hipcc: not found in PATH, /opt/rocm/bin or ROCM_PATH" in str(caught.value)
     assert f"clang: {bin_dir}/clang++ is version 14.0.6, needed is >= 19" in str(caught.value)
     assert "install clang-22 lld-22" in str(caught.value)
 
