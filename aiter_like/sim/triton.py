@@ -283,9 +283,15 @@ def _simulator_error(name: str, error: RuntimeError) -> RuntimeError:
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    """A kernel's arguments without tuples, and the tensors of tensor descriptors."""
+    """A kernel's arguments without tuples, and the tensors behind what else has an address: tensor descriptors, and
+    classes of programs, whatever they call their tensor.
+    """
     for value in values:
         if isinstance(value, tuple):
             yield from _flat(value)
+        elif isinstance(value, torch.Tensor) or not hasattr(value, "__dict__"):
+            yield value
+        elif hasattr(value, "data_ptr") or isinstance(getattr(value, "base", None), torch.Tensor):
+            yield from (part for part in vars(value).values() if isinstance(part, torch.Tensor))
         else:
-            yield value.base if isinstance(getattr(value, "base", None), torch.Tensor) else value
+            yield value

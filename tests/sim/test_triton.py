@@ -131,6 +131,22 @@ def test_tuples_of_tensors_and_null_arguments():
     torch.testing.assert_close(out, x * 1.5, rtol=0, atol=0)
 
 
+def test_a_programs_own_class_with_an_address():
+    """What Triton takes: it has data_ptr and dtype. The checkers know the memory of the tensor in it, and its end."""
+    class Window:
+        def __init__(self, tensor: torch.Tensor, offset: int):
+            self._wrapped, self.dtype, self.offset = tensor, tensor.dtype, offset
+
+        def data_ptr(self) -> int:
+            return self._wrapped.data_ptr() + 4 * self.offset
+
+    x, out = torch.rand(96), torch.zeros(64)
+    add_kernel[(1,)](Window(x, 32), triton.reinterpret(x, torch.float32), out, 64, BLOCK=64)
+    assert torch.equal(out, x[32:] + x[:64])
+    with pytest.raises(SimulatorError, match="4 bytes in lane"):
+        add_kernel[(1,)](Window(x, 33), x, out, 64, BLOCK=64)
+
+
 def test_an_empty_grid_runs_nothing():
     out = torch.zeros(4)
     unmasked_kernel[(0,)](out, out, BLOCK=4)
