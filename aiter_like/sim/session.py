@@ -105,7 +105,7 @@ def checking() -> bool:
     """Whether calls must say which memory is whose: a checker is on, or the counters or the cycle model, which place
     tensors as a GPU would.
     """
-    return _checking
+    return _checking or _recorded is not None
 
 
 @contextlib.contextmanager
@@ -196,6 +196,18 @@ def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | N
     Raises:
         SimulatorError: a checker reported something, or the launch failed; `reports` has the records.
     """
+    if _recorded is not None:
+        return _recorded(functools.partial(_checked_call, name, fn, args, writes), args)
+    return _checked_call(name, fn, args, writes)
+
+
+def record_calls(recorded: Callable[[Callable[[], Any], tuple], Any] | None) -> None:
+    """From now on each checked call goes to `recorded(call, args)`, which makes it; None: to nobody."""
+    global _recorded
+    _recorded = recorded
+
+
+def _checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
     with _registered(name, args, writes), contextlib.ExitStack() as watched:
         for watch in _watching:
             watched.enter_context(watch(name, args))
@@ -246,6 +258,7 @@ def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence
 _lock = threading.Lock()
 _open: list[tuple[Settings, Session]] = []  # the blocks that have not ended, the innermost last
 _owner: int | None = None  # the thread that they belong to
+_recorded: Callable[[Callable[[], Any], tuple], Any] | None = None
 _watching: list[Callable[[str, tuple], contextlib.AbstractContextManager]] = []
 _checking = False
 

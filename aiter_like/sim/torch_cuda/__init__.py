@@ -14,7 +14,7 @@ from torch.utils import _device
 
 from aiter_like import device
 from aiter_like.sim import library
-from aiter_like.sim.torch_cuda import devices, names, times
+from aiter_like.sim.torch_cuda import devices, files, gradients, names, times
 from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
 _lock = threading.Lock()
@@ -56,8 +56,11 @@ def _entered() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(device.simulated_gpus(devices.count()))
         for holder, name, value in [*names.replacements(), (threading.Thread, "start", _starting(mode)),
-                                    (_device.DeviceContext, "__torch_function__", with_default_device)]:
+                                    (_device.DeviceContext, "__torch_function__", with_default_device),
+                                    (torch.autograd, "_engine_run_backward",
+                                     gradients.engine(mode, torch.autograd._engine_run_backward))]:
             stack.enter_context(_replaced(holder, name, value))
+        stack.enter_context(files.placed())
         times.forget_told()
         stack.callback(_set_default_device, default_device)
         stack.enter_context(mode)

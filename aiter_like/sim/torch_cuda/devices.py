@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,16 +83,33 @@ def of_index(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+class Properties(SimpleNamespace):
+    """torch.cuda.get_device_properties' answer."""
+
+    def __repr__(self) -> str:
+        return (f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+                f"gcnArchName='{self.gcnArchName}', total_memory={self.total_memory >> 20}MB, "
+                f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, "
+                f"pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+                f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size >> 20}MB)")
+
+
 @functools.cache
-def properties(index: int) -> SimpleNamespace:
+def properties(index: int) -> Properties:
     """What torch.cuda.get_device_properties tells, as the simulator's HIP library tells it."""
     facts = {name: _attribute(which, index) for name, which in _NUMBERS.items()}
     name = ctypes.create_string_buffer(256)
     session.load().hipDeviceGetName(name, 256, index)
     total = ctypes.c_size_t()
     session.load().hipDeviceTotalMem(ctypes.byref(total), index)
-    return SimpleNamespace(name=name.value.decode(), gcnArchName="gfx942:sramecc+:xnack-", total_memory=total.value,
-                           **facts)
+    return Properties(name=name.value.decode(), gcnArchName="gfx942:sramecc+:xnack-", total_memory=total.value,
+                      uuid=_uuid(index), **facts)
+
+
+def _uuid(index: int) -> uuid.UUID:
+    raw = ctypes.create_string_buffer(16)
+    session.load().hipDeviceGetUuid(raw, index)
+    return uuid.UUID(bytes=raw.raw)
 
 
 @functools.cache

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._C import _functorch
+
+from aiter_like.sim.torch_cuda import devices
 
 _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
 
@@ -19,16 +22,18 @@ class Memory:
 
     Attributes:
         now, peak: bytes.
+        taken: bytes of all that have lived.
     """
 
     def __init__(self) -> None:
-        self.now = self.peak = 0
+        self.now = self.peak = self.taken = 0
         self._lock = threading.RLock()  # a storage can die, and tell so, while another one is being counted
 
     def add(self, count: int) -> None:
         """More, or fewer where `count` is negative."""
         with self._lock:
             self.now += count
+            self.taken += max(count, 0)
             self.peak = max(self.peak, self.now)
 
     def reset_peak(self) -> None:
@@ -79,14 +84,34 @@ def put(tensor: torch.Tensor, index: int | None) -> torch.Tensor:
     return tensor
 
 
+def index_of_storage(holder: Any) -> int | None:
+    """As `index_of`, of a storage."""
+    place = getattr(holder, _NAME, None)
+    return place.index if place else None
+
+
 def put_storage(holder: Any, index: int | None) -> None:
     """As `put`, of a storage."""
-    setattr(holder, _NAME, _Place(index, holder.nbytes() if isinstance(holder, torch.UntypedStorage) else 0))
+    count = holder.nbytes() if isinstance(holder, torch.UntypedStorage) else 0
+    if index is not None:
+        _check_room(index, count)
+    setattr(holder, _NAME, _Place(index, count))
+
+
+def _check_room(index: int, count: int) -> None:
+    """Raises torch.OutOfMemoryError where a GPU would not have so many bytes more."""
+    now, total = memory(index).now, devices.properties(index).total_memory
+    if now + count > total:
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {count / 2**30:.2f} GiB. GPU {index} has a total capacity of "
+            f"{total / 2**30:.2f} GiB, of which {now / 2**30:.2f} GiB are in use")
 
 
 def holder_of(tensor: torch.Tensor) -> Any:
     """The object that bears a tensor's mark: its storage; a sparse or nested tensor, which has none, itself."""
     with torch._C.DisableTorchFunction():
+        while _functorch.is_functorch_wrapped_tensor(tensor):  # within torch.func's functions
+            tensor = _functorch.get_unwrapped(tensor)
         try:
             return tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):

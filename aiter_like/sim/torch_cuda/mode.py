@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from aiter_like.sim.torch_cuda import devices, marks, wide
+from aiter_like.sim.torch_cuda import autocast, devices, marks, refusals, wide
 
 _CPU = torch.device("cpu")
 _SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
@@ -31,6 +31,7 @@ class Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.is_on:
             return func(*args, **kwargs)
+        args, kwargs = autocast.widened(func, args, kwargs)
         if wide.is_meant(func, args, kwargs):
             return wide.called(func, args, kwargs)
         answer = _ANSWERS.get(func)
@@ -55,7 +56,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     is_pinned = index is None and kwargs.get("pin_memory", False)
     if "pin_memory" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-    results = func(*args, **kwargs)
+    if index is None:
+        refusals.check_places(func, args, kwargs)
+        results = func(*args, **kwargs)
+    else:
+        results = _made(func, args, kwargs)
     if is_pinned:
         return marks.put(results, None)
     if not is_placed:
@@ -68,6 +73,16 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     for tensor in marks.tensors(results) if index is not None else ():
         marks.put(tensor, index)
     return results
+
+
+def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        told = refusals.out_of_memory(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 def _moved(source: Any, result: torch.Tensor, index: int | None) -> torch.Tensor:
@@ -136,6 +151,23 @@ def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
     return func(*args, **kwargs)
 
 
+def _repr(func: Callable, args: tuple, kwargs: dict) -> str:
+    """torch's text, with the device where it stands in that of a GPU's tensor: after the values."""
+    text, index = func(*args, **kwargs), marks.index_of(args[0])
+    if index is None or "device=" in text or text.startswith("Parameter"):  # a parameter's is made of its tensor's
+        return text
+    values = text.rfind("]") if "]" in text else text.find("(")
+    end = next((text.find(mark, values) for mark in (",", ")") if text.find(mark, values) >= 0), -1)
+    return text if end < 0 else f"{text[:end]}, device='{devices.of_index(index)}'{text[end:]}"
+
+
+def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
+    if len(args) > 1 or kwargs:
+        return _called(func, args, kwargs)
+    name = func(*args)
+    return name if marks.index_of(args[0]) is None else name.replace("torch.", "torch.cuda.", 1)
+
+
 def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
     index = marks.index_of(args[0])
     return func(*args, **kwargs) if index is None else index
@@ -147,7 +179,8 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.cpu: _cpu,
     torch.Tensor.pin_memory: _pin_memory,
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
-    torch.Tensor.record_stream: lambda func, args, kwargs: None,
+    torch.Tensor.__repr__: _repr,
+    torch.Tensor.type: _type,
     torch.Tensor.get_device: _get_device,
     torch.Tensor.numpy: _to_numpy,
     torch.Tensor.__array__: _to_numpy,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.sim.torch_cuda import devices, marks, times
+from aiter_like.sim.torch_cuda import autocast, devices, files, graphs, marks, statistics, times
 
 KEPT = ("Storage", "Tensor")
 """Ends of names that stay what they are: torch's types of old."""
@@ -22,13 +22,11 @@ KEPT_NAMES = frozenset((
     "CudaError", "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
     # They ask functions that are answered below.
     "device", "device_of", "get_gencode_flags", "is_bf16_supported", "is_tf32_supported", "memory_cached",
-    "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated"))
+    "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary",
+    "make_graphed_callables"))
 """Names of torch.cuda that stay what they are."""
 
 _WHY = {
-    "CUDAGraph": "torch's own functions run on the host, where they cannot be captured",
-    "graph": "torch's own functions run on the host, where they cannot be captured",
-    "make_graphed_callables": "torch's own functions run on the host, where they cannot be captured",
     "cudart": "HIP's functions are those of the library that aiter_like.sim.load() gives",
     "utilization": "nothing is measured", "temperature": "nothing is measured", "power_draw": "nothing is measured",
     "memory_usage": "nothing is measured",
@@ -52,9 +50,16 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
             f"torch.accelerator.{name}", original, "")
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         yield torch.cuda.nvtx, name, lambda *args, **kwargs: 0
-    yield from ((torch.version, "hip", devices.hip_version()), (torch, "load", _loading(torch.load)),
-                (torch, "compile", _compile), (torch, "Generator", _Generator))
-    yield from _autocast()
+    yield from ((torch.version, "hip", devices.hip_version()), (torch, "load", files.loading(torch.load)),
+                (torch, "compile", _compile), (torch, "Generator", _Generator),
+                (torch.version, "cuda", None), (torch.autograd.profiler.profile, "__init__", _profile()),
+                (torch, "Stream", times.named(torch.Stream, times.Stream)),
+                (torch, "Event", times.named(torch.Event, times.Event)),
+                (torch.Tensor, "record_stream", lambda self, stream: None),
+                (torch.nn.parallel.comm, "scatter", _scatter),
+                (torch, "from_dlpack", _sharing(torch.from_dlpack)),
+                (torch.utils.dlpack, "from_dlpack", _sharing(torch.utils.dlpack.from_dlpack)))
+    yield from autocast.replacements()
 
 
 def _answers() -> dict[str, Any]:
@@ -64,7 +69,8 @@ def _answers() -> dict[str, Any]:
         "Event": times.Event, "Stream": times.Stream, "StreamContext": times.stream, "stream": times.stream,
         "current_stream": times.current_stream, "default_stream": times.default_stream,
         "set_stream": times.set_stream, "synchronize": times.synchronize,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": graphs.is_capturing, "CUDAGraph": graphs.CUDAGraph, "graph": graphs.graph,
+        "graph_pool_handle": graphs.graph_pool_handle,
         "default_generators": tuple(torch.default_generator for _ in range(devices.count())),
         "manual_seed": _seed, "manual_seed_all": _seed, "seed": torch.seed, "seed_all": torch.seed,
         "initial_seed": torch.initial_seed,
@@ -72,7 +78,7 @@ def _answers() -> dict[str, Any]:
         "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices.count())],
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
         "set_rng_state_all": lambda new_states: torch.set_rng_state(list(new_states)[0]),
-        "get_sync_debug_mode": lambda: 0,
+        "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda debug_mode: None,
     }
 
 
@@ -104,10 +110,6 @@ def _memory_answers() -> dict[str, Any]:
     def of(device: Any = None) -> marks.Memory:
         return marks.memory(devices.number_of(device))
 
-    def statistics(device: Any = None) -> dict[str, int]:
-        return {f"{kind}_bytes.all.{what}": value for kind in ("allocated", "reserved", "active")
-                for what, value in (("current", of(device).now), ("peak", of(device).peak))}
-
     def information(device: Any = None) -> tuple[int, int]:
         total = devices.properties(devices.number_of(device)).total_memory
         return total - of(device).now, total
@@ -119,7 +121,11 @@ def _memory_answers() -> dict[str, Any]:
         "max_memory_reserved": lambda device=None: of(device).peak,
         "reset_peak_memory_stats": lambda device=None: of(device).reset_peak(),
         "reset_accumulated_memory_stats": lambda device=None: None,
-        "memory_stats": statistics, "mem_get_info": information,
+        "memory_stats": lambda device=None: statistics.of(of(device)), "mem_get_info": information,
+        "memory_stats_as_nested_dict": lambda device=None: statistics.nested(of(device)),
+        "memory_snapshot": lambda *args, **kwargs: [],
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
         "empty_cache": lambda: None, "ipc_collect": lambda: None,
     }
 
@@ -185,54 +191,36 @@ class _Generator(torch.Generator):
 _GENERATOR = torch.Generator
 
 
-def _loading(original: Callable) -> Callable:
-    """torch.load, whose files and map_location may name a GPU."""
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if callable(map_location):
-            return original(f, map_location, *args, **kwargs)
-        if map_location is not None and not isinstance(map_location, dict):
-            index = devices.index_of(map_location)
-            if index is None:
-                return original(f, map_location, *args, **kwargs)
+def _sharing(original: Callable) -> Callable:
+    """A function whose result has the memory of its first argument, as another storage."""
+    def shared(value: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = original(value, *args, **kwargs)
+        if isinstance(value, torch.Tensor) and marks.index_of(value) is not None:
+            marks.put(result, marks.index_of(value))
+        return result
 
-        def place(storage: Any, location: str) -> Any:
-            named = map_location.get(location, location) if isinstance(map_location, dict) else (
-                location if map_location is None else map_location)
-            number = devices.index_of(named)
-            if number is None:
-                return None  # torch's own way
-            marks.put_storage(storage, number)
-            return storage
+    return shared
 
-        return original(f, place, *args, **kwargs)
 
-    return load
+def _scatter(tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0, streams: Any = None,
+             *, out: Any = None) -> tuple[torch.Tensor, ...]:
+    """torch.nn.parallel.comm.scatter, as DataParallel asks for it."""
+    if devices is None or out is not None:
+        raise UnsupportedError("sim.as_gpu: comm.scatter into tensors is not there", op="scatter")
+    parts = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    return tuple(part.to(device) for part, device in zip(parts, devices, strict=False))
+
+
+def _profile() -> Callable:
+    """The profiler's `__init__`: it sees the host's functions, and no launches."""
+    original = torch.autograd.profiler.profile.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **(kwargs | {"use_device": None} if kwargs.get("use_device") == "cuda" else kwargs))
+
+    return made
 
 
 def _compile(model: Any = None, **options: Any) -> Any:
     """torch.compile: what it is given, uncompiled."""
     return model if model is not None else lambda function: function
-
-
-def _autocast() -> Iterator[tuple[Any, str, Any]]:
-    """Autocasting of "cuda" is the CPU's, of float16 unless another type is given."""
-    original = torch.amp.autocast_mode.autocast.__init__
-
-    def made(self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True,
-             cache_enabled: bool | None = None) -> None:
-        is_gpu = device_type == "cuda"
-        original(self, "cpu" if is_gpu else device_type, dtype or (torch.float16 if is_gpu else None), enabled,
-                 cache_enabled)
-
-    yield torch.amp.autocast_mode.autocast, "__init__", made
-    for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
-        yield torch, name, _of_cpu(getattr(torch, name))
-
-
-def _of_cpu(function: Callable) -> Callable:
-    def asked(*args: Any) -> Any:
-        if not args or isinstance(args[0], bool):  # the forms of old, of the GPU alone
-            args = ("cuda", *args)
-        return function(*("cpu" if arg == "cuda" else arg for arg in args))
-
-    return asked

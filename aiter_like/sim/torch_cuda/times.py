@@ -103,8 +103,13 @@ class Stream:
         """Its work has ended."""
 
     def is_capturing(self) -> bool:
-        """There are no graphs."""
-        return False
+        """Whether a graph captures what is called."""
+        return torch.cuda.is_current_stream_capturing()
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority, which change nothing."""
+        return 0, -1
 
     def __enter__(self) -> Stream:
         self._block = stream(self)
@@ -149,6 +154,21 @@ def stream(stream: Stream | None) -> Iterator[None]:
 def synchronize(device: Any = None) -> None:
     """Nothing runs that could be waited for; a device that there is not is an error."""
     devices.number_of(device)
+
+
+def named(original: type, own: type) -> type:
+    """A class of torch that has the one or the other object, by its device: torch.Stream, torch.Event."""
+    class Meta(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, (original, own))
+
+    def made(cls: type, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        is_gpu = device is None or devices.index_of(device) is not None
+        if not is_gpu:
+            return original(device, *args, **kwargs)
+        return own(*args, **kwargs) if own is Event else own(device, *args, **kwargs)
+
+    return Meta(original.__name__, (), {"__new__": made, "__doc__": original.__doc__})
 
 
 class HostTime:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Autocasting of "cuda" within sim.as_gpu(): the CPU's, of float16 unless a type is given, with the functions that a
+GPU autocasts to float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from aiter_like.sim.torch_cuda import marks
+
+_MATHS = ("acos asin cosh cumprod cumsum dist erfinv exp expm1 log log10 log1p log2 norm pow prod reciprocal rsqrt "
+          "sinh log_softmax softmax sum renorm tan __pow__ __rpow__ __rtruediv__ __rdiv__ cdist cosine_similarity")
+_LAYERS = ("binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy group_norm "
+           "hinge_embedding_loss kl_div l1_loss layer_norm log_softmax margin_ranking_loss mse_loss "
+           "multilabel_margin_loss multi_margin_loss nll_loss normalize pdist poisson_nll_loss smooth_l1_loss "
+           "soft_margin_loss softmax softmin softplus triplet_margin_loss")
+_TO_FLOAT32 = frozenset(
+    {getattr(holder, name, None) for holder in (torch, torch.Tensor) for name in _MATHS.split()}
+    | {getattr(functional, name, None) for name in _LAYERS.split()} - {None})
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def widened(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments as autocasting of a GPU gives them to a function that it runs in float32, else as they are."""
+    if func not in _TO_FLOAT32 or not torch.is_autocast_enabled("cpu"):
+        return args, kwargs
+    if not any(marks.index_of(one) is not None for one in (*marks.tensors(args), *marks.tensors(kwargs))):
+        return args, kwargs
+    return tuple(map(_wide, args)), {name: _wide(value) for name, value in kwargs.items()}
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Names of torch: holder, name, what it means now."""
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    def made(self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True,
+             cache_enabled: bool | None = None) -> None:
+        is_gpu = device_type == "cuda"
+        original(self, "cpu" if is_gpu else device_type, dtype or (torch.float16 if is_gpu else None), enabled,
+                 cache_enabled)
+
+    yield torch.amp.autocast_mode.autocast, "__init__", made
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+        yield torch, name, _of_cpu(getattr(torch, name))
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype not in _HALVES:
+        return value
+    wide = value.float()
+    marks.follow(wide, [value])
+    return wide
+
+
+def _of_cpu(function: Callable) -> Callable:
+    def asked(*args: Any) -> Any:
+        if not args or isinstance(args[0], bool):  # the forms of old, of the GPU alone
+            args = ("cuda", *args)
+        return function(*("cpu" if arg == "cuda" else arg for arg in args))
+
+    return asked

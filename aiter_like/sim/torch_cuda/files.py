@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Files and pickles of tensors within sim.as_gpu(): they say where a tensor was, as a GPU's do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import serialization
+
+from aiter_like.sim.torch_cuda import devices, marks
+
+_PRIORITY = 0  # before torch's own, which see tensors of the CPU
+
+
+def loading(original: Callable) -> Callable:
+    """torch.load, whose map_location may name a GPU."""
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        index = None
+        if map_location is not None and not callable(map_location) and not isinstance(map_location, dict):
+            index = devices.index_of(map_location)
+        if index is None:
+            return original(f, map_location, *args, **kwargs)
+
+        def place(storage: Any, location: str) -> Any:
+            marks.put_storage(storage, index)
+            return storage
+
+        return original(f, place, *args, **kwargs)
+
+    return load
+
+
+@contextlib.contextmanager
+def placed() -> Iterator[None]:
+    """torch's files name the GPU of marked storages, and mark those that they name, within the block."""
+    entry = (_PRIORITY, _tag, _restore)
+    serialization._package_registry.insert(0, entry)
+    try:
+        yield
+    finally:
+        serialization._package_registry.remove(entry)
+
+
+def _tag(storage: Any) -> str | None:
+    index = marks.index_of_storage(getattr(storage, "_untyped_storage", storage))
+    return None if index is None else f"cuda:{index}"
+
+
+def _restore(storage: Any, location: str) -> Any:
+    if not location.startswith("cuda"):
+        return None  # torch's own way
+    marks.put_storage(getattr(storage, "_untyped_storage", storage), devices.index_of(location))
+    return storage

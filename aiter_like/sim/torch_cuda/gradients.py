@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Backward passes within sim.as_gpu(): Python code that torch's engine calls finds its gradients where they are, and
+the mode on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aiter_like.sim.torch_cuda import marks
+
+
+class _Marking(TorchDispatchMode):
+    """Results of operations are where their arguments are: those of C++, which the mode of functions does not see."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
+        marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
+        return results
+
+
+def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
+    """torch's call of its engine: `mode`, which is off while a function of torch runs, is on in what the engine calls.
+    """
+    def run(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        for output, gradient in zip(outputs, gradients, strict=False):
+            if isinstance(output, torch.Tensor) and isinstance(gradient, torch.Tensor):
+                marks.follow(gradient, [output])
+        is_on = any(one is mode for one in _get_current_function_mode_stack())
+        with _Marking():
+            if is_on or not mode.is_on:
+                return original(outputs, gradients, *args, **kwargs)
+            with mode:
+                return original(outputs, gradients, *args, **kwargs)
+
+    return run

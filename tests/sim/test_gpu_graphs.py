@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""sim.as_gpu(): torch.cuda.graph, and what Python code sees in a backward pass, autocasting, or of two devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import aiter_like
+from aiter_like import sim
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with sim.as_gpu() as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def twice():
+    triton = pytest.importorskip("triton")
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(x, out, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, 2 * tl.load(x + at, at < n), at < n)
+
+    kernel.fn.__globals__["tl"] = tl
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
+        return out
+
+    return run
+
+
+def test_a_graph_of_operators_triton_and_torch(twice):
+    x, weight = torch.ones(2, 256, dtype=torch.bfloat16, device="cuda"), torch.ones(256, dtype=torch.bfloat16).cuda()
+    count, host = torch.zeros(1, device="cuda"), torch.zeros(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
+        assert torch.cuda.is_current_stream_capturing()
+        count += 1
+        host += 1
+        y = aiter_like.rms_norm(twice(x * 3), weight, 1e-6)
+        total = y.float().sum(1)[:1]
+    assert count.item() == 0 and host.item() == 1, "the GPU's work has not run, and the host's has"
+    for value in (1, -2):
+        x.fill_(value)
+        graph.replay()
+        assert total.item() == 256 * (1 if value > 0 else -1) and y.is_cuda and total.is_cuda
+    assert count.item() == 2 and host.item() == 1 and not torch.cuda.is_current_stream_capturing()
+    graph.reset()
+    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+        graph.replay()
+
+
+def test_a_whole_step_of_training():
+    torch.manual_seed(0)
+    model, reference = torch.nn.Linear(8, 4).cuda(), torch.nn.Linear(8, 4)
+    reference.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference)]
+    x, graph = torch.zeros(3, 8, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad(set_to_none=False)
+    for _ in range(3):
+        data = torch.randn(3, 8)
+        x.copy_(data)
+        graph.replay()
+        expected = reference(data).square().mean()
+        expected.backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        torch.testing.assert_close(loss.cpu(), expected)
+    torch.testing.assert_close(model.weight.cpu(), reference.weight)
+
+
+def test_graphed_callables():
+    layer, x = torch.nn.Linear(4, 4).cuda(), torch.randn(2, 4, device="cuda")
+    expected = layer(x).detach().clone()
+    layer = torch.cuda.make_graphed_callables(layer, (torch.randn(2, 4, device="cuda"),))
+    out = layer(x)
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+    torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 4))
+
+
+def test_what_a_capture_does_not_permit():
+    x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
+    for asks in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: bool(x[0])):
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+            x.add_(1)
+            asks()
+        assert x.tolist() == [1, 1, 1] and not torch.cuda.is_current_stream_capturing()
+    with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="has begun already"):
+        torch.cuda.CUDAGraph().capture_begin()
+    with pytest.raises(RuntimeError, match="not capturing"):
+        graph.capture_end()
+
+
+def test_backward_passes_are_on_the_gpu(twice):
+    seen = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return twice(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.extend([grad.is_cuda, ctx.saved_tensors[0].is_cuda, torch.empty(1, device=grad.device).is_cuda])
+            return twice(grad.contiguous())
+
+    x = torch.randn(70, device="cuda", requires_grad=True)
+    x.register_hook(lambda grad: seen.append(grad.is_cuda))
+    Twice.apply(x * 3).sum().backward()
+    assert seen == [True] * 4 and x.grad.is_cuda and set(x.grad.tolist()) == {6.0}
+    (grad,) = torch.autograd.grad(Twice.apply(x).square().sum(), x)
+    torch.testing.assert_close(grad, 8 * x.detach())
+    host = torch.ones(2, requires_grad=True)
+    host.register_hook(lambda grad: seen.append(grad.is_cuda))
+    host.sum().backward()
+    assert seen[-1] is False and not host.grad.is_cuda
+    assert torch.func.vmap(lambda one: one * 2 if one.is_cuda else None)(x.detach()).is_cuda
+
+
+def test_autocasting_to_float32():
+    x, model = torch.randn(4, 8, device="cuda"), torch.nn.Linear(8, 8).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        y = model(x)
+        assert y.dtype == (y @ y.mT).dtype == torch.bfloat16
+        for wide in (torch.softmax(y, -1), functional.layer_norm(y, (8,)), y.exp(), y.pow(2), y.sum(),
+                     functional.mse_loss(y, x)):
+            assert wide.dtype == torch.float32 and wide.is_cuda
+        with torch.autocast("cuda", enabled=False):
+            assert y.exp().dtype == torch.bfloat16
+    assert torch.softmax(y, -1).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("call", (
+    lambda x, host: x + host, lambda x, host: host @ x, lambda x, host: torch.cat([x, host]),
+    lambda x, host: functional.linear(x, host), lambda x, host: x.mul_(host),
+    lambda x, host: torch.where(x > 0, x, host), lambda x, host: host + x[0, 0]))
+def test_tensors_of_two_devices(call):
+    x, host = torch.ones(2, 2, device="cuda"), torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match="on the same device, .* (cuda:0 and cpu|cpu and cuda:0)!"):
+        call(x, host)
+    assert (x + host[0, 0]).is_cuda and x[torch.tensor([0])].is_cuda and x.copy_(host).is_cuda
+
+
+def test_what_a_tensor_says_of_itself():
+    x = torch.tensor([1.0, 2.0], device="cuda")
+    assert repr(x) == "tensor([1., 2.], device='cuda:0')" and x.type() == "torch.cuda.FloatTensor"
+    assert repr(x[0].half()) == "tensor(1., device='cuda:0', dtype=torch.float16)"
+    assert "device='cuda:0', requires_grad=True" in repr(torch.nn.Parameter(x)) and "device" not in repr(x.cpu())
+    assert repr(torch.empty(0, device="cuda")) == "tensor([], device='cuda:0')"
+    facts = torch.cuda.get_device_properties(0)
+    assert repr(facts).startswith("_CudaDeviceProperties(name='AMD Instinct MI300X") and facts.uuid
+    assert torch.version.cuda is None
+
+
+def test_memory_and_streams_that_programs_ask_for():
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        torch.empty(1 << 46, device="cuda")
+    with torch.device("meta"):
+        assert torch.empty(1 << 46).is_meta
+    stats = torch.cuda.memory_stats()
+    assert stats["num_ooms"] == 0 and "allocated_bytes.large_pool.freed" in stats
+    assert "CUDA" in torch.cuda.memory_summary()
+    stream = torch.Stream(device="cuda", priority=-1)
+    assert isinstance(stream, torch.cuda.Stream) and isinstance(torch.Event(device="cuda"), torch.cuda.Event)
+    torch.ones(1, device="cuda").record_stream(stream)
+    assert torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())(torch.ones(4, 2, device="cuda")).is_cuda
