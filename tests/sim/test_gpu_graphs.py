@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.nn import functional
 
 import aiter_like
@@ -178,3 +179,34 @@ def test_memory_and_streams_that_programs_ask_for():
     assert isinstance(stream, torch.cuda.Stream) and isinstance(torch.Event(device="cuda"), torch.cuda.Event)
     torch.ones(1, device="cuda").record_stream(stream)
     assert torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())(torch.ones(4, 2, device="cuda")).is_cuda
+
+
+def test_states_of_random_numbers():
+    torch.manual_seed(3)
+    generator = torch.cuda.default_generators[0]
+    assert generator.device == torch.device("cuda:0") and generator.initial_seed() == torch.cuda.initial_seed() == 3
+    states, numbers = [], []
+    for _ in range(3):
+        states.append(torch.cuda.get_rng_state())
+        numbers.append(torch.rand(4, device="cuda"))
+    assert [one.dtype for one in states] == [torch.uint8] * 3 and {tuple(one.shape) for one in states} == {(16,)}
+    for i in (2, 0, 1):
+        torch.cuda.set_rng_state(states[i])
+        assert torch.equal(torch.rand(4, device="cuda"), numbers[i])
+    seed, offset = states[0].view(torch.int64).tolist()  # as kernels of others do: they move it on themselves
+    generator.set_state(torch.tensor([seed, offset + 40]).view(torch.uint8))
+    assert (generator.get_offset(), generator.initial_seed()) == (offset + 40, 3)
+    generator.set_state(torch.tensor([-1, 8]).view(torch.uint8))
+    assert generator.initial_seed() == 2**64 - 1 and generator.get_state().view(torch.int64)[0].item() == -1
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        torch.cuda.set_rng_state(torch.get_rng_state())
+    own = torch.Generator("cuda").manual_seed(7)
+    state = own.get_state()
+    first = torch.randn(3, device="cuda", generator=own)
+    assert torch.equal(first, torch.randn(3, device="cuda", generator=own.set_state(state)))
+    with torch.random.fork_rng(devices=[0]):
+        torch.rand(2, device="cuda")
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    out = torch.utils.checkpoint.checkpoint(lambda one: functional.dropout(one, 0.5), x, use_reentrant=False)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach()), "the second pass drops the same ones"

@@ -5,6 +5,7 @@ the mode on.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,29 @@ class _Marking(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
+        if getattr(_local, "is_forward", False):
+            return results
         marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
         return results
+
+
+def hooks() -> Callable:
+    """saved_tensors_hooks' `__init__`: what a hook does to have a tensor again, such as a forward pass once more, finds
+    the same tensors marked as the first time.
+    """
+    original = torch.autograd.graph.saved_tensors_hooks.__init__
+
+    def made(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+        def unpack(value: Any) -> Any:
+            before, _local.is_forward = getattr(_local, "is_forward", False), True
+            try:
+                return unpack_hook(value)
+            finally:
+                _local.is_forward = before
+
+        original(self, pack_hook, unpack)
+
+    return made
 
 
 def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
@@ -40,3 +62,6 @@ def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
                 return original(outputs, gradients, *args, **kwargs)
 
     return run
+
+
+_local = threading.local()

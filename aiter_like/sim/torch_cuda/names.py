@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.sim.torch_cuda import autocast, devices, files, graphs, marks, statistics, times
+from aiter_like.sim.torch_cuda import autocast, devices, files, generators, graphs, marks, statistics, times
 
 KEPT = ("Storage", "Tensor")
 """Ends of names that stay what they are: torch's types of old."""
@@ -51,7 +51,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         yield torch.cuda.nvtx, name, lambda *args, **kwargs: 0
     yield from ((torch.version, "hip", devices.hip_version()), (torch, "load", files.loading(torch.load)),
-                (torch, "compile", _compile), (torch, "Generator", _Generator),
+                (torch, "compile", _compile), (torch, "Generator", generators.Generator),
                 (torch.version, "cuda", None), (torch.autograd.profiler.profile, "__init__", _profile()),
                 (torch, "Stream", times.named(torch.Stream, times.Stream)),
                 (torch, "Event", times.named(torch.Event, times.Event)),
@@ -71,13 +71,13 @@ def _answers() -> dict[str, Any]:
         "set_stream": times.set_stream, "synchronize": times.synchronize,
         "is_current_stream_capturing": graphs.is_capturing, "CUDAGraph": graphs.CUDAGraph, "graph": graphs.graph,
         "graph_pool_handle": graphs.graph_pool_handle,
-        "default_generators": tuple(torch.default_generator for _ in range(devices.count())),
-        "manual_seed": _seed, "manual_seed_all": _seed, "seed": torch.seed, "seed_all": torch.seed,
+        "default_generators": generators.defaults(),
+        "manual_seed": generators.seed, "manual_seed_all": generators.seed, "seed": torch.seed, "seed_all": torch.seed,
         "initial_seed": torch.initial_seed,
-        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
-        "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices.count())],
-        "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
-        "set_rng_state_all": lambda new_states: torch.set_rng_state(list(new_states)[0]),
+        "get_rng_state": lambda device="cuda": generators.default(devices.number_of(device)).get_state(),
+        "get_rng_state_all": lambda: [one.get_state() for one in generators.defaults()],
+        "set_rng_state": _set_rng_state,
+        "set_rng_state_all": lambda new_states: [_set_rng_state(one, i) for i, one in enumerate(new_states)] and None,
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda debug_mode: None,
     }
 
@@ -142,8 +142,8 @@ def _accelerator_answers() -> dict[str, Any]:
     }
 
 
-def _seed(seed: int) -> None:
-    torch.default_generator.manual_seed(int(seed))
+def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+    generators.default(devices.number_of(device)).set_state(new_state)
 
 
 def _refusing(name: str, original: Any, why: str) -> Any:
@@ -156,39 +156,6 @@ def _refusing(name: str, original: Any, why: str) -> Any:
         return type(original.__name__, (), {"__new__": refuse, "__doc__": f"{name}, which refuses."})
     refuse.__name__ = name
     return refuse
-
-
-class _Generator(torch.Generator):
-    """torch.Generator: that of a GPU draws the CPU's numbers."""
-
-    def __new__(cls, device: Any = "cpu") -> torch.Generator:
-        index = devices.index_of(device)
-        if index is None:
-            return _GENERATOR(device)
-        made = super().__new__(cls, "cpu")
-        made.index, made.offset = index, 0
-        return made
-
-    @property
-    def device(self) -> torch.device:
-        """Where the program has it."""
-        return devices.of_index(self.index)
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        """Seeds it; its offset is 0 again."""
-        self.offset = 0
-        return super().manual_seed(seed)
-
-    def get_offset(self) -> int:
-        """How far kernels have drawn from it, which `set_offset` tells; what torch draws does not count here."""
-        return self.offset
-
-    def set_offset(self, offset: int) -> None:
-        """By whoever draws in a kernel."""
-        self.offset = int(offset)
-
-
-_GENERATOR = torch.Generator
 
 
 def _sharing(original: Callable) -> Callable:
