@@ -125,6 +125,9 @@ def test_backward_passes_are_on_the_gpu(twice):
     assert seen == [True] * 4 and x.grad.is_cuda and set(x.grad.tolist()) == {6.0}
     (grad,) = torch.autograd.grad(Twice.apply(x).square().sum(), x)
     torch.testing.assert_close(grad, 8 * x.detach())
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        y = (x * x).exp()
+    y.sum().backward()
     host = torch.ones(2, requires_grad=True)
     host.register_hook(lambda grad: seen.append(grad.is_cuda))
     host.sum().backward()
@@ -178,6 +181,8 @@ def test_memory_and_streams_that_programs_ask_for():
     stream = torch.Stream(device="cuda", priority=-1)
     assert isinstance(stream, torch.cuda.Stream) and isinstance(torch.Event(device="cuda"), torch.cuda.Event)
     torch.ones(1, device="cuda").record_stream(stream)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 4, device="cuda"), torch.tensor([3, 2]), True)
+    assert packed.data.is_cuda and not packed.batch_sizes.is_cuda
     assert torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())(torch.ones(4, 2, device="cuda")).is_cuda
 
 
@@ -207,6 +212,9 @@ def test_states_of_random_numbers():
     with torch.random.fork_rng(devices=[0]):
         torch.rand(2, device="cuda")
     x = torch.ones(64, device="cuda", requires_grad=True)
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)).cuda()
+    torch.utils.checkpoint.checkpoint(layers, x, use_reentrant=False).sum().backward()
+    x.grad = None
     out = torch.utils.checkpoint.checkpoint(lambda one: functional.dropout(one, 0.5), x, use_reentrant=False)
     out.sum().backward()
     assert torch.equal(x.grad, out.detach()), "the second pass drops the same ones"

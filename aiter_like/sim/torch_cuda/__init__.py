@@ -57,7 +57,7 @@ def _entered() -> Iterator[None]:
         stack.enter_context(device.simulated_gpus(devices.count()))
         for holder, name, value in [*names.replacements(), (threading.Thread, "start", _starting(mode)),
                                     (_device.DeviceContext, "__torch_function__", with_default_device),
-                                    (torch.autograd.graph.saved_tensors_hooks, "__init__", gradients.hooks()),
+                                    (torch.autograd.graph.saved_tensors_hooks, "__init__", gradients.saving(mode)),
                                     (torch.autograd, "_engine_run_backward",
                                      gradients.engine(mode, torch.autograd._engine_run_backward))]:
             stack.enter_context(_replaced(holder, name, value))

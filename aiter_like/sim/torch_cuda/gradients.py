@@ -5,7 +5,7 @@ the mode on.
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,29 +22,8 @@ class _Marking(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
-        if getattr(_local, "is_forward", False):
-            return results
         marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
         return results
-
-
-def hooks() -> Callable:
-    """saved_tensors_hooks' `__init__`: what a hook does to have a tensor again, such as a forward pass once more, finds
-    the same tensors marked as the first time.
-    """
-    original = torch.autograd.graph.saved_tensors_hooks.__init__
-
-    def made(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
-        def unpack(value: Any) -> Any:
-            before, _local.is_forward = getattr(_local, "is_forward", False), True
-            try:
-                return unpack_hook(value)
-            finally:
-                _local.is_forward = before
-
-        original(self, pack_hook, unpack)
-
-    return made
 
 
 def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
@@ -54,14 +33,29 @@ def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
         for output, gradient in zip(outputs, gradients, strict=False):
             if isinstance(output, torch.Tensor) and isinstance(gradient, torch.Tensor):
                 marks.follow(gradient, [output])
-        is_on = any(one is mode for one in _get_current_function_mode_stack())
-        with _Marking():
-            if is_on or not mode.is_on:
-                return original(outputs, gradients, *args, **kwargs)
-            with mode:
-                return original(outputs, gradients, *args, **kwargs)
+        with _Marking(), _switched_on(mode):
+            return original(outputs, gradients, *args, **kwargs)
 
     return run
 
 
-_local = threading.local()
+def saving(mode: TorchFunctionMode) -> Callable:
+    """saved_tensors_hooks' `__init__`: the mode is on in hooks, which functions of torch call while it is off."""
+    original = torch.autograd.graph.saved_tensors_hooks.__init__
+
+    def made(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+        def within(hook: Callable) -> Callable:
+            def call(value: Any) -> Any:
+                with _switched_on(mode):
+                    return hook(value)
+
+            return call
+
+        original(self, within(pack_hook), within(unpack_hook))
+
+    return made
+
+
+def _switched_on(mode: TorchFunctionMode) -> contextlib.AbstractContextManager:
+    is_on = any(one is mode for one in _get_current_function_mode_stack())
+    return contextlib.nullcontext() if is_on or not mode.is_on else mode

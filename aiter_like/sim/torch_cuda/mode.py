@@ -151,6 +151,13 @@ def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
     return func(*args, **kwargs)
 
 
+def _packed(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A packed sequence: its data are where they were, and its sizes are the host's."""
+    data, sizes = func(*args, **kwargs)
+    marks.follow(data, [*marks.tensors(args), *marks.tensors(kwargs)])
+    return data, sizes
+
+
 def _repr(func: Callable, args: tuple, kwargs: dict) -> str:
     """torch's text, with the device where it stands in that of a GPU's tensor: after the values."""
     text, index = func(*args, **kwargs), marks.index_of(args[0])
@@ -179,6 +186,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.cpu: _cpu,
     torch.Tensor.pin_memory: _pin_memory,
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
+    torch._VF._pack_padded_sequence: _packed,
     torch.Tensor.__repr__: _repr,
     torch.Tensor.type: _type,
     torch.Tensor.get_device: _get_device,

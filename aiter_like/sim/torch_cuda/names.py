@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.sim.torch_cuda import autocast, devices, files, generators, graphs, marks, statistics, times
@@ -55,6 +56,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
                 (torch.version, "cuda", None), (torch.autograd.profiler.profile, "__init__", _profile()),
                 (torch, "Stream", times.named(torch.Stream, times.Stream)),
                 (torch, "Event", times.named(torch.Event, times.Event)),
+                (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
+                 torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
                 (torch.Tensor, "record_stream", lambda self, stream: None),
                 (torch.nn.parallel.comm, "scatter", _scatter),
                 (torch, "from_dlpack", _sharing(torch.from_dlpack)),
@@ -167,6 +170,13 @@ def _sharing(original: Callable) -> Callable:
         return result
 
     return shared
+
+
+def _facts_of_saved(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a forward pass once more has to have in common with the first, to torch.utils.checkpoint: devices are not
+    compared, because within a function of torch a tensor is not marked yet.
+    """
+    return {"shape": tensor.shape, "dtype": tensor.dtype}
 
 
 def _scatter(tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0, streams: Any = None,
