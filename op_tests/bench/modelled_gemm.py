@@ -14,7 +14,7 @@ from aiter_like import dtypes
 _FP8 = dtypes.name(dtypes.fp8_of("gfx942"))
 _PLAIN = {"dtype": "bf16", "out_dtype": "bf16", "is_shuffled": 0, "is_gated": 0}
 _EIGHT = {"weight_dtype": _FP8, "band": 0, "use_fast_accum": 0}
-_FOUR = {"bits": 4, "group_size": 128, "dtype": "bf16", "out_dtype": "bf16"}
+_FOUR = {"bits": 4, "is_fp8": 0, "group_size": 128, "scale_rows": 1, "dtype": "bf16", "out_dtype": "bf16"}
 # Operator, roof, rest of the key, (m, n, k): products of Llama-3-8B and DeepSeek-V3, skinny ones of 64 MB or more.
 _PRODUCTS = (
     ("gemm_a16w16", "bf16", _PLAIN, ((1, 14336, 4096), (16, 14336, 4096), (64, 14336, 4096), (1024, 4096, 4096),

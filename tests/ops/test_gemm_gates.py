@@ -168,7 +168,7 @@ def test_modelled_share_of_the_matrix_units(tile_of):
     assert launch["busy"]["matrix"] > MATRIX_BUSY
 
 
-PER_MFMA = {("int8", 0): 1.8, ("int8", 64): 2.6, ("int4", 128): 2.8, ("int4", 32): 5.5}
+PER_MFMA = {("int8", 0): 1.8, ("int8", 64): 2.6, ("int4", 128): 2.8, ("int4", 32): 5.5, ("fp8", 128): 2.4}
 """Other vector instructions, those of memory included, for one MFMA: at most, in a step of the tile for large products
 that makes 16-bit numbers of weights and scales the products of each group. In the last one clang 19 moves products
 between two kinds of registers, clang 22 needs 3.7."""
@@ -178,17 +178,20 @@ MFMA_PASSES = 4  # of v_mfma_f32_16x16x16_bf16
 
 @pytest.mark.parametrize("tile, weights, group_size", (
     *(("t128x128_w2x2x1", *one) for one in PER_MFMA), ("t256x128_w4x2x1", "int4", 32), ("t64x64_w2x2x1", "int4", 128),
-    ("t16x64_w1x1x4", "int4", 128), ("t32x64_w1x2x2", "int8", 64)))
+    ("t16x64_w1x1x4", "int4", 128), ("t32x64_w1x2x2", "int8", 64), ("t16x64_w1x1x4", "fp8", 128)))
 def test_weights_of_few_bits(tile_of, tile, weights, group_size):
     tile_of(tile)
 
     def launch(k: int) -> dict:
-        bits, generator = int(weights[3:]), torch.Generator().manual_seed(0)
+        is_fp8, generator = weights == "fp8", torch.Generator().manual_seed(0)
+        bits, scale_rows = 4 if weights == "int4" else 8, 128 if is_fp8 else 1
         b = torch.randint(-128, 128, (256, k * bits // 8), generator=generator, dtype=torch.int8)
-        scale = torch.ones(256, k // group_size if group_size else 1)
+        if is_fp8:
+            b = b.to(torch.float8_e4m3fnuz)
+        scale = torch.ones(256 // scale_rows, k // group_size if group_size else 1)
         one = GemmWeightOnlyCall(torch.empty(256, 256, dtype=torch.bfloat16),
                                  torch.randn(256, k, generator=generator).bfloat16(), b, scale, bits=bits,
-                                 group_size=group_size)
+                                 group_size=group_size, scale_rows=scale_rows)
         with sim.enabled(counters=True) as session:
             gemm_weight_only._gemm_weight_only(one, backend="ck")
         return session.launches[0]
