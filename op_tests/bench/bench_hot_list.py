@@ -23,12 +23,13 @@ import torch
 import aiter_like  # noqa: F401  (declares the operators)
 from aiter_like import device, paths, sim
 from aiter_like.dispatch import OPS, Op
-from aiter_like.errors import AiterLikeError, TuningError
+from aiter_like.errors import SimulatorError, TuningError, UnsupportedError
 from aiter_like.sim import modelling
 from aiter_like.tuning import hot_list
 
 _LEAST_OF_TRITON = 5.0  # us: rows of it that save less are not kept, since its launches take the host longer
 _LARGEST_BYTES, _LARGEST_FLOPS = 2e9, 4e11  # of a call that a processor makes random numbers for and replays at once
+_LARGEST_WHOLE_FLOPS = 1e10  # … of which all workgroups run
 
 
 def text(key: Mapping[str, Any]) -> str:
@@ -54,17 +55,36 @@ def operators() -> Iterator[tuple[Op, list[dict[str, Any]]]]:
             continue
 
 
+def _us(op: Op, call: Any, backend: str | None, model: str) -> list[float]:
+    """The modelled times of a call's launches."""
+    with torch.no_grad(), sim.enabled(checks=False, model=model) as session:
+        op(call, backend=backend)
+    return [launch["modelled_us"] for launch in session.modelled]
+
+
+def _times(op: Op, call: Any, backend: str | None) -> list[float]:
+    """As _us. Of several launches all workgroups run, unless they are large products: what one leaves may decide what
+    the next does, or where it reads.
+    """
+    try:
+        times = _us(op, call, backend, "sample")
+    except SimulatorError:
+        times = []
+    is_whole = len(times) != 1 and op.tuning.needs(call)[1] < _LARGEST_WHOLE_FLOPS
+    return _us(op, call, backend, "whole") if is_whole else times
+
+
 def modelled(op: Op, key: Mapping[str, Any]) -> dict[str, float]:
     """Backend → us; "own" is the operator's choice. Without those that do not serve the call, or launch nothing."""
     call, found = op.tuning.case(key, torch.device("cpu"), 0), {}
+    _times(op, call, None)  # a kernel's check before its first use is no part of its time
     for backend in ("own", *(backend.name for backend in op.backends if backend.name != "torch")):
         try:
-            with torch.no_grad(), sim.enabled(checks=False, model="sample") as session:
-                op(call, backend=None if backend == "own" else backend)
-        except AiterLikeError:
+            times = _times(op, call, None if backend == "own" else backend)
+        except UnsupportedError:
             continue
-        if session.modelled:
-            found[backend] = round(sum(launch["modelled_us"] for launch in session.modelled), 2)
+        if times:
+            found[backend] = round(sum(times), 2)
     return found
 
 
