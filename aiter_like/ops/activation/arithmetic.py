@@ -221,6 +221,23 @@ def _of_two(operation: str, input: Tensor, other: Tensor, out: Tensor | None, ba
     for name, tensor in (("input", input), ("other", other)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{operation}: {name} must be a tensor, got {type(tensor).__name__}")
+    if is_in_place:
+        out = input
+    if input.shape != other.shape:
+        input, other = _broadcast(operation, input, other, is_in_place)
+    if out is None:
+        dtype = input.dtype if input.dtype == other.dtype else torch.promote_types(input.dtype, other.dtype)
+        out = torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
+    elementwise.run(out, input, other, operation=operation, backend=backend)
+    return out
+
+
+def _broadcast(operation: str, input: Tensor, other: Tensor, is_in_place: bool) -> tuple[Tensor, Tensor]:
+    """Views of one shape, that of `input` where it is written.
+
+    Raises:
+        ValueError: there are none.
+    """
     try:
         shape = torch.broadcast_shapes(input.shape, other.shape)
     except RuntimeError:
@@ -228,9 +245,4 @@ def _of_two(operation: str, input: Tensor, other: Tensor, out: Tensor | None, ba
     if shape is None or (is_in_place and shape != input.shape):
         raise ValueError(f"{operation}: other must have a shape that can be broadcast "
                          f"{'to' if is_in_place else 'with'} {tuple(input.shape)}, got {tuple(other.shape)}")
-    if is_in_place:
-        out = input
-    elif out is None:
-        out = torch.empty(shape, dtype=torch.promote_types(input.dtype, other.dtype), device=input.device)
-    elementwise.run(out, input.expand(shape), other.expand(shape), operation=operation, backend=backend)
-    return out
+    return input.expand(shape), other.expand(shape)
