@@ -56,16 +56,15 @@ def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, option
 
 def starter(compiled: CompiledKernel, grid: tuple[int, ...], target: Target) -> Callable[..., None]:
     """What launches a compiled kernel over `grid`: a function of all arguments of the kernel, in order."""
-    with driver_of(target):
-        start = compiled[(*grid, 1, 1)[:3]]
+    places = (*grid, 1, 1)[:3]
     if not target.simulated:
-        return start
+        return compiled[places]
 
-    def start_on_simulator(*args: Any) -> None:
+    def start(*args: Any) -> None:
         with driver_of(target):
-            start(*args)
+            compiled[places](*args)  # asks anew which simulated device is the current one
 
-    return start_on_simulator
+    return start
 
 
 class Launch:
