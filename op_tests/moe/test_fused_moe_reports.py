@@ -61,8 +61,8 @@ def test_routing_to_288_experts(device):
 
 
 PLAIN, GROUPED = ((136, 72), (360, 360), (200, 24)), ((192, 64), (320, 192), (128, 64))
-"""k and inner that tiles do not divide, as 192 and 360 of Qwen3-235B and GPT-OSS on 8 GPUs; of forms with groups as
-many whole ones."""
+"""k and inner that tiles do not divide, as 192 and 360 of Qwen3-235B and GPT-OSS on 8 GPUs; of forms with groups, and
+of words that are shuffled, as many whole ones."""
 
 
 @pytest.mark.parametrize("size, tokens", ((0, 1), (1, 70), (2, 5)))
@@ -70,7 +70,7 @@ many whole ones."""
 def test_sizes_that_no_tile_divides(device, form, size, tokens):
     """Elsewhere a compiled kernel "does not support this GEMM problem", or reads behind the last row; of one token and
     of odd numbers of them, too."""
-    k, inner = (GROUPED if form in ("int4 groups", "int4 aiter", "mxfp4") else PLAIN)[size]
+    k, inner = (GROUPED if form in ("int4 groups", "int4 aiter", "int4 words", "mxfp4") else PLAIN)[size]
     one = layer(device, form, experts=4, k=k, inner=inner)
     hidden, weights, ids = tokens_of(device, tokens, 4, 2, k, 1, dtype_of(form))
     check(by_kernels(hidden, one, weights, ids), *expected(one, hidden, weights, ids), one.eight_bits)
