@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turn", type=int, help="which part of the cases large tests run (default: by the commit)")
     parser.addoption("--all-cases", action="store_true", help="large tests run all their cases, as on a GPU")
     parser.addoption("--repeated", action="store_true",
-                     help="what Triton's kernels write is written by repeated launches (jit/repeat.py), without checkers")
+                     help="Triton's kernels are judged by repeated launches (jit/repeat.py); without checkers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
