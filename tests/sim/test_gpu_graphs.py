@@ -173,6 +173,8 @@ def test_what_a_tensor_says_of_itself():
 def test_memory_and_streams_that_programs_ask_for():
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         torch.empty(1 << 46, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="simulated MI300X, in the host's memory"):
+        torch.ones(1, device="cuda").expand(1 << 46).clone()
     with torch.device("meta"):
         assert torch.empty(1 << 46).is_meta
     stats = torch.cuda.memory_stats()

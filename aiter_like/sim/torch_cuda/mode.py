@@ -58,9 +58,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     if index is None:
         refusals.check_places(func, args, kwargs)
-        results = func(*args, **kwargs)
-    else:
-        results = _made(func, args, kwargs)
+    results = _made(func, args, kwargs, index is not None)
     if is_pinned:
         return marks.put(results, None)
     if not is_placed:
@@ -75,12 +73,13 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     return results
 
 
-def _made(func: Callable, args: tuple, kwargs: dict) -> Any:
+def _made(func: Callable, args: tuple, kwargs: dict, is_placed: bool) -> Any:
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
         told = refusals.out_of_memory(error)
-        if told is None:
+        tensors = (*marks.tensors(args), *marks.tensors(kwargs))
+        if told is None or not (is_placed or any(marks.index_of(one) is not None for one in tensors)):
             raise
         raise told from error
 
