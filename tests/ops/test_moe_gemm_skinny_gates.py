@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the compiler makes of csrc/moe/moe_gemm_skinny.hip: registers and banks, and the modelled share of the read
-rate."""
+rate; and what Triton's kernel for weights of few bits and pairs that are not sorted takes, modelled."""
 
 from __future__ import annotations
 
@@ -63,3 +63,15 @@ def test_registers(simulated, compiled_by, compiler, block):
         OPS["moe_gemm"].run(*small, backend="hip")
     (launch,) = session.launches
     assert launch["occupancy"]["workgroups_per_cu"] >= 2 and launch["private_bytes"] == 0
+
+
+@pytest.mark.parametrize("b_dtype, group_size, most", (("int4", 0, 7.7), ("int4", 128, 8.0), ("mxfp4", 32, 9.2)))
+def test_modelled_time_of_pairs_with_weights_of_four_bits(simulated, b_dtype, group_size, most):
+    """Gates of one token; with the programs of four rows that suit an H100 8.1, 8.7 and 9.8 us."""
+    key = {"pairs": SLOTS, "experts": EXPERTS, "n": 2 * INNER, "k": HIDDEN, "slots": SLOTS, "block": 1,
+           "dtype": "bf16", "b_dtype": b_dtype, "group_size": group_size, "is_gated": 1, "is_of_pairs": 0,
+           "is_shuffled": 0}
+    call = OPS["moe_gemm"].tuning.case(key, torch.device("cpu"), 0)
+    with sim.enabled(checks=False, model="sample") as session:
+        OPS["moe_gemm"].run(*call, backend="triton")
+    assert sum(launch["modelled_us"] for launch in session.modelled) <= most
