@@ -45,9 +45,6 @@ void rms_norm(ffi::Tensor out, ffi::Tensor input, ffi::Tensor weight, double eps
   args.rows = operands.rows();
   args.hidden = static_cast<int>(operands.size());
   args.epsilon = static_cast<float>(epsilon);
-#if defined(__HIP__)
-  args.even = even_elements(operands.size(), args.weight, args.input, args.out, args.residual_in, args.residual_out);
-#endif
   if (args.rows == 0) return;
   ffi::check_value(!Config::kIsWhole || args.hidden <= Layout::kCapacity,
                    "rms_norm: this module was built for other row lengths");

@@ -33,7 +33,6 @@ struct RmsNormArgs {
   int hidden;
   float epsilon;
 #if defined(__HIP__)
-  int even;  // of how many elements rows and their lengths are multiples
   static constexpr Preload preload() {
     using A = RmsNormArgs;
     if (Config::kHasResidual)
@@ -137,8 +136,10 @@ void launch_rms_norm(const RmsNormArgs<Config>& args, bool is_aligned, Stream st
 #if defined(__HIP__)
   auto kernel = is_aligned ? rms_norm_kernel<RmsNormBody<Config, true>> : rms_norm_kernel<RmsNormBody<Config, false>>;
   if constexpr (Layout::kVec == 1) {
-    if (args.even >= 2) kernel = rms_norm_kernel<RmsNormBody<Config, true, 2>>;
-    if (args.even == 4 && Layout::kVectors % 4 == 0) kernel = rms_norm_kernel<RmsNormBody<Config, true, 4>>;
+    const int even =
+        even_elements(args.hidden, args.weight, args.input, args.out, args.residual_in, args.residual_out);
+    if (even >= 2) kernel = rms_norm_kernel<RmsNormBody<Config, true, 2>>;
+    if (even == 4 && Layout::kVectors % 4 == 0) kernel = rms_norm_kernel<RmsNormBody<Config, true, 4>>;
   }
 #else
   const auto kernel = is_aligned ? rms_norm_kernel<RmsNormBody<Config, true>>
