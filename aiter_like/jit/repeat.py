@@ -56,6 +56,8 @@ class Repeated:
     later calls launch the same kernels with the addresses of their own tensors. Metadata do not tell all that such a
     function may ask for: a recording holds for tensors whose addresses have the same alignment and coincide where they
     did before. Others are recorded anew.
+    Numbers of tensors that the function reads on the host are an operation of torch's, and end the recording; but for
+    those of tensors on the CPU that `tolist()` or `numpy()` reads: such a function must not be one of Triton kernels.
 
     Attributes:
         unrepeated: the function.
