@@ -59,12 +59,13 @@ def test_against_float64(device, head_dim, changes):
 
 def test_repeated_calls(monkeypatch):
     """Descriptors are of the call's own tensors; where an address is none for them, the other kernels serve."""
+    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper
-    from aiter_like.ops.common.triton import launch as launcher
 
     launched = []
     monkeypatch.setattr(flash_attn_bwd, "target_of", lambda _: HOPPER)
     monkeypatch.setattr(launcher, "launch", lambda kernel, grid, *args, **_: launched.append((kernel, args)))
+    monkeypatch.setattr(launcher, "starter", lambda *_: None)
 
     def call():
         q, out, dout, dq = torch.zeros(4, 2, 200, 4, 64, dtype=BF16)
@@ -105,8 +106,8 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.attention.triton import flash_attn_bwd
-    from aiter_like.ops.common.triton import launch as launcher
 
     with compiled_for_hopper(monkeypatch, flash_attn_bwd, launcher) as built:
         flash_attn_bwd.flash_attn_bwd(call_of(head_dim), **params)

@@ -19,7 +19,7 @@ def test_repeated_calls(device, run, monkeypatch, features):
     """Of the same metadata: other numbers, other addresses. Triton itself launches once per kernel and alignment; then
     another length.
     """
-    from aiter_like.ops.common.triton import launch as launcher
+    from aiter_like.jit import triton_launch as launcher
 
     launched = []
     original = launcher.launch

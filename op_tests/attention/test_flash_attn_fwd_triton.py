@@ -130,7 +130,7 @@ def test_repeated_calls(device, run, monkeypatch, rows, kernels):
     """Of the same metadata: other numbers, other addresses. Triton itself launches once per kernel and alignment; the
     parts of split keys are added up by a kernel that knows no alignment but its own.
     """
-    from aiter_like.ops.common.triton import launch as launcher
+    from aiter_like.jit import triton_launch as launcher
 
     launched = []
     original = launcher.launch
@@ -150,8 +150,8 @@ def hopper(device, monkeypatch):
     """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.attention.triton import flash_attn_fwd
-    from aiter_like.ops.common.triton import launch as launcher
 
     with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher) as built:
         def compile_call(call, **params):

@@ -222,7 +222,7 @@ def test_code(monkeypatch, tmp_path, spills, params, options):
     from hopper_code import compiled_for_hopper, disassembled
 
     import aiter_like.ops.mla.mla_decode as operator
-    from aiter_like.ops.common.triton import launch as launcher
+    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.mla.triton import mla_decode_hopper
 
     monkeypatch.setattr(operator, "target_of", lambda _: SM_90)

@@ -143,7 +143,7 @@ def test_code_for_hopper(monkeypatch, tmp_path, form, activation, instruction):
     """Weights by TMA straight to the matrix unit, rows by cp.async, hardly anything in local memory."""
     from hopper_code import compiled_for_hopper, disassembled
 
-    from aiter_like.ops.common.triton import launch as launcher
+    from aiter_like.jit import triton_launch as launcher
 
     with compiled_for_hopper(monkeypatch, moe_gemm, launcher) as built:
         moe_gemm.moe_gemm(call_of(form, activation), HOPPER)

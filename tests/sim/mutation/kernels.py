@@ -290,7 +290,7 @@ def _attention_tensors(batch: int, rows: int, keys: int, heads: int, kv_heads: i
 @contextlib.contextmanager
 def captured(*modules: object) -> Iterator[list[tuple]]:
     """The launches that a Triton launcher makes, instead of running them."""
-    from aiter_like.ops.common.triton import launch as launcher
+    from aiter_like.jit import triton_launch as launcher
 
     calls = []
 
@@ -301,6 +301,7 @@ def captured(*modules: object) -> Iterator[list[tuple]]:
     with contextlib.ExitStack() as stack:
         for module in (launcher, *modules):
             stack.enter_context(mock.patch.object(module, "launch", keep, create=True))
+        stack.enter_context(mock.patch.object(launcher, "starter", lambda *_: None))
         yield calls
 
 
