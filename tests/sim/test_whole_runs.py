@@ -120,11 +120,11 @@ x, out = torch.ones(64), torch.zeros(64)
 arguments = struct.pack("<QQi", x.data_ptr(), out.data_ptr(), 64)
 sim.launch(compiled(), "early", (1, 1, 1), (64, 1, 1), 0, arguments)
 print("so far nothing")
-if {nested}:
-    with sim.enabled(checks=False): pass
+{between}
 """
-    for nested in (False, True):
-        done = in_python(code.format(nested=nested), "check=wait")
+    another = "sim.checked_call('another', lambda x: None, (x,), None)"
+    for between in ("", "with sim.enabled(checks=False): pass", another):
+        done = in_python(code.format(between=between), "check=wait")
         assert (done.returncode, done.stdout) == (0, "so far nothing\n"), done.stderr
         assert done.stderr.count("[sim:wait] early wg(0,0,0)") == 1
-    assert in_python(code.format(nested=False), "1").stderr == ""
+    assert in_python(code.format(between=""), "1").stderr == ""
