@@ -2,10 +2,10 @@
 // Arrays, which are plain memory row by row here, and the copies and fills in two and three dimensions that may name
 // one. gfx942 has no image instructions: a kernel reads such memory only through a pointer, and no texture.
 #include <algorithm>
-#include <unordered_set>
 
 #include "hip/copy_params.h"
 #include "hip/graph.h"
+#include "hip/handles.h"
 
 extern "C" {
 int hipMalloc(void** out, size_t bytes);
@@ -43,21 +43,7 @@ struct Array {
   size_t slice() const { return pitch * rows(); }
 };
 
-struct Arrays {
-  std::mutex mutex;
-  std::unordered_set<void*> live;
-};
-
-Arrays& arrays() {
-  static Arrays* instance = new Arrays;
-  return *instance;
-}
-
-Array& array_of(const void* handle) {
-  const std::lock_guard lock(arrays().mutex);
-  if (!arrays().live.count(const_cast<void*>(handle))) throw Fault("this is not a live array");
-  return *static_cast<Array*>(const_cast<void*>(handle));
-}
+Array& array_of(const void* handle) { return live_one<Array>(handle, "array"); }
 
 // hipArray_Format of one channel, and back.
 struct Format { int format, kind, bits; };
@@ -99,8 +85,7 @@ Error create(void** out, const Channels& c, Extent extent, u32 flags) {
   void* data = nullptr;
   if (const int error = hipMalloc(&data, bytes)) return static_cast<Error>(error);
   auto* array = new Array{static_cast<u8*>(data), extent, c, element, flags, pitch};
-  const std::lock_guard lock(arrays().mutex);
-  arrays().live.insert(array);
+  live<Array>().add(array);
   *out = array;
   return kSuccess;
 }
@@ -109,8 +94,7 @@ Error destroy(void* handle) {
   return guarded(kInvalidHandle, [&] {
     Array& array = array_of(handle);
     if (const int error = hipFree(array.data)) return static_cast<Error>(error);
-    const std::lock_guard lock(arrays().mutex);
-    arrays().live.erase(handle);
+    live<Array>().drop(handle);
     delete &array;
     return kSuccess;
   });

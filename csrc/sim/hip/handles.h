@@ -5,7 +5,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "types.h"
+#include "../types.h"  // hipRTC, a library of its own, has this header too
 
 namespace sim::hip {
 

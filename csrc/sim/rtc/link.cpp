@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <optional>
-#include <unordered_set>
 
+#include "../hip/handles.h"
 #include "rtc.h"
 
 namespace sim::rtc {
@@ -22,20 +21,7 @@ struct Link {
   std::string code;
 };
 
-struct Links {
-  std::mutex mutex;
-  std::unordered_set<void*> live;
-};
-
-Links& links() {
-  static Links* instance = new Links;
-  return *instance;
-}
-
-Link* find(void* handle) {
-  const std::lock_guard lock(links().mutex);
-  return links().live.count(handle) ? static_cast<Link*>(handle) : nullptr;
-}
+Link* find(void* handle) { return hip::live<Link>().has(handle) ? static_cast<Link*>(handle) : nullptr; }
 
 std::optional<std::uint64_t> number_at(const std::string& text, std::size_t at) {
   std::uint64_t number = 0;
@@ -98,8 +84,7 @@ bool link_in(Link& link, const fs::path& folder, std::string& log) {
 RTC_API int hiprtcLinkCreate(unsigned, void*, void**, void** out) {
   if (!out) return kInvalidInput;
   auto* link = new Link;
-  const std::lock_guard lock(links().mutex);
-  links().live.insert(link);
+  hip::live<Link>().add(link);
   *out = link;
   return kSuccess;
 }
@@ -136,8 +121,7 @@ RTC_API int hiprtcLinkComplete(void* handle, void** out, std::size_t* bytes) {
 }
 
 RTC_API int hiprtcLinkDestroy(void* handle) {
-  const std::lock_guard lock(links().mutex);
-  if (!links().live.erase(handle)) return kInvalidInput;
+  if (!hip::live<Link>().drop(handle)) return kInvalidInput;
   delete static_cast<Link*>(handle);
   return kSuccess;
 }

@@ -17,9 +17,9 @@
 #include <mutex>
 #include <regex>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
+#include "../hip/handles.h"
 #include "headers.h"
 
 extern char** environ;
@@ -40,7 +40,6 @@ struct Program {
 
 struct State {
   std::mutex mutex;
-  std::unordered_set<void*> programs;
   std::string compiler, rocm;                    // as aiter_like_sim_rtc_compiler has said
 };
 
@@ -49,10 +48,7 @@ State& state() {
   return *instance;
 }
 
-Program* find(void* handle) {
-  const std::lock_guard lock(state().mutex);
-  return state().programs.count(handle) ? static_cast<Program*>(handle) : nullptr;
-}
+Program* find(void* handle) { return hip::live<Program>().has(handle) ? static_cast<Program*>(handle) : nullptr; }
 
 bool is_executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
 
@@ -269,16 +265,14 @@ RTC_API int hiprtcCreateProgram(void** out, const char* source, const char* name
     }
     program->headers[path.string()] = headers[i];
   }
-  const std::lock_guard lock(state().mutex);
-  state().programs.insert(program);
+  hip::live<Program>().add(program);
   *out = program;
   return kSuccess;
 }
 
 RTC_API int hiprtcDestroyProgram(void** handle) {
   if (!handle) return kInvalidInput;
-  const std::lock_guard lock(state().mutex);
-  if (!state().programs.erase(*handle)) return kInvalidProgram;
+  if (!hip::live<Program>().drop(*handle)) return kInvalidProgram;
   delete static_cast<Program*>(*handle);
   *handle = nullptr;
   return kSuccess;
