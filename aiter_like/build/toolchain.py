@@ -25,7 +25,7 @@ from aiter_like.errors import BuildError
 ROCM_MIN = (6,)
 CLANG_MIN = (19,)  # the first with gfx942 code generation that all sources here were tried with
 _VERSION_SECONDS = 30.0  # a busy machine and a compiler on a network's disk take a few
-_TOLD_LINES = 3  # of the output of what is no compiler: its last ones, which say why
+_TOLD_LINES = 3  # The last lines of what is no compiler say why.
 _EXIT_STATUS = "exit status"  # begins the last line of a version text, where the compiler has failed
 _NO_SUCH_COMMAND = 127  # a shell's exit status: a hipcc without its clang says no more the next time
 CLANG_MAX = 30  # newest versioned name looked for, as in clang++-30

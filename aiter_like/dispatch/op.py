@@ -60,7 +60,7 @@ class Op(Declaration):
         super().__init__(name, **declared)
         self.answers: dict[Any, Any] = {}
         self._plans = PlanCache(self._detour)
-        self._detours = PlanCache(self._detour)  # of calls whose plan's kernel cannot take an address
+        self._detours = PlanCache(self._detour)  # Here are calls whose plan's kernel cannot take an address.
         self._recent = self._plans.recent
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)

@@ -57,7 +57,7 @@ class _Entry:
     """One recent call.
 
     Attributes:
-        selector, plan: those of the call.
+        plan: that of the call.
         is_like: of the selector and the arguments of another call: whether they look like those of this one.
             TensorGuards looks at the tensors, the others are compared by type and value. It refuses a tensor that comes
             twice (`out` may be `input`), so each is checked at its first position and must come again at the others.
@@ -66,10 +66,10 @@ class _Entry:
             made from source text.
     """
 
-    __slots__ = ("is_like", "plan", "selector", "serves")
+    __slots__ = ("is_like", "plan", "serves")
 
     def __init__(self, selector: Any, args: tuple, plan: Callable, detour: Callable[[Any, tuple], Callable]):
-        self.selector, self.plan = selector, plan
+        self.plan = plan
         used: dict[str, Any] = {"is_grad_enabled": _is_grad_enabled}
         first: dict[int, int] = {}  # id of a tensor → its first position
         asked = []
@@ -92,7 +92,7 @@ class _Entry:
         used |= {"selector": selector, "refusals": (TypeError, ValueError, UnsupportedError),
                  "AddressError": AddressError, "detour": detour}
         every = dict.fromkeys(("chosen", *parameters(len(args))), Parameter.empty)
-        # Of arguments of another kind than at that position before, a question may fail.
+        # A question may fail of arguments of another kind than at that position before.
         comparison = ["try:", f"    is_like = {' and '.join(asked)}",
                       "except (TypeError, RuntimeError, AttributeError): is_like = False"]
         self.is_like = handing_on("is_like", every, {}, [*comparison, "return is_like"], **used)
@@ -117,7 +117,8 @@ class PlanCache:
         """detour: of a selector and arguments whose addresses the plan's kernel cannot take: what serves them."""
         self.limit, self._detour = limit, detour
         self._plans: dict[tuple, Callable] = {}
-        self._entries: dict[tuple, list[_Entry]] = {}  # of the same keys: several where aliases or torch's modes differ
+        # A key has several entries where calls differ in aliases or in torch's modes.
+        self._entries: dict[tuple, list[_Entry]] = {}
         self._recent: tuple[_Entry, ...] = ()
         self.serving: tuple[Callable[..., bool], ...] = ()
 

@@ -91,8 +91,7 @@ def fused_rmsnorm_add(x: Tensor, weight: Tensor, epsilon: float,
     check.tensor("fused_rmsnorm_add", "x", x, rank=2)
     if res1 is None:
         return aiter_like.rms_norm(x, weight, epsilon)
-    out, total = torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty(x.shape, dtype=x.dtype,
-                                                                                    device=x.device)
+    out, total = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
     aiter_like.rmsnorm2d_fwd_with_add(out, x, res1, total, weight, epsilon)
     return out, total
 

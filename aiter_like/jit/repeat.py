@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aiter_like.call import handing_on
 
 _ALIGNMENT = 16  # bytes: by no larger one does Triton, or a launcher of ours, tell addresses apart
-_SCRATCH_ALIGNMENT = 256  # of torch's allocator
+_SCRATCH_ALIGNMENT = 256  # Torch's allocator aligns memory to so many bytes.
 _ATTEMPTS = 3  # a plan whose addresses keep changing their pattern goes on without being recorded
 
 _aten = torch.ops.aten

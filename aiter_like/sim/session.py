@@ -209,7 +209,7 @@ def record_calls(recorded: Callable[[Callable[[], Any], tuple], Any] | None) -> 
 
 def _checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
     if not _open:
-        reports.set_aside()  # of launches that went past every operator: they are none of this call's
+        reports.set_aside()  # Launches that went past every operator left reports that are none of this call's.
     with _registered(name, args, writes), contextlib.ExitStack() as watched:
         for watch in _watching:
             watched.enter_context(watch(name, args))

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiter_like.build import processes
@@ -129,3 +130,17 @@ class Worker:
         self.close()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         raise Lost(f"crashed: {how}" + (f": {words[-1][:300]}" if words else ""))
+
+
+@contextlib.contextmanager
+def threads(workers: Sequence[Worker]) -> Iterator[ThreadPoolExecutor]:
+    """A thread for each worker. What ends the block early, as Ctrl-C does, ends the workers first, since the threads
+    wait for them.
+    """
+    with processes.threads(len(workers)) as made:
+        try:
+            yield made
+        except BaseException:
+            for worker in workers:
+                worker.stop()
+            raise

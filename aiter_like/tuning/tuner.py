@@ -25,7 +25,7 @@ from aiter_like.dispatch import table
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError
 from aiter_like.sim import modelling
-from aiter_like.tuning import journal, warming, writer
+from aiter_like.tuning import journal, pool, warming, writer
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.outcome import Options, Outcome, Result
 from aiter_like.tuning.pool import Lost, Worker
@@ -120,16 +120,12 @@ class Run:
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[ThreadPoolExecutor]:
-        """A thread for each worker; these live as long as the workers that they start. Ctrl-C ends the workers first,
-        since the threads wait for them.
-        """
-        with processes.threads(len(self.workers)) as threads:
+        """A thread for each worker; these live as long as the workers that they start."""
+        with pool.threads(self.workers) as threads:
             try:
                 yield threads
             except BaseException:
                 self.is_stopped = True
-                for worker in self.workers:
-                    worker.stop()
                 raise
 
     def _expect(self, shapes: int) -> None:

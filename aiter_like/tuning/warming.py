@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from aiter_like.build import build
+from aiter_like.tuning import pool
 from aiter_like.tuning.candidates import Trial
 from aiter_like.tuning.outcome import Options, Result
 from aiter_like.tuning.pool import Lost, Worker
@@ -21,9 +21,9 @@ from aiter_like.tuning.progress import Progress
 
 PHASE = "kernels compiled"
 TRIAL_SECONDS = 3.0  # a guess
-_CHUNK = 3  # trials of one request: the arguments of a shape are made once for them
-_OVERHEAD_BYTES = 2 << 30  # of a process on the GPU, beside a shape's arguments
-_FEWEST = 8  # candidates that are worth the start of more processes
+_CHUNK = 3  # A request has so many trials, for which the arguments of a shape are made once.
+_OVERHEAD_BYTES = 2 << 30  # A process takes them on the GPU, beside a shape's arguments.
+_FEWEST = 8  # So many candidates are worth the start of more processes.
 
 Unit = tuple[Result, Sequence[Trial]]
 
@@ -57,13 +57,8 @@ def warm(run: Run, results: Sequence[Result]) -> None:
         todo.put(unit)
     gpus = run.options.gpus
     workers = [Worker(run.harness, gpus[index % len(gpus)]) for index in range(count)]
-    with ThreadPoolExecutor(count) as threads:
-        try:
-            list(threads.map(lambda worker: _serve(run, worker, todo), workers))
-        except BaseException:  # the threads wait for the workers, so these end first
-            for worker in workers:
-                worker.stop()
-            raise
+    with pool.threads(workers) as threads:
+        list(threads.map(lambda worker: _serve(run, worker, todo), workers))
 
 
 def _units(results: Sequence[Result]) -> list[Unit]:

@@ -104,7 +104,7 @@ struct Shape : Config {
   static constexpr bool kHasGroups = Config::kScales == Scales::groups;
   static constexpr bool kScalesSums = Config::kScales == Scales::sums;
   static_assert(kScalesSums == (Config::kGroup != 0), "groups have a size where sums over them are scaled");
-  static constexpr uint32_t kScaleRows =  // of b, that share a scale
+  static constexpr uint32_t kScaleRows =  // So many rows of b share a scale.
       kHasBlocks || (kScalesSums && Config::kFormat == skinny::Format::fp8) ? kScaleBlock : 1;
   static constexpr int kLaneGroups = [] {  // of the scales of a step
     if constexpr (kScalesSums) return Unit::kLaneGroups;

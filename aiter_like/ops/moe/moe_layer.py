@@ -22,7 +22,7 @@ _ACTIVATIONS = {ActivationType.No: "none", ActivationType.Silu: "silu", Activati
                 ActivationType.Swiglu: "swiglu"}
 _BLOCKS = (QuantType.per_1x128, QuantType.per_128x128)
 _ROWS = (QuantType.per_Tensor, QuantType.per_Token)
-_WORDS = (torch.uint32, torch.int32)  # of eight int4
+_WORDS = (torch.uint32, torch.int32)  # A word holds eight int4.
 _LAYOUT = (16, 16)
 _AITER_INT4_GROUP = 32
 
