@@ -40,7 +40,8 @@ class Program:
         call("hipMemsetD32Async", self.pointer, value, c_size_t(64), self.stream)
         buffer, size = (c_uint64 * 2)(self.pointer.value, n), c_size_t(16)
         extra = (c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
-        params = None if by_buffer else c_void_p(self.kernel(n).params)
+        node = self.kernel(n)  # Its arguments live as long as it does.
+        params = None if by_buffer else c_void_p(node.params)
         call("hipModuleLaunchKernel", self.twice, 1, 1, 1, 64, 1, 1, 0, self.stream, params,
              extra if by_buffer else None)
         call("hipMemcpyAsync", address(self.out), self.pointer, c_size_t(256), 2, self.stream)
