@@ -19,6 +19,7 @@ from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
 _lock = threading.Lock()
 _is_on = False
+_ABSENT = object()
 
 
 @contextlib.contextmanager
@@ -95,9 +96,12 @@ def _starting(mode: Mode) -> Any:
 
 @contextlib.contextmanager
 def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name)
+    before = getattr(holder, name, _ABSENT)
     setattr(holder, name, value)
     try:
         yield
     finally:
-        setattr(holder, name, before)
+        if before is _ABSENT:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)

@@ -58,9 +58,11 @@ def _wide(value: Any) -> Any:
 
 
 def _of_cpu(function: Callable) -> Callable:
-    def asked(*args: Any) -> Any:
-        if not args or isinstance(args[0], bool):  # the forms of old, of the GPU alone
+    def asked(*args: Any, device_type: str | None = None, **kwargs: Any) -> Any:
+        if device_type is not None:
+            args = (device_type, *args)
+        elif not args or isinstance(args[0], (bool, torch.dtype)):  # the forms of old, of the GPU alone
             args = ("cuda", *args)
-        return function(*("cpu" if arg == "cuda" else arg for arg in args))
+        return function(*("cpu" if arg == "cuda" else arg for arg in args), **kwargs)
 
     return asked

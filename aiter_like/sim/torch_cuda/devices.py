@@ -57,7 +57,7 @@ def number_of(device: Any) -> int:
     """
     number = current() if device is None else index_of(device)
     if number is None:
-        raise ValueError(f"sim.as_gpu: expected a device of type cuda, got {device!r}")
+        raise ValueError(f"Expected a cuda device, but got: {device}")
     return number
 
 

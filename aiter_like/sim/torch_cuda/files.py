@@ -51,5 +51,9 @@ def _tag(storage: Any) -> str | None:
 def _restore(storage: Any, location: str) -> Any:
     if not location.startswith("cuda"):
         return None  # torch's own way
+    if int(location.partition(":")[2] or 0) >= devices.count():
+        raise RuntimeError(f"Attempting to deserialize object on CUDA device {location.partition(':')[2]} but "
+                           f"torch.cuda.device_count() is {devices.count()}. Please use torch.load with map_location "
+                           "to map your storages to an existing device.")
     marks.put_storage(getattr(storage, "_untyped_storage", storage), devices.index_of(location))
     return storage

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiter_like.sim import session
-from aiter_like.sim.torch_cuda import marks, times
+from aiter_like.sim.torch_cuda import marks, streams
 
 _aten = torch.ops.aten
 _ASKING = frozenset((_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.equal, _aten._unique2,
@@ -171,6 +171,28 @@ class CUDAGraph:
             file.write(f"// {len(self._steps or ())} calls\n")
 
 
+class AcceleratorGraph(CUDAGraph):
+    """torch.accelerator.Graph: also a block whose calls are the graph's.
+
+    Args:
+        keep_graph, pool, capture_error_mode: as torch has them; they change nothing.
+    """
+
+    def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default"):
+        super().__init__(keep_graph)
+        self.graph_pool, self.capture_error_mode = pool, capture_error_mode
+
+    def __enter__(self) -> None:
+        self.capture_begin()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self.capture_end()
+        except RuntimeError:
+            if error is None:
+                raise
+
+
 class graph(contextlib.AbstractContextManager):
     """torch.cuda.graph."""
 
@@ -178,7 +200,7 @@ class graph(contextlib.AbstractContextManager):
                  capture_error_mode: str = "global", **_: Any):
         self.cuda_graph = cuda_graph
         self._pool, self._mode = pool, capture_error_mode
-        self._stream = times.stream(stream or times.Stream())
+        self._stream = streams.stream(stream or streams.Stream())
 
     def __enter__(self) -> None:
         self._stream.__enter__()

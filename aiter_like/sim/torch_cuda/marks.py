@@ -84,6 +84,14 @@ def put(tensor: torch.Tensor, index: int | None) -> torch.Tensor:
     return tensor
 
 
+def remove(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor is the host's, as that of what a backward pass has made of a GPU's is not; returns it."""
+    holder = holder_of(tensor)
+    if getattr(holder, _NAME, None) is not None:
+        delattr(holder, _NAME)
+    return tensor
+
+
 def index_of_storage(holder: Any) -> int | None:
     """As `index_of`, of a storage."""
     place = getattr(holder, _NAME, None)
@@ -105,6 +113,11 @@ def _check_room(index: int, count: int) -> None:
         raise torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {count / 2**30:.2f} GiB. GPU {index} has a total capacity of "
             f"{total / 2**30:.2f} GiB, of which {now / 2**30:.2f} GiB are in use")
+
+
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether it is a value within torch.func's functions."""
+    return _functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def holder_of(tensor: torch.Tensor) -> Any:

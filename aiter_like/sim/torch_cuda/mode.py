@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from aiter_like.sim.torch_cuda import autocast, devices, marks, refusals, wide
+from aiter_like.sim.torch_cuda import autocast, devices, dlpack, marks, refusals, tensor_types, wide
 
 _CPU = torch.device("cpu")
 _SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
@@ -95,8 +95,18 @@ def _moved(source: Any, result: torch.Tensor, index: int | None) -> torch.Tensor
     if index is None and not is_tensor:
         return result
     if not is_tensor or marks.holder_of(result) is marks.holder_of(source):
-        result = result.clone(memory_format=torch.preserve_format)
-    return result if index is None else marks.put(result, index)
+        result = result.clone()
+    if is_tensor:
+        _return_gradient(result, marks.index_of(source))
+    return marks.remove(result) if index is None else marks.put(result, index)
+
+
+def _return_gradient(result: torch.Tensor, index: int | None) -> None:
+    """The gradient of a tensor that has been copied from another device goes back there."""
+    if result.grad_fn is None or marks.is_functional(result):
+        return
+    place = _CPU if index is None else devices.of_index(index)
+    result.register_hook(lambda gradient: gradient.to(place))
 
 
 def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -123,7 +133,17 @@ def _cuda(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     layout = kwargs.get("memory_format", torch.preserve_format)
     if marks.index_of(tensor) == index and layout is torch.preserve_format:
         return tensor
-    return marks.put(tensor.clone(memory_format=layout), index)
+    result = tensor.clone() if layout is torch.preserve_format else tensor.clone(memory_format=layout)
+    if marks.index_of(tensor) != index:
+        _return_gradient(result, marks.index_of(tensor))
+    return marks.put(result, index)
+
+
+def _place(func: Callable, args: tuple, kwargs: dict) -> torch.device:
+    """torch.device, of which a number is a GPU's."""
+    if len(args) == 1 and type(args[0]) is int and not kwargs:
+        return devices.of_index(args[0])
+    return func(*args, **kwargs)
 
 
 def _cpu(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -145,6 +165,8 @@ def _device(func: Callable, args: tuple, kwargs: dict) -> torch.device:
 
 def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
     index = marks.index_of(args[0])
+    if kwargs.get("force"):
+        return func(*args, **kwargs) if index is None else args[0].detach().clone().numpy(force=True)
     if index is not None:
         raise TypeError(f"a tensor on cuda:{index} has no memory that NumPy can read: use Tensor.cpu() first")
     return func(*args, **kwargs)
@@ -168,10 +190,24 @@ def _repr(func: Callable, args: tuple, kwargs: dict) -> str:
 
 
 def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
-    if len(args) > 1 or kwargs:
+    tensor, wanted = args[0], args[1] if len(args) > 1 else kwargs.get("dtype")
+    if wanted is None:
+        name = func(*args)
+        return name if marks.index_of(tensor) is None else name.replace("torch.", "torch.cuda.", 1)
+    found = tensor_types.meant(wanted)
+    if found is None:
         return _called(func, args, kwargs)
-    name = func(*args)
-    return name if marks.index_of(args[0]) is None else name.replace("torch.", "torch.cuda.", 1)
+    index = marks.index_of(tensor) if marks.index_of(tensor) is not None else devices.current()
+    return _moved(tensor, tensor.to(found[0]), index if found[1] else None)
+
+
+def _deepcopy(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """A copy is where its tensor is; so is that of its gradient."""
+    result = func(*args, **kwargs)
+    marks.follow(result, args[:1])
+    if args[0].grad is not None and result.grad is not None:
+        marks.follow(result.grad, [args[0].grad])
+    return result
 
 
 def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
@@ -180,7 +216,9 @@ def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
 
 
 _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
+    torch.device: _place,
     torch.Tensor.to: _to,
+    torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),  # nn.Module.to reads the device from it
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
     torch.Tensor.pin_memory: _pin_memory,
@@ -188,6 +226,9 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch._VF._pack_padded_sequence: _packed,
     torch.Tensor.__repr__: _repr,
     torch.Tensor.type: _type,
+    torch.Tensor.__deepcopy__: _deepcopy,
+    torch.Tensor.__dlpack_device__: dlpack.device,
+    torch.Tensor.__dlpack__: dlpack.capsule,
     torch.Tensor.get_device: _get_device,
     torch.Tensor.numpy: _to_numpy,
     torch.Tensor.__array__: _to_numpy,

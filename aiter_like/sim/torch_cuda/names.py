@@ -13,21 +13,36 @@ import torch
 import torch.utils.checkpoint
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.sim.torch_cuda import autocast, devices, files, generators, graphs, marks, statistics, times
+from aiter_like.sim.torch_cuda import (
+    autocast,
+    comm,
+    devices,
+    dlpack,
+    files,
+    generators,
+    graphs,
+    low_level,
+    marks,
+    statistics,
+    streams,
+    tensor_types,
+    times,
+)
 
 KEPT = ("Storage", "Tensor")
-"""Ends of names that stay what they are: torch's types of old."""
+"""Ends of names that are not answered here: torch's types of old (`tensor_types.py`)."""
 
 KEPT_NAMES = frozenset((
     "amp", "graphs", "memory", "nccl", "nvtx", "profiler", "random", "sparse", "streams", "tunable", "jiterator",
     "CudaError", "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
     # They ask functions that are answered below.
-    "device", "device_of", "get_gencode_flags", "is_bf16_supported", "is_tf32_supported", "memory_cached",
+    "device", "device_of", "is_bf16_supported", "is_tf32_supported", "memory_cached",
     "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary",
     "make_graphed_callables"))
 """Names of torch.cuda that stay what they are."""
 
 _WHY = {
+    "get_gencode_flags": "they are nvcc's; clang has --offload-arch=gfx942 for it",
     "cudart": "HIP's functions are those of the library that aiter_like.sim.load() gives",
     "utilization": "nothing is measured", "temperature": "nothing is measured", "power_draw": "nothing is measured",
     "memory_usage": "nothing is measured",
@@ -54,24 +69,24 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield from ((torch.version, "hip", devices.hip_version()), (torch, "load", files.loading(torch.load)),
                 (torch, "compile", _compile), (torch, "Generator", generators.Generator),
                 (torch.version, "cuda", None), (torch.autograd.profiler.profile, "__init__", _profile()),
-                (torch, "Stream", times.named(torch.Stream, times.Stream)),
+                (torch, "Stream", times.named(torch.Stream, streams.Stream)),
                 (torch, "Event", times.named(torch.Event, times.Event)),
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
-                (torch.Tensor, "record_stream", lambda self, stream: None),
-                (torch.nn.parallel.comm, "scatter", _scatter),
-                (torch, "from_dlpack", _sharing(torch.from_dlpack)),
-                (torch.utils.dlpack, "from_dlpack", _sharing(torch.utils.dlpack.from_dlpack)))
-    yield from autocast.replacements()
+                (torch.Tensor, "record_stream", lambda self, stream: None))
+    for module in (autocast, comm, dlpack, low_level, tensor_types):
+        yield from module.replacements()
 
 
 def _answers() -> dict[str, Any]:
     """Those of torch.cuda."""
     return {
         **_device_answers(), **_memory_answers(),
-        "Event": times.Event, "Stream": times.Stream, "StreamContext": times.stream, "stream": times.stream,
-        "current_stream": times.current_stream, "default_stream": times.default_stream,
-        "set_stream": times.set_stream, "synchronize": times.synchronize,
+        "Event": times.Event, "Stream": streams.Stream, "StreamContext": streams.stream, "stream": streams.stream,
+        "current_stream": streams.current_stream, "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream, "synchronize": streams.synchronize,
+        "ExternalStream": streams.ExternalStream,
+        "get_stream_from_external": streams.ExternalStream,
         "is_current_stream_capturing": graphs.is_capturing, "CUDAGraph": graphs.CUDAGraph, "graph": graphs.graph,
         "graph_pool_handle": graphs.graph_pool_handle,
         "default_generators": generators.defaults(),
@@ -129,7 +144,7 @@ def _memory_answers() -> dict[str, Any]:
         "memory_snapshot": lambda *args, **kwargs: [],
         "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "get_per_process_memory_fraction": lambda device=None: 1.0,
-        "empty_cache": lambda: None, "ipc_collect": lambda: None,
+        "empty_cache": lambda: None, "ipc_collect": lambda: None, "get_allocator_backend": lambda: "native",
     }
 
 
@@ -140,6 +155,8 @@ def _accelerator_answers() -> dict[str, Any]:
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": devices.current, "current_device_idx": devices.current,
         "set_device_index": devices.set_current, "set_device_idx": devices.set_current,
+        "device_index": torch.accelerator.device_index, "Graph": graphs.AcceleratorGraph,
+        "get_device_capability": low_level.capability,
         "get_memory_info": _memory_answers()["mem_get_info"],
         "empty_host_cache": lambda: None,
     }
@@ -161,31 +178,11 @@ def _refusing(name: str, original: Any, why: str) -> Any:
     return refuse
 
 
-def _sharing(original: Callable) -> Callable:
-    """A function whose result has the memory of its first argument, as another storage."""
-    def shared(value: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        result = original(value, *args, **kwargs)
-        if isinstance(value, torch.Tensor) and marks.index_of(value) is not None:
-            marks.put(result, marks.index_of(value))
-        return result
-
-    return shared
-
-
 def _facts_of_saved(tensor: torch.Tensor) -> dict[str, Any]:
     """What a forward pass once more has to have in common with the first, to torch.utils.checkpoint: devices are not
     compared, because within a function of torch a tensor is not marked yet.
     """
     return {"shape": tensor.shape, "dtype": tensor.dtype}
-
-
-def _scatter(tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0, streams: Any = None,
-             *, out: Any = None) -> tuple[torch.Tensor, ...]:
-    """torch.nn.parallel.comm.scatter, as DataParallel asks for it."""
-    if devices is None or out is not None:
-        raise UnsupportedError("sim.as_gpu: comm.scatter into tensors is not there", op="scatter")
-    parts = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
-    return tuple(part.to(device) for part, device in zip(parts, devices, strict=False))
 
 
 def _profile() -> Callable:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""Functions of torch._C that torch's Python code and other programs ask of a GPU build, within sim.as_gpu(). Those that
+stand in no table here are not there, as in a build without a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from aiter_like.sim.torch_cuda import devices, graphs, streams
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz,
+           torch.float8_e5m2, torch.float8_e5m2fnuz)
+_DTYPES = frozenset((*_FLOATS, torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.uint8, torch.int8,
+                     torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64))
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Names of torch._C and of what torch says of its build: holder, name, what it means now."""
+    for name, answer in (_cuda() | _accelerator()).items():
+        yield torch._C, name, answer
+    yield torch.backends.cuda, "is_built", lambda: True
+    yield torch.cuda, "_is_compiled", lambda: True
+    yield torch.cuda, "_sleep", sleep
+    yield torch.cuda, "_set_stream_by_id", _set_stream
+
+
+def sleep(cycles: int) -> None:
+    """torch.cuda._sleep: as long as so many cycles take at the device's clock."""
+    time.sleep(max(cycles, 0) / (1e3 * devices.properties(devices.current()).clock_rate))
+
+
+def capability(device: Any = None) -> dict[str, Any]:
+    """torch.accelerator.get_device_capability: the types that tensors of the device can have."""
+    devices.number_of(device)
+    return {"supported_dtypes": set(_DTYPES)}
+
+
+def _cuda() -> dict[str, Callable]:
+    return {
+        "_cuda_init": lambda: None, "_cuda_getDeviceCount": devices.count, "_cuda_getDevice": devices.current,
+        "_cuda_setDevice": devices.set_current, "_cuda_exchangeDevice": devices.exchange,
+        "_cuda_maybeExchangeDevice": devices.exchange, "_cuda_synchronize": streams.synchronize,
+        "_cuda_isCurrentStreamCapturing": graphs.is_capturing, "_cuda_sleep": sleep, "_cuda_setStream": _set_stream,
+        "_cuda_getCurrentStream": lambda index: _named(streams.current_stream(index)),
+        "_cuda_getDefaultStream": lambda index: _named(streams.default_stream(index)),
+        "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).cuda_stream,
+        "_cuda_emptyCache": lambda: None, "_cuda_ipc_collect": lambda: None,
+        "_cuda_clearCublasWorkspaces": lambda: None, "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_getArchFlags": lambda: "gfx942",
+    }
+
+
+def _accelerator() -> dict[str, Callable]:
+    return {
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": devices.current,
+        "_accelerator_setDeviceIndex": lambda index: devices.exchange(index) and None,
+        "_accelerator_exchangeDevice": lambda index: devices.exchange(devices.number_of(index)),
+        "_accelerator_maybeExchangeDevice": devices.exchange,
+        "_accelerator_getStream": streams.current_stream, "_accelerator_setStream": streams.set_stream,
+        "_accelerator_synchronizeDevice": streams.synchronize, "_accelerator_emptyCache": lambda: None,
+        "_accelerator_emptyHostCache": lambda: None, "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceCapability": capability, "_get_accelerator": lambda check=False: torch.device("cuda"),
+    }
+
+
+def _named(stream: streams.Stream) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
+    streams.set_stream(streams.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
