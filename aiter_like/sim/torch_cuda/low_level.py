@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.sim.torch_cuda import devices, graphs, streams
+from aiter_like.sim.torch_cuda import devices, graphs, marks, memory, statistics, streams
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz,
            torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -21,7 +21,7 @@ _DTYPES = frozenset((*_FLOATS, torch.complex32, torch.complex64, torch.complex12
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Names of torch._C and of what torch says of its build: holder, name, what it means now."""
-    for name, answer in (_cuda() | _accelerator()).items():
+    for name, answer in (_cuda() | _memory() | _accelerator()).items():
         yield torch._C, name, answer
     yield torch.backends.cuda, "is_built", lambda: True
     yield torch.cuda, "_is_compiled", lambda: True
@@ -55,6 +55,31 @@ def _cuda() -> dict[str, Callable]:
     }
 
 
+def _memory() -> dict[str, Callable]:
+    def set_fraction(fraction: float, index: int) -> None:
+        memory.of(index).fraction = fraction
+
+    return {
+        "_cuda_setMemoryFraction": set_fraction, "_cuda_getMemoryFraction": lambda index: memory.of(index).fraction,
+        "_cuda_memorySnapshot": memory.snapshot, "_cuda_record_memory_history": memory.record_history,
+        "_cuda_record_memory_history_legacy": memory.record_history,
+        "_cuda_memoryStats": lambda index: statistics.nested(memory.of(index)),
+        "_cuda_cudaCachingAllocator_raw_alloc": _allocate, "_cuda_cudaCachingAllocator_raw_delete": _delete,
+    }
+
+
+def _allocate(size: int, stream: int = 0) -> int:
+    held = torch.UntypedStorage(size)
+    marks.put_storage(held, devices.current())
+    _allocated[held.data_ptr()] = held
+    return held.data_ptr()
+
+
+def _delete(address: int) -> None:
+    if _allocated.pop(address, None) is None:
+        raise RuntimeError(f"torch.cuda.caching_allocator_delete: invalid device pointer: {address:#x}")
+
+
 def _accelerator() -> dict[str, Callable]:
     return {
         "_accelerator_getAccelerator": lambda: torch.device("cuda"), "_accelerator_getDeviceIndex": devices.current,
@@ -74,3 +99,6 @@ def _named(stream: streams.Stream) -> tuple[int, int, int]:
 
 def _set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
     streams.set_stream(streams.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+
+
+_allocated: dict[int, torch.UntypedStorage] = {}

@@ -5,59 +5,28 @@ the memory.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._C import _functorch
 
-from aiter_like.sim.torch_cuda import devices
+from aiter_like.sim.torch_cuda import memory
 
 _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
-
-
-class Memory:
-    """Bytes of the marked storages that live.
-
-    Attributes:
-        now, peak: bytes.
-        taken: bytes of all that have lived.
-    """
-
-    def __init__(self) -> None:
-        self.now = self.peak = self.taken = 0
-        self._lock = threading.RLock()  # a storage can die, and tell so, while another one is being counted
-
-    def add(self, count: int) -> None:
-        """More, or fewer where `count` is negative."""
-        with self._lock:
-            self.now += count
-            self.taken += max(count, 0)
-            self.peak = max(self.peak, self.now)
-
-    def reset_peak(self) -> None:
-        """The peak is counted from now on."""
-        with self._lock:
-            self.peak = self.now
 
 
 class _Place:
     """What marks a storage: the GPU's number, or None for pinned memory of the host."""
 
-    def __init__(self, index: int | None, count: int):
-        self.index, self._memory, self._count = index, memory(index) if index is not None else None, count
-        if self._memory:
-            self._memory.add(count)
+    def __init__(self, index: int | None, address: int, count: int):
+        self._memory = None
+        self.index, found = index, memory.of(index)
+        self._number, self._memory = found.take(address, count), found
 
     def __del__(self) -> None:
         if self._memory:
-            self._memory.add(-self._count)
-
-
-def memory(index: int) -> Memory:
-    """That of a simulated device."""
-    return _memories.setdefault(index, Memory())
+            self._memory.give_back(self._number)
 
 
 def index_of(tensor: torch.Tensor) -> int | None:
@@ -100,19 +69,8 @@ def index_of_storage(holder: Any) -> int | None:
 
 def put_storage(holder: Any, index: int | None) -> None:
     """As `put`, of a storage."""
-    count = holder.nbytes() if isinstance(holder, torch.UntypedStorage) else 0
-    if index is not None:
-        _check_room(index, count)
-    setattr(holder, _NAME, _Place(index, count))
-
-
-def _check_room(index: int, count: int) -> None:
-    """Raises torch.OutOfMemoryError where a GPU would not have so many bytes more."""
-    now, total = memory(index).now, devices.properties(index).total_memory
-    if now + count > total:
-        raise torch.OutOfMemoryError(
-            f"CUDA out of memory. Tried to allocate {count / 2**30:.2f} GiB. GPU {index} has a total capacity of "
-            f"{total / 2**30:.2f} GiB, of which {now / 2**30:.2f} GiB are in use")
+    is_storage = isinstance(holder, torch.UntypedStorage)
+    setattr(holder, _NAME, _Place(index, holder.data_ptr() if is_storage else 0, holder.nbytes() if is_storage else 0))
 
 
 def is_functional(tensor: torch.Tensor) -> bool:
@@ -157,6 +115,3 @@ def follow(results: Any, arguments: Iterable[torch.Tensor]) -> None:
 
 def _place_of(tensor: torch.Tensor) -> _Place | None:
     return getattr(holder_of(tensor), _NAME, None)
-
-
-_memories: dict[int, Memory] = {}

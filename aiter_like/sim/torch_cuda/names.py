@@ -22,7 +22,7 @@ from aiter_like.sim.torch_cuda import (
     generators,
     graphs,
     low_level,
-    marks,
+    memory,
     statistics,
     streams,
     tensor_types,
@@ -37,7 +37,9 @@ KEPT_NAMES = frozenset((
     "CudaError", "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
     # They ask functions that are answered below.
     "device", "device_of", "is_bf16_supported", "is_tf32_supported", "memory_cached",
-    "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary",
+    "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary", "memory_snapshot",
+    "set_per_process_memory_fraction", "get_per_process_memory_fraction", "caching_allocator_alloc",
+    "caching_allocator_delete",
     "make_graphed_callables"))
 """Names of torch.cuda that stay what they are."""
 
@@ -125,25 +127,28 @@ def _set_device(device: Any) -> None:
 
 def _memory_answers() -> dict[str, Any]:
     """Memory is that of the tensors that the mode has marked."""
-    def of(device: Any = None) -> marks.Memory:
-        return marks.memory(devices.number_of(device))
+    def of(device: Any = None) -> memory.Memory:
+        return memory.of(devices.number_of(device))
 
     def information(device: Any = None) -> tuple[int, int]:
         total = devices.properties(devices.number_of(device)).total_memory
         return total - of(device).now, total
 
+    def peak(device: Any = None) -> int:
+        return of(device).figures["all"][1].peak
+
     return {
         "memory_allocated": lambda device=None: of(device).now, "memory_reserved": lambda device=None: of(device).now,
         "device_memory_used": lambda device=None: of(device).now,
-        "max_memory_allocated": lambda device=None: of(device).peak,
-        "max_memory_reserved": lambda device=None: of(device).peak,
-        "reset_peak_memory_stats": lambda device=None: of(device).reset_peak(),
-        "reset_accumulated_memory_stats": lambda device=None: None,
-        "memory_stats": lambda device=None: statistics.of(of(device)), "mem_get_info": information,
+        "max_memory_allocated": peak, "max_memory_reserved": peak,
+        "reset_peak_memory_stats": lambda device=None: of(device).reset(is_peak=True),
+        "reset_accumulated_memory_stats": lambda device=None: of(device).reset(is_peak=False),
+        "memory_stats": lambda device=None: statistics.flat(statistics.nested(of(device))), "mem_get_info": information,
         "memory_stats_as_nested_dict": lambda device=None: statistics.nested(of(device)),
-        "memory_snapshot": lambda *args, **kwargs: [],
-        "set_per_process_memory_fraction": lambda fraction, device=None: None,
-        "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "host_memory_stats": lambda: statistics.flat(statistics.nested_of_host(memory.of(None))),
+        "host_memory_stats_as_nested_dict": lambda: statistics.nested_of_host(memory.of(None)),
+        "reset_peak_host_memory_stats": lambda: memory.of(None).reset(is_peak=True),
+        "reset_accumulated_host_memory_stats": lambda: memory.of(None).reset(is_peak=False),
         "empty_cache": lambda: None, "ipc_collect": lambda: None, "get_allocator_backend": lambda: "native",
     }
 

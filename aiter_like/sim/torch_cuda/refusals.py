@@ -5,6 +5,7 @@ of a tensor for which there is no memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -55,4 +56,7 @@ def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
     text = str(error)
     if "DefaultCPUAllocator" not in text:
         return None
-    return torch.OutOfMemoryError(f"CUDA out of memory. This is the simulated MI300X, in the host's memory: {text}")
+    count = re.search(r"(\d+) bytes", text)
+    size = "Tried to allocate more than 1EB memory. " if count and int(count[1]) >= 2**60 else ""
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. {size}This is the simulated MI300X, in the host's memory: {text}")
