@@ -188,6 +188,52 @@ def test_memory_and_streams_that_programs_ask_for():
     assert torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())(torch.ones(4, 2, device="cuda")).is_cuda
 
 
+def test_host_and_gpu_draw_from_sequences_of_their_own():
+    torch.manual_seed(0)
+    host, there = torch.rand(3), torch.rand(3, device="cuda")
+    torch.manual_seed(0)
+    x = torch.empty(3, device="cuda").uniform_()
+    functional.dropout(torch.ones(9, device="cuda"))
+    torch.nn.Linear(4, 4, device="cuda")
+    assert torch.equal(torch.rand(3), host) and torch.equal(x, there)
+    torch.cuda.manual_seed(5)
+    assert (torch.cuda.initial_seed(), torch.initial_seed()) == (5, 0)
+    for call, wanted in ((lambda: torch.randn(2, device="cuda", generator=torch.Generator()), "cuda"),
+                         (lambda: torch.randn(2, generator=torch.Generator("cuda")), "cpu"),
+                         (lambda: x.normal_(generator=torch.Generator()), "cuda")):
+        with pytest.raises(RuntimeError, match=f"Expected a '{wanted}' device type for generator"):
+            call()
+    with torch.device("cuda"):
+        torch.manual_seed(1)
+        first = torch.rand(2)
+    torch.manual_seed(1)
+    assert first.is_cuda and torch.equal(first, torch.rand(2, device="cuda"))
+    ones, graph = torch.ones(32, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dropped = functional.dropout(ones)
+    seen = []
+    for seed in (5, None, 5):
+        if seed is not None:
+            torch.cuda.manual_seed(seed)
+        graph.replay()
+        seen.append(dropped.tolist())
+    assert seen[0] == seen[2] != seen[1]
+    with pytest.raises(RuntimeError, match="register_generator_state: expected a generator of device type cuda"):
+        graph.register_generator_state(torch.default_generator)
+
+
+def test_attention_by_the_kernels_that_are_permitted():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    x = torch.randn(1, 2, 8, 16, device="cuda", dtype=torch.float16)
+    expected = functional.scaled_dot_product_attention(x, x, x)
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+        with sdpa_kernel(backend):
+            torch.testing.assert_close(functional.scaled_dot_product_attention(x, x, x), expected, atol=4e-3, rtol=0)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
+        functional.scaled_dot_product_attention(x.float(), x.float(), x.float())
+
+
 def test_states_of_random_numbers():
     torch.manual_seed(3)
     generator = torch.cuda.default_generators[0]

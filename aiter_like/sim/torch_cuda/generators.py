@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Random numbers of a GPU within sim.as_gpu(): torch draws the CPU's, and a generator has a seed and an offset, by
-which kernels draw, and whose 16 bytes are its state.
+"""Random numbers of a GPU within sim.as_gpu(): torch draws them as the CPU's, each GPU from a sequence of its own; a
+generator has a seed and an offset, by which kernels draw, and whose 16 bytes are its state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
+import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +20,14 @@ from aiter_like.sim.torch_cuda import devices
 _ORIGINAL = torch.Generator
 _STEP = 4  # offsets are multiples of it
 _KEPT_STATES = 1024
+_NAMES = re.compile("rand|dropout|normal|uniform|bernoulli|multinomial|poisson|exponential|geometric|cauchy|gumbel|"
+                    "rrelu|attention|fractional|binomial|gamma|dirichlet|lstm|gru|rnn|kaiming|xavier|orthogonal|sparse_")
+_TAKING = frozenset("rand randn randint randperm normal bernoulli multinomial poisson uniform_ normal_ random_ "
+                    "exponential_ cauchy_ geometric_ log_normal_ bernoulli_".split())
+"""Of them, functions that take a generator."""
+_drawing: dict[Callable, bool] = {}
+_lock = threading.RLock()
+_host_seed: list[int] = []
 
 
 class Generator(torch.Generator):
@@ -49,7 +61,7 @@ class Generator(torch.Generator):
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset, as 16 bytes of the host. What torch has drawn so far is remembered beside them."""
-        drawn = self._drawn()
+        drawn = self.drawn()
         while not torch.equal(self.states.setdefault((self.initial_seed(), self.offset), drawn), drawn):
             self.offset += _STEP
         while len(self.states) > _KEPT_STATES:
@@ -69,40 +81,33 @@ class Generator(torch.Generator):
         seed %= 2**64
         drawn = self.states.get((seed, offset))
         if drawn is not None:
-            self._draw_as(drawn)
+            self.draw_as(drawn)
         elif seed != self.initial_seed():
             self.manual_seed(seed)
         self.offset = offset
         return self
 
-    def _drawn(self) -> torch.Tensor:
+    def drawn(self) -> torch.Tensor:
+        """What torch draws next, as a state of the CPU."""
         return super().get_state()
 
-    def _draw_as(self, drawn: torch.Tensor) -> None:
+    def draw_as(self, drawn: torch.Tensor) -> None:
+        """Torch draws next as that state of the CPU would."""
         super().set_state(drawn)
-
-
-class _Default(Generator):
-    """The one from which torch draws where a program names none: the CPU's own."""
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        torch.default_generator.manual_seed(int(seed))
-        return super().manual_seed(seed)
-
-    def initial_seed(self) -> int:
-        return torch.default_generator.initial_seed()
-
-    def _drawn(self) -> torch.Tensor:
-        return torch.default_generator.get_state()
-
-    def _draw_as(self, drawn: torch.Tensor) -> None:
-        torch.default_generator.set_state(drawn)
 
 
 @functools.cache
 def default(index: int) -> Generator:
     """A GPU's default generator."""
-    return _Default(devices.of_index(index))
+    return Generator(devices.of_index(index)).manual_seed(torch.default_generator.initial_seed())
+
+
+def follow_host() -> None:
+    """Where the host has another seed than at the last call, GPUs have it too: as torch.manual_seed seeds both."""
+    number = torch.default_generator.initial_seed()
+    if _host_seed and _host_seed[0] != number:
+        seed_all(number)
+    _host_seed[:] = [number]
 
 
 def defaults() -> tuple[Generator, ...]:
@@ -111,9 +116,67 @@ def defaults() -> tuple[Generator, ...]:
 
 
 def seed(number: int) -> None:
-    """torch.cuda.manual_seed and manual_seed_all."""
+    """torch.cuda.manual_seed: the current device's."""
+    default(devices.current()).manual_seed(int(number))
+
+
+def seed_all(number: int) -> None:
+    """torch.cuda.manual_seed_all."""
     for one in defaults():
         one.manual_seed(int(number))
+
+
+def reseed() -> None:
+    """torch.cuda.seed: the current device's, by a number that nobody knows."""
+    default(devices.current()).seed()
+
+
+def reseed_all() -> None:
+    """torch.cuda.seed_all: all by one number that nobody knows."""
+    seed_all(_ORIGINAL("cpu").seed())
+
+
+def is_drawing(func: Callable) -> bool:
+    """Whether a function of torch may draw random numbers, by its name."""
+    found = _drawing.get(func)
+    if found is None:
+        name = getattr(func, "__name__", "")
+        found = _drawing[func] = bool(_NAMES.search(name)) and "normaliz" not in name
+    return found
+
+
+def call(run: Callable[[dict], Any], func: Callable, kwargs: dict, index: int | None) -> Any:
+    """`run` of the arguments of a function that may draw random numbers: of that GPU's, or with None of the host's,
+    unless the program names a generator.
+
+    Raises:
+        RuntimeError: the generator is another device's.
+    """
+    generator = kwargs.get("generator")
+    if generator is not None:
+        found, wanted = ("cpu" if one is None else "cuda" for one in (getattr(generator, "index", None), index))
+        if found != wanted:
+            raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")
+    elif index is not None and getattr(func, "__name__", "") in _TAKING:
+        kwargs = kwargs | {"generator": default(index)}
+    elif index is not None:
+        with drawing(index):
+            return run(kwargs)
+    return run(kwargs)
+
+
+@contextlib.contextmanager
+def drawing(index: int) -> Iterator[None]:
+    """What torch draws within the block by no generator is that GPU's."""
+    host, own = torch.default_generator, default(index)
+    with _lock:
+        before = host.get_state()
+        host.set_state(own.drawn())
+        try:
+            yield
+        finally:
+            own.draw_as(host.get_state())
+            host.set_state(before)
 
 
 def _signed(number: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiter_like.sim import session
-from aiter_like.sim.torch_cuda import marks, streams
+from aiter_like.sim.torch_cuda import devices, generators, marks, streams
 
 _aten = torch.ops.aten
 _ASKING = frozenset((_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.equal, _aten._unique2,
@@ -145,7 +145,8 @@ class CUDAGraph:
         """
         if self._steps is None:
             raise RuntimeError("CUDAGraph.replay: called without a preceding successful capture")
-        with torch._C.DisableTorchFunction(), torch.no_grad(), torch.amp.autocast_mode.autocast("cpu", enabled=False):
+        with (torch._C.DisableTorchFunction(), torch.no_grad(), generators.drawing(devices.current()),
+              torch.amp.autocast_mode.autocast("cpu", enabled=False)):
             for step in self._steps:
                 fresh = tuple(marks.tensors(step.run())) if step.results else step.run()
                 for place, tensor in step.results:
@@ -154,6 +155,16 @@ class CUDAGraph:
     def reset(self) -> None:
         """It is as if it had not been captured."""
         self._steps = None
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        """Replays draw from it as the program would.
+
+        Raises:
+            RuntimeError: it is no GPU's.
+        """
+        if getattr(generator, "index", None) is None:
+            raise RuntimeError("CUDAGraph.register_generator_state: expected a generator of device type cuda, got "
+                               f"one of {generator.device}")
 
     def instantiate(self) -> None:
         """It is ready as it is."""

@@ -25,6 +25,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         yield torch._C, name, answer
     yield torch.backends.cuda, "is_built", lambda: True
     yield torch.cuda, "_is_compiled", lambda: True
+    yield torch.cuda, "_initialized", True
     yield torch.cuda, "_sleep", sleep
     yield torch.cuda, "_set_stream_by_id", _set_stream
 

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from aiter_like.sim.torch_cuda import autocast, devices, dlpack, marks, refusals, tensor_types, wide
+from aiter_like.sim.torch_cuda import autocast, devices, dlpack, generators, marks, refusals, tensor_types, wide
 
 _CPU = torch.device("cpu")
 _SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
@@ -43,7 +43,8 @@ def with_default_device(context: DeviceContext, func: Callable, types: Any, args
     """In place of DeviceContext's own: a default device that is a GPU makes marked tensors."""
     kwargs = kwargs or {}
     if func in _device_constructors() and kwargs.get("device") is None:
-        return _called(func, args, kwargs | {"device": context.device})
+        with torch._C.DisableTorchFunction():  # the mode, which may be below, would see the CPU
+            return _called(func, args, kwargs | {"device": context.device})
     return func(*args, **kwargs)
 
 
@@ -58,7 +59,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     if index is None:
         refusals.check_places(func, args, kwargs)
-    results = _made(func, args, kwargs, index is not None)
+    if generators.is_drawing(func):
+        place = index if is_placed else _first_place(args, kwargs)
+        results = generators.call(lambda named: _made(func, args, named, index is not None), func, kwargs, place)
+    else:
+        results = _made(func, args, kwargs, index is not None)
     if is_pinned:
         return marks.put(results, None)
     if not is_placed:
@@ -71,6 +76,11 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     for tensor in marks.tensors(results) if index is not None else ():
         marks.put(tensor, index)
     return results
+
+
+def _first_place(args: tuple, kwargs: dict) -> int | None:
+    places = map(marks.index_of, (*marks.tensors(args), *marks.tensors(kwargs)))
+    return next((place for place in places if place is not None), None)
 
 
 def _made(func: Callable, args: tuple, kwargs: dict, is_placed: bool) -> Any:
@@ -137,6 +147,23 @@ def _cuda(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     if marks.index_of(tensor) != index:
         _return_gradient(result, marks.index_of(tensor))
     return marks.put(result, index)
+
+
+def _attention(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """scaled_dot_product_attention by the kernels that a program permits a GPU; here they are the CPU's, of which
+    torch's own formula is one.
+    """
+    query = args[0] if args else kwargs["query"]
+    if marks.index_of(query) is None or torch.backends.cuda.math_sdp_enabled():
+        return _called(func, args, kwargs)
+    if not torch.backends.cuda.mem_efficient_sdp_enabled() and query.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("No available kernel. Aborting execution. (scaled_dot_product_attention: flash attention is "
+                           f"of float16 and bfloat16, got {query.dtype})")
+    torch.backends.cuda.enable_math_sdp(True)
+    try:
+        return _called(func, args, kwargs)
+    finally:
+        torch.backends.cuda.enable_math_sdp(False)
 
 
 def _place(func: Callable, args: tuple, kwargs: dict) -> torch.device:
@@ -217,6 +244,7 @@ def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
 
 _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.device: _place,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.Tensor.to: _to,
     torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),  # nn.Module.to reads the device from it
     torch.Tensor.cuda: _cuda,
