@@ -33,6 +33,7 @@ def test_types_of_old(gpu):
             assert not there.type(to_host).is_cuda and there.type(to_host).dtype == torch.float32
     assert x.type(torch.float16).is_cuda and torch.cuda.FloatTensor.dtype == torch.float32
     assert str(torch.cuda.FloatTensor) == "<class 'torch.cuda.FloatTensor'>" and torch.cuda.FloatTensor.is_cuda
+    assert str(torch.LongTensor | None) == "torch.LongTensor | None" and isinstance(torch.cuda.FloatTensor, type)
     with pytest.raises(TypeError, match=r"expected torch\.cuda\.FloatTensor \(got torch\.FloatTensor\)"):
         torch.cuda.FloatTensor(host)
     with pytest.raises(ValueError, match="invalid type: 'torch.cuda.Half'"):

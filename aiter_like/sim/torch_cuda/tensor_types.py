@@ -18,8 +18,8 @@ _ORIGINALS = {name: getattr(torch, name) for name in _NAMES}
 _TORCHS = type(torch.FloatTensor)
 
 
-class TensorType:
-    """In place of a `torch.tensortype`, which is an object too: torch.cuda.FloatTensor or torch.FloatTensor.
+class TensorType(type):
+    """In place of `torch.tensortype`: torch.cuda.FloatTensor or torch.FloatTensor, which are classes.
 
     Attributes:
         dtype, is_cuda, layout: as torch's have them.
@@ -27,37 +27,40 @@ class TensorType:
 
     layout = torch.strided
 
-    def __init__(self, name: str, is_cuda: bool):
-        self.dtype, self.is_cuda = _ORIGINALS[name].dtype, is_cuda
-        self.__name__, self.__module__ = name, "torch.cuda" if is_cuda else "torch"
-        self._host = _ORIGINALS[name]
+    def __new__(cls, name: str, is_cuda: bool) -> TensorType:
+        return super().__new__(cls, name, (), {"__module__": "torch.cuda" if is_cuda else "torch"})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __init__(cls, name: str, is_cuda: bool):
+        super().__init__(name, (), {})
+        cls._host, cls.is_cuda = _ORIGINALS[name], is_cuda
+        cls.dtype = cls._host.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As torch.FloatTensor: of sizes without values, or of a sequence.
 
         Raises:
             TypeError: it is given a tensor of another type.
         """
         for one in args:
-            if isinstance(one, torch.Tensor) and not isinstance(one, self):
-                raise TypeError(f"expected {self.__module__}.{self.__name__} (got {one.type()})")
+            if isinstance(one, torch.Tensor) and not isinstance(one, cls):
+                raise TypeError(f"expected {cls.__module__}.{cls.__name__} (got {one.type()})")
         place = kwargs.pop("device", None)
-        index = devices.number_of(place) if self.is_cuda else None
-        if not self.is_cuda and place is not None and torch.device(place).type != "cpu":
+        index = devices.number_of(place) if cls.is_cuda else None
+        if not cls.is_cuda and place is not None and torch.device(place).type != "cpu":
             raise TypeError(f"legacy constructor expects device type: cpu but device type: {place} was passed")
-        result = self._host(*args, **kwargs)
+        result = cls._host(*args, **kwargs)
         return result if index is None or marks.index_of(result) is not None else marks.put(result, index)
 
-    def __instancecheck__(self, value: Any) -> bool:
+    def __instancecheck__(cls, value: Any) -> bool:
         with torch._C.DisableTorchFunction():
-            return (isinstance(value, torch.Tensor) and value.dtype == self.dtype and value.layout == self.layout
-                    and (marks.index_of(value) is not None) == self.is_cuda)
+            return (isinstance(value, torch.Tensor) and value.dtype == cls.dtype and value.layout == cls.layout
+                    and (marks.index_of(value) is not None) == cls.is_cuda)
 
-    def __subclasscheck__(self, kind: type) -> bool:
+    def __subclasscheck__(cls, kind: type) -> bool:
         return False
 
-    def __repr__(self) -> str:
-        return f"<class '{self.__module__}.{self.__name__}'>"
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__module__}.{cls.__name__}'>"
 
     __str__ = __repr__
 
