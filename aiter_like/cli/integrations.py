@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import sys
+from pathlib import Path
 
 from aiter_like import paths
 
@@ -14,6 +15,9 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds names and shim; each parser sets `run`, a function of the parsed arguments."""
     names = subparsers.add_parser("names", description="Which backends serve each name of AITER's, as Markdown.")
     names.add_argument("--write", action="store_true", help="into AITER.md of this checkout, instead of the terminal")
+    names.add_argument("--against", type=Path, metavar="DIR",
+                       help="a checkout of AITER: instead of the page, which signatures differ from those of its "
+                            "sources, and which of its names the table does not know; exit status 1 where any differs")
     names.set_defaults(run=_names)
 
     shim = subparsers.add_parser(
@@ -26,12 +30,29 @@ def _names(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401 (declares the operators)
     from aiter_like.integrations import aiter_table
 
+    if args.against:
+        return _against(args.against)
     if args.write:
         aiter_table.FILE.write_text(aiter_table.markdown())
         print(aiter_table.FILE)
     else:
         print(aiter_table.markdown(), end="")
     return 0
+
+
+def _against(root: Path) -> int:
+    from aiter_like.integrations.aiter_sources import compare
+
+    found = compare(root)
+    for line in found.different:
+        print(f"differs: {line}")
+    for name in found.gone:
+        print(f"not in AITER: {name}")
+    for module, names in found.unknown.items():
+        print(f"unknown: {module}: {' '.join(names)}")
+    print(f"{found.compared} signatures compared, {len(found.different)} differ; {len(found.gone)} names are not in "
+          f"AITER, {sum(map(len, found.unknown.values()))} of AITER's not in the table")
+    return 1 if found.different else 0
 
 
 def _shim() -> int:
