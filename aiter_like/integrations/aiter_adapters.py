@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import device, dtypes
+from aiter_like import check, device, dtypes
+from aiter_like.enums import QuantType
 from aiter_like.integrations import aiter_checks
 from aiter_like.ops.mla import plan
 
@@ -32,6 +33,32 @@ def flash_attn_varlen_func(
         block_table=block_table, out=out, sink_ptr=sink)
 
 
+def fused_qk_rmsnorm_group_quant(
+        q_out_quantized: Tensor | None = None, q_out_scale: Tensor | None = None, q: Tensor | None = None,
+        q_weight: Tensor | None = None, q_epsilon: float = 1e-6, q_out_unquantized: Tensor | None = None,
+        k_out: Tensor | None = None, q_res_out: Tensor | None = None, k: Tensor | None = None,
+        k_weight: Tensor | None = None, k_epsilon: float | None = None, q_residual: Tensor | None = None,
+        group_size: int = 128, transpose_scale: bool = False, gemma_norm: bool = False) -> None:
+    """`aiter_like.fused_qk_rmsnorm_quant` with a scale for `group_size` elements; without `q_out_scale` unquantised."""
+    if q_out_scale is None and q_out_unquantized is None:
+        raise ValueError("fused_qk_rmsnorm_group_quant: q_out_unquantized must be given without q_out_scale")
+    kind = QuantType.No if q_out_scale is None else QuantType.per_1x128
+    aiter_like.fused_qk_rmsnorm_quant(
+        q_out_quantized, q_out_scale, q, q_weight, q_epsilon, q_out_unquantized, k_out, q_res_out, k, k_weight,
+        k_epsilon, q_residual, gemma_norm, kind, group_size, transpose_scale)
+
+
+def fused_qk_rmsnorm_per_token_quant(
+        q_out_quantized: Tensor, q_out_scale: Tensor, q: Tensor, q_weight: Tensor, q_epsilon: float,
+        q_out_unquantized: Tensor | None = None, k_out: Tensor | None = None, q_res_out: Tensor | None = None,
+        k: Tensor | None = None, k_weight: Tensor | None = None, k_epsilon: float | None = None,
+        q_residual: Tensor | None = None, gemma_norm: bool = False) -> None:
+    """`aiter_like.fused_qk_rmsnorm_quant` with a scale for each row of q."""
+    aiter_like.fused_qk_rmsnorm_quant(
+        q_out_quantized, q_out_scale, q, q_weight, q_epsilon, q_out_unquantized, k_out, q_res_out, k, k_weight,
+        k_epsilon, q_residual, gemma_norm, QuantType.per_Token)
+
+
 def shuffle_weight_a16w4(src: Tensor, NLane: int, gate_up: bool) -> Tensor:
     """`shuffle_weight` in the interleaved form of 4-bit experts."""
     return aiter_like.shuffle_weight(src, layout=(NLane, 16), is_guinterleave=True, gate_up=gate_up)
@@ -42,6 +69,14 @@ def moe_shuffle_weight(src: Tensor, experts_cnt: int | None = None, is_guinterle
     """`shuffle_weight` of experts, whose count its first dimension says."""
     return aiter_like.shuffle_weight(src, layout=layout, is_guinterleave=is_guinterleave,
                                      gate_up=gate_up and is_guinterleave)
+
+
+def interleave_gate_up_rows(w: Tensor) -> Tensor:
+    """[experts, 2 · rows, …] of gate and then up as rows of gate and up in turn."""
+    check.tensor("interleave_gate_up_rows", "w", w, last_contiguous=False)
+    if w.ndim < 2 or w.shape[1] % 2:
+        raise ValueError(f"interleave_gate_up_rows: w must have an even number of rows, got shape {tuple(w.shape)}")
+    return w.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
 
 
 def shuffle_scale_a16w4(src: Tensor, experts_cnt: int, gate_up: bool) -> Tensor | None:

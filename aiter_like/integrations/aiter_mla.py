@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton functions of latent attention, which take a table of pages. Named by aiter_names.txt."""
+"""AITER's Triton functions of latent attention, which take a table of pages, and the plan of a next step. Named by
+aiter_names.txt.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
+from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
 
@@ -127,3 +130,104 @@ def _listed(tables: Tensor, lengths: Tensor, page_size: int) -> tuple[Tensor, Te
     listed = tables[sequence, column.where(is_page, 0)].where(is_page, -1)
     starts = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
     return starts, listed.contiguous(), (lengths - (pages - 1).clamp(min=0) * page_size).to(torch.int32)
+
+
+def decode_attention_fwd(
+        q: Tensor, k_buffer: Tensor, v_buffer: Tensor, o: Tensor, lse: Tensor, req_to_token: Tensor, b_seq_len: Tensor,
+        attn_logits: Tensor | None, num_kv_splits: int, sm_scale: float, page_size: int = 1, logit_cap: float = 0.0,
+        k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> None:
+    """Decoding of one token of each sequence over pages that stand in a table: `aiter_like.mla_decode_fwd` where the
+    values are the first elements of the only head's keys, in their memory, else `flash_attn_with_kvcache`.
+
+    Args:
+        q: [batch, num_heads, dim] bf16|fp16.
+        k_buffer: [tokens, num_kv_heads, dim] or [pages, page_size, num_kv_heads, dim], evenly spaced tokens, dtype of
+            `q`, of latents also the device's fp8.
+        v_buffer: likewise, with the elements of a value.
+        o: [batch, num_heads, elements of a value], dtype of `q`; written.
+        lse: [batch, num_heads] fp32; written: the log-sum-exp of the scores.
+        req_to_token: [batch, pages of a sequence] int32: its pages.
+        b_seq_len: [batch] integers: its keys.
+        attn_logits, num_kv_splits: memory and shape of AITER's kernels; of no meaning, and not written.
+        sm_scale: of the scores.
+        page_size: tokens of a page.
+        logit_cap: above 0, scores become logit_cap · tanh(score / logit_cap).
+        k_scale, v_scale: 1 fp32 element, of fp8 latents, both the same; else of no meaning.
+    """
+    op = "decode_attention_fwd"
+    check.tensor(op, "q", q, rank=3)
+    batch, heads, dim = q.shape
+    check.integer(op, "page_size", page_size, 1)
+    keys, values = (_pages(op, name, cache, page_size, q)
+                    for name, cache in (("k_buffer", k_buffer), ("v_buffer", v_buffer)))
+    check.tensor(op, "req_to_token", req_to_token, dtypes=(torch.int32,), shape=(batch, None), device=q.device)
+    check.tensor(op, "b_seq_len", b_seq_len, dtypes=elements.INTEGERS, shape=(batch,), device=q.device)
+    check.tensor(op, "o", o, dtypes=(q.dtype,), shape=(batch, heads, values.shape[3]), device=q.device)
+    check.tensor(op, "lse", lse, dtypes=(torch.float32,), shape=(batch, heads), device=q.device,
+                 last_contiguous=False)
+    is_latent = keys.shape[2] == 1 and values.shape[3] < dim and (
+        keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride())
+    if is_latent:
+        if v_scale is not k_scale and not (k_scale is not None and v_scale is not None
+                                           and k_scale.data_ptr() == v_scale.data_ptr()):
+            raise ValueError(f"{op}: v_scale must be k_scale where the values are in the keys' memory")
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+        pages = _listed(req_to_token, b_seq_len, page_size)
+        found = aiter_like.mla_decode_fwd(q, keys, o, starts, *pages, 1, page_size, 1, sm_scale, logit_cap or 0.0,
+                                          kv_scale=k_scale, return_lse=True)[1]
+    else:
+        for name, cache in (("k_buffer", keys), ("v_buffer", values)):
+            check.tensor(op, name, cache, dtypes=(q.dtype,))
+        out, sums = aiter_like.flash_attn_with_kvcache(
+            q[:, None], keys, values, cache_seqlens=b_seq_len.to(torch.int32), softmax_scale=sm_scale,
+            softcap=logit_cap or 0.0, return_softmax_lse=True, page_table=req_to_token)
+        o.copy_(out[:, 0])
+        found = sums[..., 0]
+    lse.copy_(found)
+
+
+def _pages(op: str, name: str, cache: Tensor, page_size: int, q: Tensor) -> Tensor:
+    """[pages, page_size, heads, elements] of a cache whose tokens are evenly spaced."""
+    if not isinstance(cache, Tensor) or cache.ndim not in (3, 4):
+        check.tensor(op, name, cache, rank=4)
+    check.tensor(op, name, cache, device=q.device)
+    if cache.ndim == 4 and cache.shape[1] == page_size:
+        return cache
+    if cache.ndim == 4:
+        if cache.shape[1] > 1 and cache.stride(0) != cache.shape[1] * cache.stride(1):
+            raise ValueError(f"{op}: {name} must have evenly spaced tokens, got shape {tuple(cache.shape)}, strides "
+                             f"{cache.stride()}")
+        step = cache.stride(1) if cache.shape[1] > 1 else cache.stride(0)
+        cache = cache.as_strided((cache.shape[0] * cache.shape[1], *cache.shape[2:]), (step, *cache.stride()[2:]))
+    pages, step = cache.shape[0] // page_size, cache.stride(0)
+    return cache.as_strided((pages, page_size, *cache.shape[1:]), (page_size * step, step, *cache.stride()[1:]))
+
+
+def decode_update_mla_metadata_v1(
+        seqlens_qo_indptr: Tensor, seqlens_kv_indptr: Tensor, kv_last_page_lens: Tensor, num_heads_per_head_k: int,
+        num_heads_k: int, is_causal: bool, work_metadata_ptrs: Tensor, work_info_set: Tensor, work_indptr: Tensor,
+        reduce_indptr: Tensor, reduce_final_map: Tensor, reduce_partial_map: Tensor, page_size: int = 1,
+        kv_granularity: int = 16, max_seqlen_qo: int = 1, dtype_q: torch.dtype = torch.bfloat16,
+        dtype_kv: torch.dtype = torch.bfloat16, num_reject_tokens: Tensor | None = None) -> None:
+    """`get_mla_metadata_v1` of the next step, in which each sequence that has query tokens has one: the plan is made
+    anew of `seqlens_kv_indptr`, where AITER's kernel moves the ends of the last one.
+
+    Args:
+        seqlens_kv_indptr: int32, where the pages of a sequence begin, those of the new step.
+        max_seqlen_qo, num_reject_tokens: of the last plan, which is not looked at; of no meaning.
+        The others: see `get_mla_metadata_v1`.
+    """
+    op = "decode_update_mla_metadata_v1"
+    check.tensor(op, "seqlens_qo_indptr", seqlens_qo_indptr, rank=1, dtypes=(torch.int32,))
+    if not len(seqlens_qo_indptr):
+        raise ValueError(f"{op}: seqlens_qo_indptr must have at least 1 element, got shape (0,)")
+    starts = torch.zeros_like(seqlens_qo_indptr)
+    torch.cumsum(seqlens_qo_indptr.diff().clamp(0, 1), 0, out=starts[1:])
+    aiter_like.get_mla_metadata_v1(
+        starts, seqlens_kv_indptr, kv_last_page_lens, num_heads_per_head_k, num_heads_k, is_causal, work_metadata_ptrs,
+        work_info_set, work_indptr, reduce_indptr, reduce_final_map, reduce_partial_map, page_size, kv_granularity,
+        max_seqlen_qo=1, dtype_q=dtype_q, dtype_kv=dtype_kv)
+
+
+decode_attention_fwd = public("decode_attention_fwd", decode_attention_fwd)
+decode_update_mla_metadata_v1 = public("decode_update_mla_metadata_v1", decode_update_mla_metadata_v1)
