@@ -50,7 +50,11 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "asm_moe", "asm_moe_tkw1", "ck_moe_2stages", "ck_moe_stage1_fwd", "ck_moe_stage2_fwd", "fmoe_fp8_blockscale_g1u1",
     "fmoe_g1u1", "fmoe_g1u1_a16", "fmoe_g1u1_tkw1", "fmoe_int8_g1u0", "fmoe_int8_g1u0_a16", "moe_stage1_g1u1",
     "torch_moe_stage1",
+    "indexer_qk_rope_quant_and_cache", "decode_attention_fwd", "decode_update_mla_metadata_v1",
+    "fused_qk_rmsnorm_group_quant", "fused_qk_rmsnorm_per_token_quant",
     "fused_qknorm_idxrqknorm", "mha_fwd", "mha_bwd", "mha_varlen_fwd", "mha_varlen_bwd",
+    "fmha_v3_fwd", "fmha_v3_varlen_fwd", "fmha_v3_bwd", "fmha_v3_varlen_bwd", "flash_attn_onekernel_backward",
+    "flash_attn_fused_backward",
     "fused_moe", "layer_of",  # which takes what that is given of the weights
     "tree_speculative_sampling_target_only",
     "attention_ref"}  # all options of the attention functions above at once

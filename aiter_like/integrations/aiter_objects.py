@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,16 @@ from torch import Tensor
 from aiter_like import dtypes, paths
 from aiter_like.ops.norm.group_norm import group_norm
 
-AITER_CONFIGS = SimpleNamespace(AITER_CONFIG_GEMM_A8W8_FILE="", AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE="bpreshuffle",
-                                AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE="", AITER_CONFIG_FMOE_FILE="")
-"""No tables of AITER's form, this package reads tuned_csv/: words by which aiter_gemm.py knows what is asked about."""
+_TABLES = Path(__file__).with_name("aiter_configs")
+
+AITER_CONFIGS = SimpleNamespace(**{f"AITER_CONFIG_{name}_FILE": str(_TABLES / f"{file}.csv") for name, file in (
+    ("GEMM_A8W8", "a8w8_tuned_gemm"), ("GEMM_A8W8_BPRESHUFFLE", "a8w8_bpreshuffle_tuned_gemm"),
+    ("GEMM_A8W8_BLOCKSCALE", "a8w8_blockscale_tuned_gemm"), ("FMOE", "tuned_fmoe"),
+    ("GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE", "a8w8_blockscale_bpreshuffle_tuned_gemm"),
+    ("A8W8_BATCHED_GEMM", "a8w8_tuned_batched_gemm"), ("BF16_BATCHED_GEMM", "bf16_tuned_batched_gemm"),
+    ("GEMM_BF16", "bf16_tuned_gemm"), ("GEMM_A4W4", "a4w4_blockscale_tuned_gemm"))})
+"""Tables of AITER's form, with its columns and no row: this package reads tuned_csv/. By the file's name aiter_gemm.py
+knows what is asked about."""
 
 AITER_CSRC_DIR = str(paths.csrc())
 ENABLE_CK = False  # nothing here is composable_kernel

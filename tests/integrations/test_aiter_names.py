@@ -7,6 +7,7 @@ import functools
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,8 +50,8 @@ def test_name_resolves_at_the_top_level(row):
     `batched_gemm_bf16` and `batched_gemm_a8w8` have our own options where those of Triton modules have their
     kernels', the plain `fused_moe` looks at `gate_mode` for all weights, the plain `moe_smoothquant_fwd` takes rows of
     two dimensions, those of layer normalisation that quantise have no default epsilon, gradients of RoPE have another
-    name for their tensor, RoPE of tokens in place rounds once, int8 of quantisers is rounded to nearest, and
-    activations with a bias leave it out in rows of no expert."""
+    name for their tensor, RoPE of tokens in place rounds once, int8 of quantisers is rounded to nearest, activations
+    with a bias leave it out in rows of no expert, and a window of attention is no tensor."""
     others = {"fused_moe": ("aiter.fused_moe",), "moe_smoothquant_fwd": ("aiter", "aiter.ops.quant"),
               "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
               "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",),
@@ -61,6 +62,7 @@ def test_name_resolves_at_the_top_level(row):
               **dict.fromkeys(("rope_cached_positions_bwd", "rope_cached_positions_offsets_bwd",
                                "rope_cached_thd_positions_2c_fwd_inplace",
                                "rope_cached_thd_positions_offsets_2c_fwd_inplace"), ("aiter.ops.triton.rope.rope",)),
+              **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"), ("aiter", "aiter.ops.mha")),
               **dict.fromkeys(("silu_and_mul_bias", "gelu_and_mul_bias", "swiglu_and_mul_bias"),
                               ("aiter", "aiter.ops.activation"))}
     if row.name in others or (row.server or "").startswith("aiter_int8:"):
@@ -236,6 +238,13 @@ def test_vllm_keeps_its_products_of_8_bits_on_the_simulator(monkeypatch):
         assert ask() is not None
     finally:
         device.reset()
+
+
+def test_tables_of_aiters_form_have_its_columns_and_no_row():
+    for name, file in vars(aiter.AITER_CONFIGS).items():
+        head, *rows = Path(file).read_text().splitlines()
+        is_first = head.split(",")[0] == ("cu_num" if name == "AITER_CONFIG_FMOE_FILE" else "gfx")
+        assert is_first and "kernelName" in head and not rows, name
 
 
 def test_disabled_all_reduce():

@@ -260,6 +260,20 @@ def test_how_a_file_of_pytest_ends(count, source, counts, ended):
     assert (found, end) == (counts, ended)
 
 
+def test_a_package_beside_the_folder_is_not_imported(count, tmp_path):
+    """pytest puts the parent of a folder with __init__.py first on the path: in a checkout AITER itself is there."""
+    (tmp_path / "__init__.py").write_text("")
+    beside = tmp_path.parent / "aiter"
+    beside.mkdir()
+    (beside / "__init__.py").write_text("raise RuntimeError('AITER itself')")
+    try:
+        assert count("import pytest\nfrom aiter.ops.shuffle import shuffle_weight\ndef test_a(): pass", head="")[0] == {
+            "passed": 1}
+    finally:
+        (beside / "__init__.py").unlink()
+        beside.rmdir()
+
+
 # ---- its process
 
 

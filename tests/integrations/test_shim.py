@@ -76,7 +76,7 @@ from aiter.jit.core import AITER_CSRC_DIR, ENABLE_CK
 from aiter.jit.utils.chip_info import get_gfx_runtime
 import inspect, torch, aiter
 assert {"q_scale", "kv_scale", "causal"} <= set(inspect.signature(aiter.mla.mla_decode_fwd).parameters)
-assert CustomAllreduce(None, torch.device("cpu")).disabled and AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_FILE == ""
+assert CustomAllreduce(None, torch.device("cpu")).disabled and AITER_CONFIGS.AITER_CONFIG_FMOE_FILE.endswith(".csv")
 assert GateMode.SEPARATED.value == "separated" and QuantType(4) is QuantType.per_1x128
 assert aiter.dtypes.fp8 is e4m3_dtype and torch.ops.aiter.paged_attention_v1
 """

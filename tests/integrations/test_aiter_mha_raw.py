@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""AITER's calls of attention by the names of its kernels, against those that they hand on to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like as aiter
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_mha as mha
+from aiter_like.integrations import aiter_mha_raw as raw
+
+SCALE = 32**-0.5
+STARTS = [torch.tensor(values, dtype=torch.int32) for values in ([0, 5, 9], [0, 7, 13])]
+
+
+@pytest.fixture(autouse=True)
+def in_torch():
+    """What is handed on is looked at here; the kernels have tests of their own."""
+    with aiter.use_backend("torch"):
+        yield
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def dense():
+    return numbers(2, 9, 4, 32), numbers(2, 13, 2, 32, seed=1), numbers(2, 13, 2, 32, seed=2)
+
+
+def packed():
+    return numbers(9, 4, 32), numbers(13, 2, 32, seed=1), numbers(13, 2, 32, seed=2)
+
+
+def test_windows_that_are_tensors():
+    q, k, v = dense()
+    expected = aiter.flash_attn_func(q, k, v, causal=True, window_size=(3, 0), return_lse=True)
+    for window in (torch.tensor([3, 0]), (3, 0), [3, 0]):
+        found = raw.flash_attn_func(q, k, v, causal=True, window_size=window, return_lse=True, layout="bshd")
+        assert all(map(torch.equal, found, expected))
+    q, k, v = packed()
+    expected = aiter.flash_attn_varlen_func(q, k, v, *STARTS, 5, 7, window_size=(3, 2))
+    assert torch.equal(raw.flash_attn_varlen_func(q, k, v, *STARTS, 5, 7, window_size=torch.tensor([3, 2])), expected)
+    with pytest.raises(TypeError, match="flash_attn_func: window_size must be 2 or 3 integers"):
+        raw.flash_attn_func(*dense(), window_size=torch.tensor([0.5, 1]))
+
+
+def test_dense_by_the_names_of_kernels():
+    q, k, v = dense()
+    out, lse, mask, state = raw.fmha_v3_fwd(q, k, v, 0.0, SCALE, True, -1, 0, True, False, 1)
+    expected = mha.mha_fwd(q, k, v, 0.0, SCALE, True, -1, 0, 0, True, False)
+    assert all(map(torch.equal, (out, lse, mask, state), expected))
+    dout = numbers(2, 9, 4, 32, seed=3)
+    given = [torch.empty_like(x) for x in (q, k, v)]
+    found = raw.fmha_v3_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True, True, 1, *given)
+    wanted = mha.mha_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True)
+    assert all(map(torch.equal, found, wanted)) and all(map(torch.equal, given, wanted))
+    with pytest.raises(UnsupportedError, match="fmha_v3_fwd: no backend supports gen"):
+        raw.fmha_v3_fwd(q, k, v, 0.0, SCALE, True, -1, 0, True, False, 1, gen=torch.Generator())
+
+
+def test_packed_by_the_names_of_kernels():
+    q, k, v = packed()
+    found = raw.fmha_v3_varlen_fwd(q, k, v, *STARTS, 5, 7, 0, 0.0, SCALE, 0.0, False, False, 4, 2, True, False, 1)
+    expected = mha.mha_varlen_fwd(q, k, v, *STARTS, 5, 7, 0, 0.0, SCALE, 0.0, False, False, 4, 2, 0, True, False)
+    assert all(map(torch.equal, found, expected))
+    dout, options = numbers(9, 4, 32, seed=3), (5, 7, 0.0, SCALE, False, False, 4, 2, True)
+    grads = raw.fmha_v3_varlen_bwd(dout, q, k, v, *found[:2], *STARTS, *options, True, 1)
+    assert all(map(torch.equal, grads, mha.mha_varlen_bwd(dout, q, k, v, *found[:2], *STARTS, *options)))
+
+
+@pytest.mark.parametrize("window", (0, 4))
+def test_backward_of_the_triton_module(window):
+    q, k, v = dense()
+    left = window or -1
+    out, lse, _, _ = mha.mha_fwd(q, k, v, 0.0, SCALE, True, left, 0, 0, True, False)
+    dout, grads = numbers(2, 9, 4, 32, seed=3), [torch.empty_like(x) for x in (q, k, v)]
+    sink, dsink = numbers(4, seed=4).float(), torch.zeros(4)
+    delta = raw.flash_attn_onekernel_backward(dout, q, k, v, out, lse, *grads, None, SCALE, None, True, None, None, 9,
+                                              13, 0.0, sink=sink, dsink=dsink, sliding_window=window)
+    *wanted, sums = mha.mha_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, left, 0, True)
+    assert all(map(torch.equal, grads, wanted)) and torch.equal(delta, sums) and dsink.all()
+    if not window:
+        again = [torch.empty_like(x) for x in (q, k, v)]
+        raw.flash_attn_fused_backward(dout, q, k, v, out, lse, *again, None, SCALE, None, True, None, None, 9, 13, 0.0)
+        assert all(map(torch.equal, again, wanted))
+
+
+def test_packed_backward_of_the_triton_module():
+    """Log-sum-exps and sums are [total_q, num_heads] there."""
+    q, k, v = packed()
+    out, lse, _, _ = mha.mha_varlen_fwd(q, k, v, *STARTS, 5, 7, 0, 0.0, SCALE, 0.0, False, True, -1, 0, 0, True, False)
+    dout, grads = numbers(9, 4, 32, seed=3), [torch.empty_like(x) for x in (q, k, v)]
+    rest = (None, SCALE, None, True, *STARTS, 5, 7)
+    delta = raw.flash_attn_onekernel_backward(dout, q, k, v, out, lse.t(), *grads, *rest, 0.0)
+    *wanted, sums = mha.mha_varlen_bwd(dout, q, k, v, out, lse, *STARTS, 5, 7, 0.0, SCALE, False, True, -1, 0, True)
+    assert all(map(torch.equal, grads, wanted)) and torch.equal(delta, sums.t())
+    rest = (None, SCALE, None, True, *STARTS, 5, 7)
+    with pytest.raises(UnsupportedError, match="flash_attn_fused_backward: no backend supports dropout_p"):
+        raw.flash_attn_fused_backward(dout, q, k, v, out, lse.t(), *grads, *rest, 0.5)
+    with pytest.raises(TypeError, match="flash_attn_fused_backward: dq must be a tensor"):
+        raw.flash_attn_fused_backward(dout, q, k, v, out, lse.t(), None, *grads[1:], *rest, 0.0)
+
+
+def test_caches_by_the_parameters_of_flash_attention_2():
+    q, cache, values = numbers(2, 1, 4, 32), numbers(3, 16, 2, 32, seed=1), numbers(3, 16, 2, 32, seed=2)
+    table, lengths = torch.tensor([[2, 0], [1, -1]], dtype=torch.int32), torch.tensor([20, 5], dtype=torch.int32)
+    found = raw.flash_attn_with_kvcache(q, cache, values, cache_seqlens=lengths, block_table=table,
+                                        return_softmax_lse=True)
+    expected = aiter.flash_attn_with_kvcache(q, cache, values, cache_seqlens=lengths, page_table=table,
+                                             return_softmax_lse=True)
+    assert all(map(torch.equal, found, expected))
+    with pytest.raises(UnsupportedError, match="flash_attn_with_kvcache: no backend supports alibi_slopes"):
+        raw.flash_attn_with_kvcache(q, cache, values, alibi_slopes=torch.ones(4))
