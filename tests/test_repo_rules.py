@@ -43,7 +43,7 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qk_rope_concat_and_cache_mla", "get_mla_metadata_v1", "get_ps_metadata_v1", "mla_decode_fwd",
     "deepgemm_fp8_paged_mqa_logits", "fused_qk_rope_cat_and_cache_mla", "fused_qk_rope_cosine_cache_llama",
     "mla_prefill_fwd", "fused_gemm_a8w8_blockscale_a16w16",
-    "moe_gemm_int8_smoothquant", "moe_gemm_smoothquant_torch", "fused_reduce_rms_fp8_group_quant",
+    "moe_gemm_int8_smoothquant", "moe_gemm_smoothquant_torch", "moe_gemm_a8w8", "fused_reduce_rms_fp8_group_quant",
     "fused_fp8_bmm_rope_cat_and_cache_mla", "fused_moe_dp_share_expert", "get_2stage_cfgs",
     "gen_gmm_tensors", "gen_tgmm_tensors", "extend_attention_fwd",
     "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd", "moe_sorting", "moe_sorting_fwd",

@@ -48,6 +48,8 @@ def _against(root: Path) -> int:
         print(f"differs: {line}")
     for name in found.gone:
         print(f"not in AITER: {name}")
+    for path in found.paths:
+        print(f"also there: {path}")
     for module, names in found.unknown.items():
         print(f"unknown: {module}: {' '.join(names)}")
     print(f"{found.compared} signatures compared, {len(found.different)} differ; {len(found.gone)} names are not in "

@@ -203,6 +203,29 @@ def _pages(op: str, name: str, cache: Tensor, page_size: int, q: Tensor) -> Tens
     return cache.as_strided((pages, page_size, *cache.shape[1:]), (page_size * step, step, *cache.stride()[1:]))
 
 
+def csr_to_dense_block_table(kv_indices: Tensor, kv_indptr: Tensor, dense_table: Tensor, max_ctx: int, bs: int) -> None:
+    """Lists of pages one behind the other as a table, by torch; the host does not look at the lengths.
+
+    Args:
+        kv_indices: [entries] integers.
+        kv_indptr: [≥ bs + 1] integers, where the pages of each sequence begin.
+        dense_table: [≥ bs, columns]; of the first `bs` rows as many columns are written as a sequence has pages, at
+            most those below `max_ctx`.
+    """
+    op = "csr_to_dense_block_table"
+    check.tensor(op, "kv_indices", kv_indices, rank=1, dtypes=elements.INTEGERS)
+    check.tensor(op, "kv_indptr", kv_indptr, rank=1, dtypes=elements.INTEGERS, device=kv_indices.device)
+    check.tensor(op, "dense_table", dense_table, rank=2, dtypes=elements.INTEGERS, device=kv_indices.device)
+    check.integer(op, "max_ctx", max_ctx, 0)
+    check.integer(op, "bs", bs, 0, min(len(dense_table), max(len(kv_indptr) - 1, 0)))
+    table = dense_table[:bs, :max_ctx]
+    if not len(kv_indices) or not table.numel():
+        return
+    place = torch.arange(table.shape[1], device=table.device) + kv_indptr[:bs, None]
+    is_page = (place < kv_indptr[1:bs + 1, None]) & (place < len(kv_indices)) & (place >= 0)
+    table.copy_(torch.where(is_page, kv_indices[place.clamp(0, len(kv_indices) - 1)].to(table.dtype), table))
+
+
 def decode_update_mla_metadata_v1(
         seqlens_qo_indptr: Tensor, seqlens_kv_indptr: Tensor, kv_last_page_lens: Tensor, num_heads_per_head_k: int,
         num_heads_k: int, is_causal: bool, work_metadata_ptrs: Tensor, work_info_set: Tensor, work_indptr: Tensor,

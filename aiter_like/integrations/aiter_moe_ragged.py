@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's ragged products in Triton of int8, by the lists of aiter_moe_routing.py, and what quantises for them. Named
-by aiter_names.txt.
+"""AITER's ragged products in Triton of int8 and fp8, by the lists of aiter_moe_routing.py, and what quantises for them.
+Named by aiter_names.txt.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
+from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_moe_routing import RoutingData, routing
 from aiter_like.ops.common import elements
 
@@ -47,30 +48,13 @@ def moe_gemm_int8_smoothquant(
         [pairs, columns], or with `scatter_indx` [tokens, columns].
     """
     op = "moe_gemm_int8_smoothquant"
-    if routing_data is None or routing_data.expt_data is None:
-        raise ValueError(f"{op}: routing_data must be given, with expt_data")
+    _check_lists(op, routing_data)
     check.tensor(op, "x", x, rank=2, dtypes=(torch.int8,))
     check.tensor(op, "w", w, rank=3, dtypes=(torch.int8,), device=x.device, last_contiguous=False)
     check.flag(op, "apply_activation", apply_activation)
-    slots, offsets = routing_data.n_expts_act, routing_data.expt_data.token_offs_raw
-    pairs = len(x) if gather_indx is None else gather_indx.numel()
-    for name, tensor in (("scatter_indx", scatter_indx), ("gammas", gammas)):
-        if tensor is not None and tensor.numel() != pairs:
-            raise ValueError(f"{op}: {name} must have {pairs} elements, one for each pair, got {tensor.numel()}")
-    rows = None if gather_indx is None else (gather_indx.to(torch.int32) // slots)
     weights = _rows_of(op, w, x.shape[1]) if preshuffled else w.mT
-    is_last = not apply_activation and (gammas is None or scatter_indx is not None)
-    y = aiter_like.grouped_gemm(x, weights, offsets, x_scale.reshape(-1), w_scale, bias, row_index=rows,
-                                dtype=out_dtype if is_last else torch.float32)
-    if apply_activation:
-        y = _gated(y, alpha, limit, swiglu_add_residual)
-    if scatter_indx is None:
-        return (y if gammas is None else y * gammas.reshape(-1, 1)).to(out_dtype)
-    places = scatter_indx.to(torch.int32).view(-1, slots)
-    factors = torch.ones(places.shape, device=y.device) if gammas is None else gammas.float()[places.long()]
-    out = torch.empty(len(places), y.shape[1], dtype=out_dtype, device=y.device)
-    aiter_like.moe_unpermute(out, y, factors, places)
-    return out
+    return _ragged(op, x, weights, x_scale.reshape(-1), w_scale, bias, (routing_data, gather_indx, scatter_indx),
+                   gammas, out_dtype, (alpha, limit, swiglu_add_residual) if apply_activation else None)
 
 
 def moe_gemm_smoothquant_torch(
@@ -79,18 +63,80 @@ def moe_gemm_smoothquant_torch(
         gammas: Tensor | None = None, apply_activation: bool = False, add_residual: bool = False, alpha: float = 1.0,
         limit: float | None = 1.0) -> Tensor:
     """`moe_gemm_int8_smoothquant` in torch, fp32. Looks at the lists."""
+    return moe_gemm_torch(x.float() * x_scale.reshape(-1, 1), w.float() * w_scale[:, None], bias, routing_data,
+                          gather_indx, scatter_indx, gammas, apply_activation, alpha, limit, add_residual)
+
+
+def moe_gemm_torch(
+        x: Tensor, w: Tensor, bias: Tensor | None, routing_data: RoutingData | None = None,
+        gather_indx: Tensor | None = None, scatter_indx: Tensor | None = None, gammas: Tensor | None = None,
+        apply_swiglu: bool = False, alpha: float = 1.0, limit: float | None = 1.0,
+        add_residual: bool = True) -> Tensor:
+    """The products of `moe_gemm_int8_smoothquant` in torch, fp32, of x [rows, k] and w [experts, k, n]: the results in
+    the dtype of `x`, sums of tokens in fp32. Looks at the lists.
+    """
     slots, first = routing_data.n_expts_act, 0
     token = torch.arange(len(x)) if gather_indx is None else gather_indx.long() // slots
     found = []
     for expert, count in enumerate(routing_data.expt_hist.tolist()):
         own = token[first:first + count].to(x.device)
-        y = (x[own].float() @ w[expert].float()) * x_scale[own, None] * w_scale[expert]
+        y = x[own].float() @ w[expert].float()
         y = y if bias is None else y + bias[expert]
-        y = _gated(y, alpha, limit, add_residual) if apply_activation else y
+        y = _gated(y, alpha, limit, add_residual) if apply_swiglu else y
         found.append(y if gammas is None else y * gammas[first:first + count, None])
         first += count
-    y = torch.cat(found)
-    return y if scatter_indx is None else y[scatter_indx.long()].view(-1, slots, y.shape[1]).sum(1)
+    y = torch.cat(found).to(x.dtype)
+    return y if scatter_indx is None else y[scatter_indx.long()].float().view(-1, slots, y.shape[1]).sum(1)
+
+
+def moe_gemm_torch_unlimited(
+        x: Tensor, w: Tensor, bias: Tensor | None, routing_data: RoutingData | None = None,
+        gather_indx: Tensor | None = None, scatter_indx: Tensor | None = None, gammas: Tensor | None = None,
+        apply_swiglu: bool = False, alpha: float = 1.0, limit: float | None = None,
+        add_residual: bool = True) -> Tensor:
+    """`moe_gemm_torch` of AITER's module of block scales, whose gates are not bounded where nobody asks for it."""
+    return moe_gemm_torch(x, w, bias, routing_data, gather_indx, scatter_indx, gammas, apply_swiglu, alpha, limit,
+                          add_residual)
+
+
+def moe_gemm_a8w8(
+        x: Tensor, w: Tensor, x_scales: Tensor | None, w_scales: Tensor | None, x_static_scale: Tensor | None = None,
+        w_static_scale: Tensor | None = None, quant_static_scale: Tensor | None = None, bias: Tensor | None = None,
+        routing_data: RoutingData | None = None, gather_indx: Tensor | None = None, scatter_indx: Tensor | None = None,
+        gammas: Tensor | None = None, swizzle_mx_scale: str | None = None, out_dtype: torch.dtype = torch.bfloat16,
+        apply_swiglu: bool = False, alpha: float = 1.0, limit: float | None = 1.0, swiglu_add_residual: bool = True,
+        unpadded_N: int | None = None, unpadded_K: int | None = None) -> Tensor:
+    """`moe_gemm_int8_smoothquant` of the device's fp8 with one scale for all of `x` and one for all of `w`.
+
+    Args:
+        x_scales, w_scales, swizzle_mx_scale: None: scales of 32 elements belong to gfx950.
+        x_static_scale, w_static_scale: fp32, 1 element; None: 1.
+        quant_static_scale: fp32, 1 element, by which the result is divided before it is rounded to the device's fp8.
+        unpadded_N, unpadded_K: AITER's hints; of no meaning.
+        The others: see `moe_gemm_int8_smoothquant`, whose `apply_activation` is `apply_swiglu` here.
+    """
+    op = "moe_gemm_a8w8"
+    asked = {"x_scales": x_scales, "w_scales": w_scales, "swizzle_mx_scale": swizzle_mx_scale}
+    reasons = {name: "formats whose 32 elements share a scale belong to gfx950"
+               for name, value in asked.items() if value is not None}
+    if reasons:
+        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}: {next(iter(reasons.values()))}", op,
+                               reasons)
+    _check_lists(op, routing_data)
+    kind = dtypes.fp8_of(target_of(x.device).arch)
+    check.tensor(op, "x", x, rank=2, dtypes=(kind,))
+    check.tensor(op, "w", w, rank=3, dtypes=(kind,), device=x.device, last_contiguous=False)
+    check.flag(op, "apply_swiglu", apply_swiglu)
+    one = torch.ones(1, device=x.device)
+    scales = [one if scale is None else scale.float().reshape(1) for scale in (x_static_scale, w_static_scale)]
+    found = _ragged(
+        op, x, w.mT, scales[0].expand(len(x)).contiguous(), scales[1].expand(len(w), w.shape[2]).contiguous(), bias,
+        (routing_data, gather_indx, scatter_indx), gammas,
+        torch.bfloat16 if quant_static_scale is not None else out_dtype,
+        (alpha, limit, swiglu_add_residual) if apply_swiglu else None)
+    return found if quant_static_scale is None else downcast_to_static_fp8(found, quant_static_scale.float())
+
+
 
 
 def fused_moe_int8_smoothquant(hidden_states: Tensor, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor,
@@ -147,6 +193,71 @@ def downcast_to_static_fp8(x: Tensor, scale: Tensor) -> Tensor:
     check.tensor("downcast_to_static_fp8", "x", x, dtypes=elements.FLOATS)
     out = torch.empty(x.shape, dtype=dtypes.fp8_of(target_of(x.device).arch), device=x.device)
     aiter_like.static_per_tensor_quant(out, x, scale.reshape(1))
+    return out
+
+
+def downcast_to_static_fp8_3d(x: Tensor, scale: Tensor) -> Tensor:
+    """`downcast_to_static_fp8` of three dimensions."""
+    check.tensor("downcast_to_static_fp8_3d", "x", x, rank=3, dtypes=elements.FLOATS, last_contiguous=False)
+    return downcast_to_static_fp8(x.contiguous(), scale)
+
+
+def dequant_x_blockscale(x: Tensor, x_scales: Tensor, per_row_x_scale: bool,
+                         group_shape: tuple[int, int, int]) -> Tensor:
+    """x [rows, k] times the scales of its blocks of `group_shape` (rows, n, k), with `per_row_x_scale` of one row each:
+    [blocks of rows, blocks of k]. fp32, in torch.
+    """
+    return _times_blocks("dequant_x_blockscale", x[None], x_scales[None],
+                         (1 if per_row_x_scale else group_shape[0], group_shape[2]))[0]
+
+
+def dequant_w_blockscale(w: Tensor, w_scales: Tensor, group_shape: tuple[int, int, int]) -> Tensor:
+    """w [experts, k, n] times the scales of its blocks of `group_shape` (rows, n, k): [experts, blocks of k, blocks of
+    n]. fp32, in torch.
+    """
+    return _times_blocks("dequant_w_blockscale", w, w_scales, (group_shape[2], group_shape[1]))
+
+
+def _times_blocks(op: str, x: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    wanted = tuple(-(-size // step) for size, step in zip(x.shape[1:], block))
+    if tuple(scales.shape) != (x.shape[0], *wanted):
+        raise ValueError(f"{op}: the scales must have shape {wanted}, got {tuple(scales.shape[1:])}")
+    wide = scales.float().repeat_interleave(block[0], 1).repeat_interleave(block[1], 2)
+    return x.float() * wide[:, :x.shape[1], :x.shape[2]]
+
+
+def _check_lists(op: str, routing_data: RoutingData | None) -> None:
+    if routing_data is None or routing_data.expt_data is None:
+        raise ValueError(f"{op}: routing_data must be given, with expt_data")
+
+
+def _ragged(op: str, x: Tensor, weights: Tensor, x_scale: Tensor | None, w_scale: Tensor | None, bias: Tensor | None,
+            lists: tuple[RoutingData, Tensor | None, Tensor | None], gammas: Tensor | None, out_dtype: torch.dtype,
+            gate: tuple[float, float | None, bool] | None) -> Tensor:
+    """The products of pairs, sorted by expert, with [experts, n, k], and with places of pairs their sums by token.
+
+    Args:
+        lists: of `routing`, each pair's row of `x` and each pair's place.
+        gate: alpha, limit and whether 1 is added; None: there is none.
+    """
+    routing_data, gather_indx, scatter_indx = lists
+    slots, offsets = routing_data.n_expts_act, routing_data.expt_data.token_offs_raw
+    pairs = len(x) if gather_indx is None else gather_indx.numel()
+    for name, tensor in (("scatter_indx", scatter_indx), ("gammas", gammas)):
+        if tensor is not None and tensor.numel() != pairs:
+            raise ValueError(f"{op}: {name} must have {pairs} elements, one for each pair, got {tensor.numel()}")
+    rows = None if gather_indx is None else (gather_indx.to(torch.int32) // slots)
+    is_last = gate is None and (gammas is None or scatter_indx is not None)
+    y = aiter_like.grouped_gemm(x, weights, offsets, x_scale, w_scale, bias, row_index=rows,
+                                dtype=out_dtype if is_last else torch.float32)
+    if gate is not None:
+        y = _gated(y, *gate)
+    if scatter_indx is None:
+        return (y if gammas is None else y * gammas.reshape(-1, 1)).to(out_dtype)
+    places = scatter_indx.to(torch.int32).view(-1, slots)
+    factors = torch.ones(places.shape, device=y.device) if gammas is None else gammas.float()[places.long()]
+    out = torch.empty(len(places), y.shape[1], dtype=out_dtype, device=y.device)
+    aiter_like.moe_unpermute(out, y, factors, places)
     return out
 
 

@@ -47,12 +47,14 @@ class Comparison:
         gone: "module.name" of the table that AITER's module neither defines nor imports.
         unknown: module of the table → public functions and classes that AITER defines there and the table does not
             know.
+        paths: "module.name" by an earlier name or by today's of a module that the table has by another one.
         compared: how many signatures were read.
     """
 
     different: list[str]
     gone: list[str]
     unknown: dict[str, list[str]]
+    paths: list[str]
     compared: int
 
 
@@ -78,7 +80,9 @@ def compare(root: Path, rows: Iterable[Name] | None = None) -> Comparison:
                 reasons = [_reason(row.signature, one) for one in theirs]
                 if all(reasons):
                     different.append(f"{module}.{row.name}: {reasons[0]}")
-    return Comparison(different, gone, _unknown(sources, rows), compared)
+    paths = [f"{path}.{row.name}" for row in rows for path in sorted(
+        {one for module in row.modules for one in sources.paths(module)} - {*row.modules})]
+    return Comparison(different, gone, _unknown(sources, rows), paths, compared)
 
 
 def _reason(ours: inspect.Signature, theirs: inspect.Signature) -> str:
@@ -117,6 +121,13 @@ class _Sources:
             first, dot, rest = module.removeprefix(prefix).partition(".")
             return f"{prefix}{self._moved.get(first, first)}{dot}{rest}"
         return module
+
+    def paths(self, module: str) -> set[str]:
+        """All names of a module that has several."""
+        today, prefix = self.canonical(module), "aiter.ops.triton."
+        earlier = {f"{prefix}{old}{today.removeprefix(prefix + new)}" for old, new in self._moved.items()
+                   if f"{today}.".startswith(f"{prefix}{new}.")}
+        return {today, *earlier} if earlier else set()
 
     def own(self, module: str) -> set[str]:
         """The functions and classes that it defines itself."""
@@ -170,6 +181,9 @@ class _Sources:
         parts = text.removesuffix(".value").split(".")
         if parts[0] in _ENUMS and len(parts) == 2:
             return getattr(_ENUMS[parts[0]], parts[1], text)
+        for _, defined in self._all(module).get(parts[0], []) if len(parts) == 2 else []:
+            if isinstance(defined, ast.ClassDef) and (element := _literal(defined, parts[1])) is not None:
+                return element
         if parts[-1] in _DTYPES:
             return _DTYPES[parts[-1]]
         for holder, defined in self._all(module).get(text, []) if depth < 4 else []:
@@ -234,7 +248,7 @@ class _Sources:
                     None)
 
 
-def _statements(tree: ast.Module | None) -> Iterator[ast.stmt]:
+def _statements(tree: ast.Module | ast.ClassDef | None) -> Iterator[ast.stmt]:
     """Those of a module, in its conditions and attempts too, not in its functions."""
     waiting = list(tree.body) if tree else []
     while waiting:
@@ -246,8 +260,8 @@ def _statements(tree: ast.Module | None) -> Iterator[ast.stmt]:
             waiting[:0] = [one for part in parts for one in part]
 
 
-def _literal(tree: ast.Module | None, name: str) -> Any:
-    """The literal that a module assigns to a name; None where it assigns none."""
+def _literal(tree: ast.Module | ast.ClassDef | None, name: str) -> Any:
+    """The literal that a module or a class assigns to a name; None where it assigns none."""
     for node in _statements(tree):
         if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == name for target in node.targets):
             try:

@@ -78,6 +78,17 @@ def test_bad_input_is_named(simulated):
         decode(q[..., :64], cache[..., :64], cache[..., 64:128].to(FP8))
 
 
+def test_lists_as_a_table():
+    listed, starts = torch.tensor([7, 8, 9, 3, 4]), torch.tensor([0, 3, 3, 5])
+    table = torch.full((4, 4), -1, dtype=torch.int32)
+    aiter_mla.csr_to_dense_block_table(listed, starts, table, 2, 3)
+    assert table.tolist() == [[7, 8, -1, -1], [-1] * 4, [3, 4, -1, -1], [-1] * 4]
+    aiter_mla.csr_to_dense_block_table(listed[:4], starts, table, 9, 3)  # a list that ends before its starts do
+    assert table.tolist() == [[7, 8, 9, -1], [-1] * 4, [3, 4, -1, -1], [-1] * 4]
+    with pytest.raises(ValueError, match="csr_to_dense_block_table: bs must be"):
+        aiter_mla.csr_to_dense_block_table(listed, starts, table, 2, 4)
+
+
 @pytest.mark.parametrize("step", (1, 3))
 def test_plan_of_the_next_step(simulated, step):
     """Of the new lengths; sequences that had several query tokens have one."""

@@ -145,6 +145,43 @@ def test_ragged_products(simulated, gather, scatter, has_gammas, gate):
     torch.testing.assert_close(torch_y.double(), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("scatter", (False, True))
+@pytest.mark.parametrize("gate", (False, True))
+def test_ragged_products_of_fp8(simulated, gate, scatter):
+    """One scale for all tokens and one for all weights; a result of fp8 is divided by one more."""
+    routed = aiter_moe_routing.routing(numbers(TOKENS, EXPERTS), SLOTS)
+    scales = [torch.tensor(0.25), torch.tensor(0.5)]
+    x = aiter_moe_ragged.downcast_to_static_fp8(numbers(TOKENS, 64, seed=3), scales[0])
+    w = aiter_moe_ragged.downcast_to_static_fp8_3d(numbers(EXPERTS, 64, 32, seed=2), scales[1])
+    bias, gammas = numbers(EXPERTS, 32, seed=4), numbers(TOKENS * SLOTS, seed=5)
+    lists = routed[1], routed[2] if scatter else None
+    wide = [one.float() * scale for one, scale in zip((x, w), scales)]
+    expected = expected_product(*wide, bias, routed, True, scatter, gammas, gate)
+    options = {"apply_swiglu": gate, "alpha": 1.5, "limit": 1.0}
+    found = aiter_moe_ragged.moe_gemm_a8w8(x, w, None, None, *scales, None, bias, routed[0], *lists, gammas,
+                                           out_dtype=torch.float32, swiglu_add_residual=gate, **options)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+    torch_y = aiter_moe_ragged.moe_gemm_torch(*wide, bias, routed[0], *lists, gammas, add_residual=gate, **options)
+    torch.testing.assert_close(torch_y.double(), expected, rtol=1e-4, atol=1e-3)
+    scale = expected.abs().max().float() / 240
+    narrow = aiter_moe_ragged.moe_gemm_a8w8(x, w, None, None, *scales, scale, bias, routed[0], *lists, gammas,
+                                            swiglu_add_residual=gate, **options)
+    assert narrow.dtype == x.dtype
+    torch.testing.assert_close(narrow.double() * scale.double(), expected, rtol=0.08, atol=2 * scale.item())
+
+
+def test_scales_of_blocks_in_torch():
+    x, w = numbers(5, 7).bfloat16(), numbers(2, 7, 6, seed=1)
+    found = aiter_moe_ragged.dequant_x_blockscale(x, scales := numbers(3, 2, seed=2), False, (2, 3, 4))
+    assert torch.equal(found, torch.stack([x[row].float() * scales[row // 2][[0] * 4 + [1] * 3] for row in range(5)]))
+    found = aiter_moe_ragged.dequant_x_blockscale(x, scales := numbers(5, 2, seed=2), True, (2, 3, 4))
+    assert torch.equal(found, x.float() * scales[:, [0] * 4 + [1] * 3])
+    found = aiter_moe_ragged.dequant_w_blockscale(w, scales := numbers(2, 2, 2, seed=2), (2, 3, 4))
+    assert torch.equal(found, w * scales[:, [0] * 4 + [1] * 3][:, :, [0] * 3 + [1] * 3])
+    with pytest.raises(ValueError, match=r"dequant_w_blockscale: the scales must have shape \(2, 2\), got \(2, 3\)"):
+        aiter_moe_ragged.dequant_w_blockscale(w, numbers(2, 2, 3), (2, 3, 4))
+
+
 def test_layer(simulated):
     x, logits = numbers(TOKENS, 64).bfloat16(), numbers(TOKENS, EXPERTS, seed=1)
     up, up_scale = aiter_moe_ragged.quantize_weights_int8(numbers(EXPERTS, 64, 32, seed=2))
@@ -177,3 +214,9 @@ def test_bad_ragged_products(simulated):
         product(x, w, *scales, None, data, gather, gammas=torch.ones(3))
     with pytest.raises(ValueError, match="moe_gemm_int8_smoothquant: w must be of preshuffle_weights"):
         product(x, w, *scales, None, data, gather, preshuffled=True)
+    with pytest.raises(UnsupportedError, match="moe_gemm_a8w8: no backend supports x_scales, w_scales: formats whose"):
+        aiter_moe_ragged.moe_gemm_a8w8(x, w, *scales, routing_data=data)
+    with pytest.raises(TypeError, match="moe_gemm_a8w8: x must have dtype torch.float8_e4m3fnuz"):
+        aiter_moe_ragged.moe_gemm_a8w8(x, w, None, None, routing_data=data)
+    with pytest.raises(ValueError, match="moe_gemm_a8w8: routing_data must be given, with expt_data"):
+        aiter_moe_ragged.moe_gemm_a8w8(x, w, None, None)

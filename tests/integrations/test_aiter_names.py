@@ -54,7 +54,8 @@ def test_name_resolves_at_the_top_level(row):
     with a bias leave it out in rows of no expert, and a window of attention is no tensor."""
     others = {"fused_moe": ("aiter.fused_moe",), "moe_smoothquant_fwd": ("aiter", "aiter.ops.quant"),
               "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
-              "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",),
+              "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",
+                                    "aiter.ops.triton.batched_gemm_bf16"),
               "batched_gemm_a8w8": ("aiter.ops.triton.batched_gemm_a8w8",
                                     "aiter.ops.triton.gemm.batched.batched_gemm_a8w8"),
               **dict.fromkeys(("layernorm2d_fwd_with_dynamicquant", "layernorm2d_fwd_with_add_dynamicquant"),

@@ -19,12 +19,13 @@ from torch import nn
 from ..jit.core import compile_ops
 from .enum import QuantType
 if torch:
-    from .parts import SIZE, DEVICE
+    from .parts import SIZE, DEVICE, Mode
 BLOCK: int = 32
 
 @compile_ops("module_norm")
 def rms_norm(input, weight, epsilon, quant=QuantType.per_Token.value, block=BLOCK, size=SIZE): ...
 def typed(x, dtype=torch.bfloat16, out_dtype=dtypes.fp8, device=DEVICE, *, more=None, **rest): ...
+def rounded(x, mode=Mode.UP): ...
 def newer(x, more=1): ...
 def known(x): ...
 def _private(x): ...
@@ -33,7 +34,7 @@ class Layer(nn.Module):
     def make(x, y=2): ...
     def run(self, x): ...
 """,
-    "ops/parts.py": "SIZE = 128\nDEVICE = made()\n",
+    "ops/parts.py": "SIZE = 128\nDEVICE = made()\nclass Mode:\n    DOWN = 0\n    UP = 1\n",
     "ops/triton/__init__.py": '_BACKWARD_COMPAT_MAP = {"moe": "expert.moe"}\n',
     "ops/triton/expert/__init__.py": "",
     "ops/triton/expert/moe.py": "__all__ = ['fused']\ntry:\n    from missing import fused\n"
@@ -80,6 +81,8 @@ def test_signatures(checkout, parameters, difference):
 def test_defaults_that_are_no_literals(checkout):
     same = "x, dtype=bf16, out_dtype=fp8, device='cuda', *, more=None, **rest"
     assert not differences(checkout, row("typed", same, "aiter.ops.norm"))
+    assert not differences(checkout, row("rounded", "x, mode=1", "aiter.ops.norm"))
+    assert differences(checkout, row("rounded", "x, mode=0", "aiter.ops.norm"))
     other = same.replace("dtype=bf16", "dtype=fp16")
     assert "the default of dtype is torch.float16, not torch.bfloat16" in differences(
         checkout, row("typed", other, "aiter.ops.norm"))[0]
@@ -91,13 +94,22 @@ def test_methods_and_earlier_names_of_modules(checkout):
     assert differences(checkout, row("fused", "x, block=32", "aiter.ops.triton.moe"))
 
 
+def test_other_names_of_modules(checkout):
+    today, earlier = "aiter.ops.triton.expert.moe", "aiter.ops.triton.moe"
+    for known, other in ((today, earlier), (earlier, today)):
+        found = aiter_sources.compare(checkout, (row("fused", "x, block=64", known),))
+        assert found.paths == [f"{other}.fused"] and not found.unknown
+    assert not aiter_sources.compare(checkout, (row("fused", "x", today, earlier), row("known", "x", "aiter"))).paths
+
+
 def test_names_on_one_side_only(checkout):
     rows = (row("rms_norm", None, "aiter.ops.norm"), row("known", "x", "aiter.ops.norm", server=None),
             row("older", "x", "aiter.ops.norm", "aiter.ops.gone_module"), row("get_gfx", "", "aiter.jit.core"),
             row("top", "x", "torch.ops.aiter"))
     found = aiter_sources.compare(checkout, rows)
     assert found.gone == ["aiter.ops.norm.older"] and found.compared == 1
-    assert found.unknown == {"aiter.jit.core": ["compile_ops"], "aiter.ops.norm": ["Layer", "newer", "typed"]}
+    assert found.unknown == {"aiter.jit.core": ["compile_ops"],
+                             "aiter.ops.norm": ["Layer", "newer", "rounded", "typed"]}
 
 
 def test_command(checkout, capsys, monkeypatch, tmp_path):
@@ -105,7 +117,7 @@ def test_command(checkout, capsys, monkeypatch, tmp_path):
     assert cli.main(["names", "--against", str(checkout)]) == 1
     printed = capsys.readouterr().out
     assert "differs: aiter.ops.norm.newer: the default of more is 2, not 1" in printed
-    assert "unknown: aiter.ops.norm: Layer known rms_norm typed" in printed
-    assert "1 signatures compared, 1 differ; 0 names are not in AITER, 4 of AITER's not in the table" in printed
+    assert "unknown: aiter.ops.norm: Layer known rms_norm rounded typed" in printed
+    assert "1 signatures compared, 1 differ; 0 names are not in AITER, 5 of AITER's not in the table" in printed
     with pytest.raises(ValueError, match="is no checkout of AITER"):
         aiter_sources.compare(tmp_path / "nothing")
