@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -43,6 +44,16 @@ def test_public_latencies_issue_rates_and_lds_are_met():
     assert len(quick) > 25
     for outcome in run.outcomes(quick):
         assert abs(outcome.error) <= 0.05, f"{outcome.case.name}: {outcome.modelled} of {outcome.case.published}"
+
+
+def test_small_workgroups_spread_over_the_simds_of_a_unit():
+    """One of each is as fast as one alone, a second one of each shares its SIMD; so with three waves to a workgroup."""
+    work = [Kernel("\n".join([_VALU] * 16))]
+    alone = _clk(work, groups=304)[0]
+    assert _clk(work, groups=4 * 304)[0] == pytest.approx(alone, rel=0.1)
+    assert _clk(work, groups=8 * 304)[0] == pytest.approx(2 * alone, rel=0.15)
+    three = [dataclasses.replace(work[0], waves=3)]
+    assert _clk(three, groups=4 * 304)[0] == pytest.approx(3 * alone, rel=0.15)
 
 
 @pytest.mark.exhaustive

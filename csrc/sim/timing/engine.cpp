@@ -169,15 +169,25 @@ class Engine {
     events_.push({at, simd});
   }
 
+  /// Where a workgroup's waves begin to go round the SIMDs of its unit: at the one with the fewest waves. Every SIMD gets
+  /// as many of a multiple of their number, wherever they begin.
+  u32 first_simd(u32 cu, size_t waves) const {
+    if (waves % p_.simds == 0) return 0;
+    const auto simds = simds_.begin() + cu * p_.simds;
+    const auto fewer = [](const Simd& a, const Simd& b) { return a.waves.size() < b.waves.size(); };
+    return static_cast<u32>(std::min_element(simds, simds + p_.simds, fewer) - simds);
+  }
+
   void dispatch(u32 cu, double at) {
     if (next_group_ >= traces_.size() || cus_[cu].free_groups == 0) return;
     --cus_[cu].free_groups;
     const u32 number = static_cast<u32>(next_group_++);
     Group& group = groups_[number];
     result_.groups[number].begin = at;
+    const u32 first = first_simd(cu, traces_[number].waves.size());
     for (const WaveTrace& trace : traces_[number].waves) {
       const u32 id = static_cast<u32>(waves_.size());
-      const u32 simd = cu * p_.simds + group.waves % p_.simds;
+      const u32 simd = cu * p_.simds + (first + group.waves) % p_.simds;
       WaveRun& w = waves_.emplace_back();
       w.trace = &trace;
       w.cu = cu, w.simd = simd, w.group = number, w.age = id;

@@ -7,7 +7,7 @@
 
 namespace sim::timing {
 
-inline constexpr const char* kModelVersion = "2";
+inline constexpr const char* kModelVersion = "3";
 
 struct Parameters {
   // ---- the chip (AMD, CDNA3 white paper)
