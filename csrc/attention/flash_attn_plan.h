@@ -18,17 +18,23 @@ namespace aiter_like {
 constexpr int kXcds = 8;              // of an MI300X, which deals workgroups to them round-robin
 constexpr int kBlockN = 64;           // keys per block
 constexpr int kMostPartsPerCu = 2;    // bounds the workspace
-constexpr int kLeastSplitBlocks = 48; // key blocks below which a query block is not worth the merge
+constexpr int kLeastSplitBlocks = 16; // key blocks below which a query block is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // time of prologue and epilogue, in key blocks
 constexpr int kMergeOverhead = 3;     // time of a part's merge, in key blocks
 constexpr int kBandRounds = 4;        // least number of query blocks per CU in a band of heads
 
-/// How many query heads share the rows of a workgroup: all of a KV head's group where their rows fit one, so that keys
-/// are read once for all of them; else one. length: of a sequence; total: of all sequences, whose rows must stay
-/// countable.
+/// How many query heads of a KV head's group share the rows of workgroups: as many as leave the fewest workgroups, and
+/// of those the most, so that a workgroup's rows are of fewer queries, whose masks end closer together. length: of a
+/// sequence; total: of all sequences, whose rows must stay countable.
 inline int packed_heads(int64_t group, int64_t length, int64_t total, int block) {
-  return length * group <= block && total * group < int64_t{1} << 30 ? static_cast<int>(group) : 1;
+  int64_t best = 1, least = (length + block - 1) / block * group;
+  for (int64_t pack = 2; pack <= group; ++pack) {
+    if (group % pack != 0 || total * pack >= int64_t{1} << 30) continue;
+    const int64_t blocks = (length * pack + block - 1) / block * (group / pack);
+    if (blocks <= least) best = pack, least = blocks;
+  }
+  return static_cast<int>(best);
 }
 
 /// The end of the key blocks that query `query` sees any key of, when it sees keys up to query + above. There are
