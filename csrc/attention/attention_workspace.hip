@@ -14,7 +14,7 @@ struct Config {
   using Element = bf16;
   static constexpr int kHeadDim = kDim;
   static constexpr Rounding kRounding = Rounding::kNearestEven;
-  static constexpr bool kLimitsRight = true, kLimitsLeft = false;
+  static constexpr bool kLimitsRight = true, kLimitsLeft = false, kIsPaged = false;
 };
 
 /// The bytes of a dense launch. window_right: -1 where no key behind a query's own is hidden.

@@ -20,6 +20,7 @@
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
 #include "flash_attn_fwd_body.h"
+#include "flash_attn_launch.h"
 
 #if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(ROUNDING) || !defined(MASK)
 #error "flash_attn_fwd.hip: -DELEMENT=bf16|f16 -DHEAD_DIM=64|128 -DROUNDING=0|1|2 -DMASK=0|1|2 (none, right, both)"
@@ -32,7 +33,7 @@ struct Config {
   using Element = ELEMENT;
   static constexpr int kHeadDim = HEAD_DIM;
   static constexpr Rounding kRounding = static_cast<Rounding>(ROUNDING);
-  static constexpr bool kLimitsRight = MASK != 0, kLimitsLeft = MASK == 2;
+  static constexpr bool kLimitsRight = MASK != 0, kLimitsLeft = MASK == 2, kIsPaged = false;
 };
 using Shape = flash_attn::Shape<Config>;
 using flash_attn::kThreads;
@@ -52,14 +53,11 @@ __global__ __launch_bounds__(kThreads) void flash_attn_merge_kernel(FlashAttnArg
 #endif
 
 void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream stream) {
-  const int tail = query_blocks - args.split.whole;
-  const dim3 grid(static_cast<uint32_t>(args.split.whole + tail * args.split.parts));
-  flash_attn_fwd_kernel<<<grid, kThreads, 0, stream>>>(args);
+  flash_attn_fwd_kernel<<<flash_attn::grid_of(args, query_blocks), kThreads, 0, stream>>>(args);
   check_launch("flash_attn_fwd_kernel");
 #if MASK != 2
   if (args.split.parts == 1) return;
-  const dim3 merge_grid(static_cast<uint32_t>(tail * (Shape::kBlockM / Shape::kMergeRows)));
-  flash_attn_merge_kernel<<<merge_grid, kThreads, 0, stream>>>(args);
+  flash_attn_merge_kernel<<<flash_attn::merge_grid_of<Shape>(args, query_blocks), kThreads, 0, stream>>>(args);
   check_launch("flash_attn_merge_kernel");
 #endif
 }
@@ -68,8 +66,7 @@ void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream s
 
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 30, kMostGrid = int64_t{1} << 31;
-constexpr int64_t kLargestRowStride = int64_t{1} << 24;  // elements: 64 rows within a signed 32-bit offset
+using flash_attn::kMostRows;
 
 /// A tensor [batch, rows, heads, kHeadDim], varlen without batch, as the kernel takes it.
 FlashAttnTensor heads_of(const ffi::Tensor& tensor, bool is_varlen, int64_t heads, const char* name) {
@@ -119,28 +116,6 @@ void check_options(const ffi::Tensor& q, const ffi::Tensor& k, double softmax_sc
                    "flash_attn_fwd: this module was built for another how_v3_bf16_cvt");
 }
 
-/// The order and the split of a launch. most_parts: 0 for no limit; 1 for a varlen launch, whose lengths the host does
-/// not know.
-void plan_launch(FlashAttnArgs& args, int query_blocks, int most_parts, int num_cus) {
-  const int group = static_cast<int>(args.group.divisor), pack = static_cast<int>(args.pack.divisor);
-  args.split = {query_blocks, 1};
-  if (!Shape::kLimitsRight) {
-    if (most_parts != 1)
-      args.split = KeySplit::plan(query_blocks, (args.seqlen_k + kBlockN - 1) / kBlockN, num_cus, most_parts);
-    args.slots_of_group = Divider(static_cast<uint32_t>(args.slots * group));
-  } else {
-    int columns = query_blocks / args.slots;
-    if (Shape::kSplits && most_parts != 1)
-      args.split = KeySplit::plan(
-          {args.slots, columns, args.seqlen_q, args.seqlen_k, pack, Shape::kBlockM, args.window_right}, num_cus,
-          most_parts);
-    const int whole = args.split.whole / columns;
-    if (args.split.parts == 1) columns = band_columns(args.slots, columns, group, num_cus);
-    args.order = LongestFirst(args.slots, whole, columns, args.split.parts);
-  }
-  args.parts = Divider(static_cast<uint32_t>(args.split.parts));
-}
-
 }  // namespace
 
 void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
@@ -176,8 +151,8 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
                    "flash_attn_fwd: q and out must be of one size, k and v of one, all of one batch");
   ffi::check_value(seqlen_q < kMostRows && seqlen_k < kMostRows && batch < kMostRows,
                    "flash_attn_fwd: at most 2^30 - 1 rows, keys and sequences fit one launch");
-  const auto is_row_stride = [](int64_t bytes) { return Shape::kRowBytes <= bytes && bytes < 2 * kLargestRowStride; };
-  ffi::check_value(is_row_stride(args.k.row) && is_row_stride(args.v.row),
+  ffi::check_value(flash_attn::is_key_row_stride(args.k.row, Shape::kRowBytes) &&
+                       flash_attn::is_key_row_stride(args.v.row, Shape::kRowBytes),
                    "flash_attn_fwd: the row strides of k and v must be at least head_dim and below 2^24 elements");
   if (batch * seqlen_q * heads == 0) return;
 
@@ -196,25 +171,24 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   args.batch = static_cast<int>(batch);
   args.seqlen_q = static_cast<int>(seqlen_q);
   args.seqlen_k = static_cast<int>(seqlen_k);
-  // Limits beyond these hide nothing, and sums of positions stay within 32 bits.
-  args.window_left = static_cast<int>(0 <= window_left && window_left < seqlen_k ? window_left : seqlen_k);
-  args.window_right = static_cast<int>(0 <= window_right && window_right < seqlen_q ? window_right : seqlen_q);
+  flash_attn::set_window(args, window_left, window_right, seqlen_q, seqlen_k);
   args.scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
 
   const int pack = packed_heads(heads / kv_heads, is_varlen ? max_seqlen_q : seqlen_q, seqlen_q, Shape::kBlockM);
   const int64_t rows_of_heads = seqlen_q * pack;
-  const int64_t slots = is_varlen ? rows_of_heads / Shape::kBlockM + batch
-                                  : (rows_of_heads + Shape::kBlockM - 1) / Shape::kBlockM;
+  const int64_t slots = flash_attn::slots_of(rows_of_heads, is_varlen ? batch : 1, Shape::kBlockM);
   const int64_t query_blocks = slots * (heads / pack) * (is_varlen ? 1 : batch);
-  ffi::check_value(query_blocks * kMostPartsPerCu < kMostGrid, "flash_attn_fwd: more query blocks than a launch holds");
+  ffi::check_value(query_blocks * kMostPartsPerCu < flash_attn::kMostGrid,
+                   "flash_attn_fwd: more query blocks than a launch holds");
   args.slots = static_cast<int>(slots);
   args.pack = Divider(static_cast<uint32_t>(pack));
   args.group = Divider(static_cast<uint32_t>(heads / kv_heads / pack));
   args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
-  plan_launch(args, static_cast<int>(query_blocks), is_varlen ? 1 : static_cast<int>(num_splits),
-              num_compute_units(q.device().device_id));
-  const int64_t tail = query_blocks - args.split.whole;
-  const int64_t bytes = tail * args.split.parts * flash_attn::PartialResult<Shape>::kFloats * int64_t{sizeof(float)};
+  const bool has_one_length = !is_varlen || batch == 1;
+  flash_attn::plan_launch<Shape>(args, static_cast<int>(query_blocks),
+                                 has_one_length ? static_cast<int>(num_splits) : 1,
+                                 num_compute_units(q.device().device_id));
+  const int64_t bytes = flash_attn::partial_bytes<Shape>(args, query_blocks);
   std::optional<ffi::Scratch> scratch;
   if (bytes != 0) {
     if (workspace.has_value())

@@ -104,7 +104,8 @@ struct BlockWalk {
 /// multiple of 1024 on; all waves must meet before it is used again. Inlined before all else, the body is compiled
 /// like a kernel.
 template <class Config>
-__device__ __attribute__((always_inline)) void forward_body(const FlashAttnArgs& args, int workgroup, char* tiles) {
+__device__ __attribute__((always_inline)) void forward_body(const ArgsOf<Shape<Config>>& args, int workgroup,
+                                                            char* tiles) {
   using Shape = flash_attn::Shape<Config>;
   const Task<Shape> task = Task<Shape>::of(args, workgroup);
   if (task.row >= task.rows) return;
@@ -137,7 +138,7 @@ __device__ __attribute__((always_inline)) void forward_body(const FlashAttnArgs&
 
 /// What workgroup `workgroup` of the merge does: it merges kMergeRows rows of a split query block.
 template <class Config>
-__device__ void merge_body(const FlashAttnArgs& args, int workgroup) {
+__device__ void merge_body(const ArgsOf<Shape<Config>>& args, int workgroup) {
   using Shape = flash_attn::Shape<Config>;
   constexpr int kWorkgroups = Shape::kBlockM / Shape::kMergeRows, kLanes = kThreads / Shape::kMergeRows;
   const Task<Shape> task = Task<Shape>::of(args, Task<Shape>::first_part(args, workgroup / kWorkgroups));

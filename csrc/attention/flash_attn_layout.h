@@ -25,6 +25,7 @@ using Groups = tile::PingPong<kWaves>;  // Group A is waves 0-3, group B waves 4
 ///   kHeadDim                   64 or 128
 ///   kRounding                  of P and out; f16 has no ties away from zero
 ///   kLimitsRight, kLimitsLeft  the sides on which a mask may hide keys; keys past the end are hidden in any case
+///   kIsPaged                   whether K and V lie in pages, of a multiple of 16 keys
 template <class Config>
 struct Shape : Config {
   static constexpr int kHeadDim = Config::kHeadDim;

@@ -2,9 +2,12 @@
 // Arguments of flash_attn_fwd's kernels, and what one workgroup takes of them.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_sequence.h"
 #include "flash_attn_layout.h"
 #include "flash_attn_plan.h"
+#include "paged_lengths.h"
 
 namespace aiter_like {
 
@@ -34,11 +37,24 @@ struct FlashAttnArgs {
   LongestFirst order;              // with a mask
 };
 
+/// … of a launch whose keys lie in pages: k and v are [pages, page_size, kv_heads, kHeadDim]. q and out are varlen.
+struct PagedFlashAttnArgs : FlashAttnArgs {
+  paged::Lengths lengths;
+  const int* block_table;
+  int64_t table_row;  // elements
+  Divider page_size;
+  int num_pages;
+};
+
 namespace flash_attn {
+
+template <class Shape>
+using ArgsOf = std::conditional_t<Shape::kIsPaged, PagedFlashAttnArgs, FlashAttnArgs>;
 
 /// A query block of one head, or of the packed heads of one group, of one sequence, and its share of the keys.
 template <class Shape>
 struct Task {
+  using Args = ArgsOf<Shape>;
   int sequence, head, kv_head;  // head: the first one of packed heads
   int first_query, queries;     // of the sequence: where they begin in q, and how many there are
   int first_key, keys;
@@ -46,8 +62,9 @@ struct Task {
   int row;                      // first row of the block; not below `rows` for a slot that no row needs
   int part, parts;
   int tail;                     // index among the split query blocks
+  int first_entry;              // of the sequence's pages, in its row of the block table
 
-  __device__ static Task of(const FlashAttnArgs& args, int id) {
+  __device__ static Task of(const Args& args, int id) {
     Task task;
     task.part = task.tail = 0;
     task.parts = 1;
@@ -59,7 +76,7 @@ struct Task {
   }
 
   /// The id of the first part of a split query block.
-  __device__ static int first_part(const FlashAttnArgs& args, int tail) {
+  __device__ static int first_part(const Args& args, int tail) {
     if (!Shape::kLimitsRight) return args.split.whole + tail * args.split.parts;
     return args.order.first_part(tail);
   }
@@ -78,7 +95,7 @@ struct Task {
  private:
   // All query blocks take equally long: id = (chunk · slots + slot) · group + member, and the parts of the last ones
   // come behind.
-  __device__ void find_chunk(const FlashAttnArgs& args, int id) {
+  __device__ void find_chunk(const Args& args, int id) {
     if (id < args.split.whole) {
       id = xcd_order(id, args.split.whole, static_cast<int>(args.slots_of_group.divisor));
     } else {
@@ -95,7 +112,7 @@ struct Task {
   }
 
   // Later slots take longer.
-  __device__ void find_longest_first(const FlashAttnArgs& args, int id) {
+  __device__ void find_longest_first(const Args& args, int id) {
     const int group = static_cast<int>(args.group.divisor);
     const LongestFirst::Place place = args.order.at(id, group);
     if (Shape::kSplits && place.tail >= 0) {
@@ -108,11 +125,13 @@ struct Task {
   }
 
   // chunk = sequence · kv_heads + kv_head; a varlen launch has the slots of all sequences in sequence 0.
-  __device__ void find_rows(const FlashAttnArgs& args, int chunk, int member, int slot) {
+  __device__ void find_rows(const Args& args, int chunk, int member, int slot) {
     sequence = static_cast<int>(args.kv_heads.divide(chunk));
     kv_head = chunk - sequence * static_cast<int>(args.kv_heads.divisor);
     head = (kv_head * static_cast<int>(args.group.divisor) + member) * static_cast<int>(args.pack.divisor);
-    if (args.cu_seqlens_q != nullptr) {
+    if constexpr (Shape::kIsPaged) {
+      find_paged_sequence(args, slot);
+    } else if (args.cu_seqlens_q != nullptr) {
       find_sequence(args, slot);
     } else {
       first_query = first_key = 0;
@@ -120,11 +139,11 @@ struct Task {
       keys = args.seqlens_k == nullptr ? args.seqlen_k : clamped(args.seqlens_k[sequence], 0, args.seqlen_k);
       row = slot * Shape::kBlockM;
     }
-    rows = queries * static_cast<int>(args.pack.divisor);
+    if constexpr (!Shape::kIsPaged) rows = queries * static_cast<int>(args.pack.divisor);
   }
 
-  // Whatever cu_seqlens holds, every row that comes out lies inside the tensors.
-  __device__ void find_sequence(const FlashAttnArgs& args, int slot) {
+  /// The sequence that owns a slot.
+  __device__ static int sequence_of(const Args& args, int slot) {
     const int pack = static_cast<int>(args.pack.divisor);
     int begun = 0;  // sequences whose slots begin at this one or before
     for (int first = 0; first < args.batch; first += kWaveSize) {
@@ -133,7 +152,13 @@ struct Task {
       begun += __builtin_popcountll(
           __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start * pack, s, Shape::kBlockM) <= slot));
     }
-    sequence = begun > 0 ? begun - 1 : 0;
+    return begun > 0 ? begun - 1 : 0;
+  }
+
+  // Whatever cu_seqlens holds, every row that comes out lies inside the tensors.
+  __device__ void find_sequence(const Args& args, int slot) {
+    const int pack = static_cast<int>(args.pack.divisor);
+    sequence = sequence_of(args, slot);
     first_query = clamped(args.cu_seqlens_q[sequence], 0, args.seqlen_q);
     queries = clamped(args.cu_seqlens_q[sequence + 1], first_query, args.seqlen_q) - first_query;
     first_key = clamped(args.cu_seqlens_k[sequence], 0, args.seqlen_k);
@@ -141,6 +166,21 @@ struct Task {
     row = (slot - first_slot(first_query * pack, sequence, Shape::kBlockM)) * Shape::kBlockM;
     if (row < 0) row = queries * pack;
     sequence = 0;  // Varlen tensors have no batch stride.
+  }
+
+  // Queries beyond the launch's longest sequence count for the mask, and are not computed.
+  __device__ void find_paged_sequence(const PagedFlashAttnArgs& args, int slot) {
+    const int pack = static_cast<int>(args.pack.divisor);
+    sequence = sequence_of(args, slot);
+    const paged::Lengths::Sequence lengths = args.lengths.of(sequence);
+    first_query = lengths.first_row;
+    queries = lengths.rows;
+    first_key = 0;
+    keys = lengths.keys;
+    first_entry = lengths.first_entry;
+    rows = (queries < args.lengths.max_seqlen_q ? queries : args.lengths.max_seqlen_q) * pack;
+    row = (slot - first_slot(first_query * pack, sequence, Shape::kBlockM)) * Shape::kBlockM;
+    if (row < 0) row = rows;
   }
 
   __device__ const char* base(const FlashAttnTensor& t, int first_row, int of_head) const {

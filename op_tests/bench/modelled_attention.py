@@ -27,6 +27,10 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         name = f"{batch}x{heads}x{tokens}x{head_dim}"
         yield f"flash_attn_fwd {name}", functools.partial(_forward, {**key, "mask": "none"})
         yield f"flash_attn_fwd causal {name}", functools.partial(_forward, {**key, "mask": "causal"})
+    for tokens in (4096, 2048):  # four heads of a group share workgroups, and these the keys of a query block
+        key = {**_KEY, "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens, "num_heads": 32, "num_kv_heads": 8,
+               "head_dim": 128, "head_dim_v": 128, "mask": "causal"}
+        yield f"flash_attn_fwd causal 1x32/8x{tokens}x128", functools.partial(_forward, key)
     for head_dim in (128, 64):
         key = {**_KEY, "batch": 1, "seqlen_q": 2048, "seqlen_k": 2048, "num_heads": 38, "num_kv_heads": 38,
                "head_dim": head_dim, "head_dim_v": head_dim, "mask": "none"}

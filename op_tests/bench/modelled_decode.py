@@ -21,6 +21,11 @@ _INDEX = {"num_heads": 64, "head_dim": 128, "layout": "rows", "dtype": dtypes.na
 _VOCABULARY = 128256
 
 
+def _causal(key: dict) -> Case:
+    """Workgroups have from one to all of the keys: no part of the grid stands for the rest."""
+    return of_key("unified_attention", key, "ck")._replace(is_mixed=True)
+
+
 def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
     for batch, keys, name, more in ((16, 4096, "", {}), (64, 4096, "", {}), (1, 16384, "", {}),
                                     (64, 4096, " fp8", _BYTES)):
@@ -29,9 +34,11 @@ def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
     for batch, keys, heads in ((64, 4096, 16), (16, 4096, 128)):
         key = {**_LATENT, "batch": batch, "seqlen_k": keys, "num_heads": heads}
         yield f"mla_decode {batch}x{keys}x{heads}", functools.partial(of_key, "mla_decode", key, "ck", is_whole=True)
-    for name, batch, rows, keys, backend in (("decode", 64, 1, 4096, "hip"), ("prefill", 1, 4096, 4096, "ck")):
-        key = {**_UNIFIED, "batch": batch, "seqlen_q": rows, "seqlen_k": keys}
-        yield f"unified_attention {name} {batch}x{keys}", functools.partial(of_key, "unified_attention", key, backend)
+    key = {**_UNIFIED, "batch": 64, "seqlen_q": 1, "seqlen_k": 4096}
+    yield "unified_attention decode 64x4096", functools.partial(of_key, "unified_attention", key, "hip")
+    for name, rows, keys in (("prefill", 4096, 4096), ("extend 512 of", 512, 8192)):
+        key = {**_UNIFIED, "batch": 1, "seqlen_q": rows, "seqlen_k": keys}
+        yield f"unified_attention {name} 1x{keys}", functools.partial(_causal, key)
 
 
 def _index() -> Iterator[tuple[str, Callable[[], Case]]]:

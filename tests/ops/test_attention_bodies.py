@@ -18,13 +18,13 @@ struct Causal128 {
   using Element = bf16;
   static constexpr int kHeadDim = 128;
   static constexpr Rounding kRounding = Rounding::kNearestAway;
-  static constexpr bool kLimitsRight = true, kLimitsLeft = false;
+  static constexpr bool kLimitsRight = true, kLimitsLeft = false, kIsPaged = false;
 };
 struct Dense64 {
   using Element = f16;
   static constexpr int kHeadDim = 64;
   static constexpr Rounding kRounding = Rounding::kNearestEven;
-  static constexpr bool kLimitsRight = false, kLimitsLeft = false;
+  static constexpr bool kLimitsRight = false, kLimitsLeft = false, kIsPaged = false;
 };
 template <class ELEMENT, int WAVES>
 struct Tile64 {

@@ -30,7 +30,11 @@ from aiter_like.ops.attention.decode_call import triton_kernels
 from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
 from aiter_like.ops.attention.reference import scores_of, softmax_of
-from aiter_like.ops.attention.unified_attention_ck import unified_attention_ck, unified_ck_refusal
+from aiter_like.ops.attention.unified_attention_ck import (
+    unified_attention_ck,
+    unified_ck_address_refusal,
+    unified_ck_refusal,
+)
 
 __all__ = ["unified_attention"]
 
@@ -197,7 +201,8 @@ unified_attention_op = Op(
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
-              Backend("ck", unified_attention_ck, refusal=unified_ck_refusal),
+              Backend("ck", unified_attention_ck, refusal=unified_ck_refusal,
+                      address_refusal=unified_ck_address_refusal),
               Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
                       refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space,
                       returns_relaunch=True),

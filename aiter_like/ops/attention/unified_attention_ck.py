@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Backend "ck" of unified_attention, for sequences of many queries: which build of csrc/attention/
-unified_attention.hip serves a call.
+unified_attention.hip serves a call, and in which of its two pipelines.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from aiter_like import dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, arch_facts
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import PagedCall
-from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.flash_attn_fwd_hip import HEAD_DIMS, MASKS
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _HEAD_DIMS = (64, 128, 256)
@@ -20,9 +23,47 @@ _MAX_PAGE_BYTES = 2**31 - 1  # from page to page, and within one
 _MAX_GRID = 65535
 _LEAST_QUERIES = 32
 """Of a sequence on average: a workgroup takes 128 rows of one head, and reads all keys for them, however few."""
+_TURNS_ROWS, _TILE_ROWS = {64: 512, 128: 384}, 128  # of a workgroup: of waves that take turns, by head dimension
+_TURNS_PAGE = 16  # keys that a wave of these moves at once
+_SPLIT_KEYS = 1024
+"""Of one sequence, from which on workgroups share its keys where they do not fill the device (flash_attn_plan.h)."""
+
+
+def _takes_turns(call: PagedCall) -> bool:
+    """Whether the pipeline whose groups of waves take turns serves a call: it can, and is not slower."""
+    head_dim = call.q.shape[2]
+    if head_dim not in HEAD_DIMS or call.page_size % _TURNS_PAGE or call.features or call.sink_size > 0:
+        return False
+    for tensor in (call.q, call.k, call.v, call.out):
+        strides = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
+        if any(tensor.element_size() * stride % ALIGNMENT for stride in strides):
+            return False
+    return min(call.k.stride(1), call.v.stride(1)) >= head_dim and _gains_by_turns(call)
+
+
+def _gains_by_turns(call: PagedCall) -> bool:
+    """Whether few enough workgroups take turns. A block of 64 keys takes a unit about 4 us with 128 rows in tiles,
+    modelled, and 3.2 with 384 that take turns, but as long as there, and longer alone, where units are idle.
+    """
+    if call.batch == 1 and call.window_left < 0 and call.max_seqlen_k >= _SPLIT_KEYS:
+        return True
+    units, heads, kv_heads = arch_facts("gfx942")["cu_num"], call.q.shape[1], call.k.shape[2]
+    rows, group, block = len(call.q) / call.batch, heads // kv_heads, _TURNS_ROWS[call.q.shape[2]]
+    turns = min(math.ceil(rows * pack / block) * (group // pack) for pack in range(1, group + 1) if group % pack == 0)
+    tiles = math.ceil(rows / _TILE_ROWS) * heads
+    return max(units, 0.8 * turns * kv_heads * call.batch) <= 0.87 * max(units, tiles * call.batch)
 
 
 def _instance(call: PagedCall) -> Instance:
+    if _takes_turns(call):
+        mask = "both" if call.window_left >= 0 else "right" if call.window_right >= 0 else "none"
+        element, head_dim = _ELEMENTS[call.q.dtype], call.q.shape[2]
+        return Instance(f"{element}_d{head_dim}_turns_{mask}", {
+            "ELEMENT": element, "HEAD_DIM": head_dim, "MASK": MASKS.index(mask)})
+    return _tile_instance(call)
+
+
+def _tile_instance(call: PagedCall) -> Instance:
     element, head_dim, is_masked = _ELEMENTS[call.q.dtype], call.q.shape[2], call.mask != "none"
     has_alibi, has_softcap = call.alibi_slopes is not None, call.softcap > 0
     waves = 4 if head_dim <= 128 else 8  # O and the scores of 32 rows, or of 16, fit half of the registers
@@ -75,4 +116,14 @@ def _shapes_refusal(call: PagedCall) -> str | None:
     for name, tensor in (("q", call.q), ("out", call.out)):
         if len(tensor) > 1 and not tensor.shape[2] <= tensor.stride(0) <= _MAX_ROW_STRIDE:
             return f"row stride of {name} from {tensor.shape[2]} to {_MAX_ROW_STRIDE} elements, got {tensor.stride(0)}"
+    return None
+
+
+def unified_ck_address_refusal(call: PagedCall) -> str | None:
+    """Waves that take turns read 16 bytes at once."""
+    if not _takes_turns(call):
+        return None
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
+        if tensor.data_ptr() % ALIGNMENT:
+            return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
     return None

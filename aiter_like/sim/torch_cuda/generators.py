@@ -21,7 +21,8 @@ _ORIGINAL = torch.Generator
 _STEP = 4  # offsets are multiples of it
 _KEPT_STATES = 1024
 _NAMES = re.compile("rand|dropout|normal|uniform|bernoulli|multinomial|poisson|exponential|geometric|cauchy|"
-                    "gumbel|rrelu|attention|fractional|binomial|gamma|dirichlet|lstm|gru|rnn|kaiming|xavier|orthogonal|sparse_")
+                    "gumbel|rrelu|attention|fractional|binomial|gamma|dirichlet|lstm|gru|rnn|kaiming|xavier|"
+                    "orthogonal|sparse_")
 _TAKING = frozenset("rand randn randint randperm normal bernoulli multinomial poisson uniform_ normal_ random_ "
                     "exponential_ cauchy_ geometric_ log_normal_ bernoulli_".split())
 """Of them, functions that take a generator."""

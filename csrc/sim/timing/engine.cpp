@@ -169,8 +169,8 @@ class Engine {
     events_.push({at, simd});
   }
 
-  /// Where a workgroup's waves begin to go round the SIMDs of its unit: at the one with the fewest waves. Every SIMD gets
-  /// as many of a multiple of their number, wherever they begin.
+  /// Where a workgroup's waves begin to go round the SIMDs of its unit: at the one with the fewest waves. Every SIMD
+  /// gets as many of a multiple of their number, wherever they begin.
   u32 first_simd(u32 cu, size_t waves) const {
     if (waves % p_.simds == 0) return 0;
     const auto simds = simds_.begin() + cu * p_.simds;

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""unified_attention by backend "ck" in the pipeline whose groups of waves take turns: which calls it gets, and against
+float64 over lengths, pages, masks, strides, split keys and heads that share a workgroup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from paged_cases import (
+    BF16,
+    Case,
+    check,
+    check_packed_storage,
+    check_whatever_lengths_and_pages_hold,
+    compare,
+    expect,
+    listed_pages,
+    make,
+)
+
+import aiter_like
+from aiter_like import explain, sim
+from aiter_like.build import build, code_object
+from aiter_like.device import target_of
+from aiter_like.jit import Instance
+from aiter_like.ops.attention import unified_attention_ck
+from aiter_like.ops.attention.call import PagedCall
+from aiter_like.ops.attention.flash_attn_fwd_hip import MASKS
+from aiter_like.ops.attention.unified_attention import unified_attention_op
+from aiter_like.testing import assert_within
+
+SHORT = ((70, 70), (133, 300), (1, 1), (20, 50), (0, 9), (3, 0))
+"""Queries and keys of sequences that leave most of a workgroup's rows empty: no query, no key, one of each."""
+
+
+@pytest.fixture
+def always(monkeypatch, device):
+    """Calls of any size go to the pipeline if it can serve them at all."""
+    if target_of(device).platform != "hip":
+        pytest.skip("an MFMA kernel")
+    monkeypatch.setattr(unified_attention_ck, "_gains_by_turns", lambda call: True)
+    unified_attention_op.forget_plans()
+    yield
+    unified_attention_op.forget_plans()
+
+
+@pytest.fixture
+def turns(run):
+    """As `run`, and the kernel must be that of the pipeline."""
+    def checked(backend, function, *args, **kwargs):
+        assert "turns" in explain(function, *args, backend=backend, **kwargs).kernel
+        return run(backend, function, *args, **kwargs)
+
+    return checked
+
+
+@pytest.mark.parametrize("head_dim, dtype, page_size, options", (
+    (64, BF16, 16, {}), (128, BF16, 16, {}), (128, torch.float16, 48, {"causal": False}), (64, BF16, 128, {
+        "window_size": (30, 0)}), (128, BF16, 32, {"window_size": (40, 20), "causal": False}),
+    (64, torch.float16, 80, {"causal": False, "window_size": (-1, 5)})), ids=str)
+def test_short_sequences(device, turns, always, head_dim, dtype, page_size, options):
+    """Repeatable; rows without a key are zeros."""
+    case = make(device, SHORT, head_dim=head_dim, page_size=page_size, dtype=dtype)
+    out = check(turns, "ck", case, **options)
+    assert (out[case.cu_seqlens_q[5]:case.cu_seqlens_q[6]] == 0).all()  # three queries, no key
+    assert torch.equal(check(turns, "ck", case, **options), out)
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+@pytest.mark.parametrize("queries, keys, heads, kv_heads", ((40, 1100, 4, 2), (700, 1500, 3, 1)), ids=str)
+def test_split_keys(device, turns, head_dim, queries, keys, heads, kv_heads):
+    """One long sequence, whose keys workgroups share: without a fixture, the dispatcher's own choice."""
+    if target_of(device).platform != "hip":
+        pytest.skip("an MFMA kernel")
+    case = make(device, ((queries, keys),), heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    if queries == 40:
+        check(turns, "ck", case, causal=False)
+    out = check(turns, "ck", case)
+    longer = make_longer(case)
+    assert torch.equal(longer.call(turns, "ck")[:queries], out)
+
+
+def make_longer(case: Case) -> Case:
+    """With rows of q that no sequence has, as engines pad batches to replay a graph."""
+    padding = torch.full((9, *case.q.shape[1:]), math.nan, dtype=case.q.dtype, device=case.q.device)
+    return dataclasses.replace(case, q=torch.cat((case.q, padding)))
+
+
+@pytest.mark.parametrize("lengths, heads, kv_heads, head_dim", (
+    ((300,) * 4, 32, 4, 128), ((200,) * 6, 32, 8, 128), pytest.param((1030,) * 2, 24, 3, 64,
+                                                                      marks=pytest.mark.exhaustive)), ids=str)
+def test_many_workgroups(device, turns, lengths, heads, kv_heads, head_dim):
+    """The dispatcher's own choice where there are rows for all units; heads of a group share workgroups."""
+    if target_of(device).platform != "hip":
+        pytest.skip("an MFMA kernel")
+    check(turns, "ck", make(device, [(n, n + 50) for n in lengths], heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+
+
+def test_few_rows_go_to_the_other_pipeline(device):
+    if target_of(device).platform != "hip":
+        pytest.skip("an MFMA kernel")
+    for case in (make(device, ((300, 400),)), make(device, SHORT), make(device, ((400, 1100),), page_size=8)):
+        kernels = []
+        case.call(lambda backend, function, *args, kernels=kernels, **kwargs: kernels.append(
+            explain(function, *args, backend=backend, **kwargs).kernel) or args[3], "ck")
+        assert "turns" not in kernels[0]
+
+
+def test_pages_outside_the_window(device, turns, always):
+    """What no window reaches may be NaN: engines give such pages away. Also within a page, and within a block."""
+    case = make(device, ((40, 400), (133, 300)))
+    expected = expect(case, window_size=(50, 0))
+    k, v, table = case.k.clone(), case.v.clone(), case.block_table.clone()
+    unused = next(page for page in range(len(k)) if page not in table.flatten().tolist())  # NaN, all of it
+    for index, (queries, keys) in enumerate(case.lengths):
+        first = keys - queries - 50
+        for pages in (k, v):
+            pages[table[index, first // 16].long(), :first % 16] = math.nan
+        table[index, :first // 16] = unused
+    out = dataclasses.replace(case, k=k, v=v, block_table=table).call(turns, "ck", window_size=(50, 0))
+    limit = 2**-7 * expected[1] + 2**-7 * expected[0].abs() + 1e-6
+    assert_within("unified_attention", out, expected[0], limit)
+
+
+def test_packed_storage(device, turns, always):
+    check_packed_storage(turns, "ck", make(device, ((33, 70), (40, 40))))
+
+
+def test_whatever_lengths_and_pages_hold(device, always):
+    check_whatever_lengths_and_pages_hold("ck", device, 33)
+
+
+@pytest.mark.parametrize("form", ("ragged", "full pages", "table"))
+def test_batch_prefill(device, turns, always, form):
+    """The same pages listed one after the other; with and without the length of the last; LSE."""
+    case = make(device, ((40, 64), (60, 48), (3, 16)) if form == "full pages" else ((40, 70), (60, 41), (3, 3)))
+    starts, pages, options = listed_pages(case, form)
+    out, lse = turns("ck", aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
+                     *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
+    compare(case, out, window_size=(30, 0))
+    expected = expect(case, window_size=(30, 0))[2]
+    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+
+
+def test_rows_beyond_max_seqlen_q(device, always):
+    """They are not computed, and count for the mask."""
+    case = make(device, ((50, 90), (20, 30)))
+    whole, out = torch.full_like(case.q, 3.0), torch.full_like(case.q, 3.0)
+    for target, longest in ((whole, 50), (out, 30)):
+        unified_attention_op(PagedCall(
+            target, None, case.q, case.k, case.v, cu_seqlens_q=case.cu_seqlens_q, seqlens_k=case.seqused_k,
+            block_table=case.block_table, max_seqlen_q=longest, max_seqlen_k=90, softmax_scale=0.125, window_right=0),
+            backend="ck")
+    compare(case, whole)
+    assert torch.equal(out[:30], whole[:30]) and torch.equal(out[50:], whole[50:]) and (out[30:50] == 3).all()
+
+
+def test_addresses(device, always):
+    """16 bytes are read at once: elsewhere another backend serves the call."""
+    case = make(device, ((40, 70),))
+    q = torch.cat((case.q.flatten(), case.q.new_zeros(4)))[4:].view(case.q.shape)
+    moved = dataclasses.replace(case, q=q)
+    said = []
+
+    def asked(backend, function, *args, **kwargs):
+        said.append(explain(function, *args, **kwargs).rejected["ck"])
+        return function(*args, **kwargs)
+
+    moved.call(asked, None)
+    assert "q does not begin at a multiple of 16 bytes" in said[0]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_registers(device, head_dim, mask):
+    """Nothing goes to local memory, and two waves share a SIMD."""
+    if device.type == "cuda":
+        pytest.skip("static: the code for gfx942 is the same wherever the tests run")
+    instance = Instance(f"bf16_d{head_dim}_turns_{mask}", {"ELEMENT": "bf16", "HEAD_DIM": head_dim,
+                                                           "MASK": MASKS.index(mask)})
+    spec = unified_attention_ck.unified_attention_ck.instance_spec(instance, "hip", "gfx942")
+    image = build.ensure(spec).path.read_bytes()
+    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
+    for facts in sim.inspect(code_object.unbundled(bundle, "gfx942")).values():
+        assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0)
+        assert facts["vgprs"] <= 256 and facts["lds_bytes"] <= 65536
