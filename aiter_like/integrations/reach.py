@@ -35,7 +35,8 @@ def _reached(function: Any) -> Iterator[Any]:
         if isinstance(found, types.FunctionType) and found.__module__.split(".")[0] == "aiter_like":
             stack += _named(found)
         if _is_layer(found):
-            stack += [value for value in vars(found).values() if isinstance(value, types.FunctionType)]
+            methods = [getattr(value, "__func__", value) for value in vars(found).values()]  # static ones too
+            stack += [value for value in methods if isinstance(value, types.FunctionType)]
 
 
 def _named(function: types.FunctionType) -> list[Any]:
