@@ -85,6 +85,24 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
     return out, used.view(1)
 
 
+def per_token_quant_triton(x: Tensor, scale: Tensor | None = None,
+                           quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """`per_token_quant_hip`, of which AITER's Triton kernel has no form that is given the scales.
+
+    Raises:
+        ValueError: `scale` is given.
+    """
+    if scale is not None:
+        raise ValueError(f"per_token_quant_triton: scale must be None, got {type(scale).__name__}")
+    return per_token_quant_hip(x, None, quant_dtype)
+
+
+def per_tensor_quant_triton(x: Tensor, scale: Tensor | None = None,
+                            quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """`per_tensor_quant_hip`."""
+    return per_tensor_quant_hip(x, scale, quant_dtype)
+
+
 def get_hip_quant(qType: QuantType) -> Callable:
     """`aiter_like.get_hip_quant`, with the functions here."""
     own = {QuantType.per_Token: per_token_quant_hip, QuantType.per_Tensor: per_tensor_quant_hip}

@@ -86,6 +86,18 @@ def test_first_rows_bounds_and_groups(simulated):
     assert torch.equal(scales, row_scales(x).clamp(max=1 / 127)) and torch.equal(out, plain(x, scales))
 
 
+@pytest.mark.parametrize("dtype", (INT8, FP8))
+def test_names_of_the_triton_forms(simulated, dtype):
+    x = numbers(ROWS, COLUMNS)
+    for name in ("per_token_quant", "per_tensor_quant"):
+        found, expected = (getattr(aiter_int8, f"{name}_{kind}")(x, quant_dtype=dtype) for kind in ("triton", "hip"))
+        assert torch.equal(found[0].float(), expected[0].float()) and torch.equal(found[1], expected[1])
+    given = torch.tensor([0.25])
+    assert torch.equal(aiter_int8.per_tensor_quant_triton(x, given)[0], aiter_int8.per_tensor_quant_hip(x, given)[0])
+    with pytest.raises(ValueError, match="per_token_quant_triton: scale must be None, got Tensor"):
+        aiter_int8.per_token_quant_triton(x, given)
+
+
 def test_quantisers_of_types(simulated):
     x = numbers(ROWS, 256)
     for found in (aiter_int8.get_hip_quant, aiter_int8.get_triton_quant):
