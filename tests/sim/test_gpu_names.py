@@ -173,3 +173,64 @@ def test_lower_names(gpu):
         torch.cuda.get_gencode_flags()
     with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
         torch.cuda.current_stream(torch.device("cpu"))
+
+
+def test_results_of_functions_of_c():
+    x, layer = torch.ones(2, 3, device="cuda"), torch.nn.Linear(3, 3).cuda()
+    assert torch.jit.script(layer)(x).is_cuda and torch.jit.trace(layer, x)(x).is_cuda
+    assert not torch.jit.script(torch.nn.Linear(3, 3))(torch.ones(2, 3)).is_cuda
+    for layout in (torch.strided, torch.jagged):
+        for nested in (torch.nested.nested_tensor([x, x[:1]], layout=layout),
+                       torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout, device="cuda"),
+                       torch.nested.as_nested_tensor([x, x[:1]], layout=layout)):
+            assert nested.is_cuda and (2 * nested).is_cuda and nested.unbind()[0].is_cuda
+        assert not torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout).is_cuda
+
+
+def test_indices_of_another_device():
+    index = torch.tensor([0, 2], device="cuda")
+    for call in (lambda: torch.ones(3)[index], lambda: torch.ones(3).__setitem__(index, 2.0)):
+        with pytest.raises(RuntimeError, match=r"same device as the indexed tensor \(cpu\)"):
+            call()
+    assert torch.ones(3, device="cuda")[index.cpu()].is_cuda
+
+
+def test_calls_for_which_the_host_waits():
+    x = torch.ones(3, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    for call in (lambda: x.sum().item(), lambda: x.cpu(), lambda: torch.ones(1).to("cuda"), lambda: x[x > 0],
+                 lambda: x.nonzero(), lambda: bool(x[0]), lambda: x.copy_(torch.ones(3))):
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            call()
+    assert torch.cuda.get_sync_debug_mode() == 2 and (x + 1).is_cuda and torch.ones(1).item() == 1
+    x.to("cpu", non_blocking=True)
+    x.copy_(torch.ones(3), non_blocking=True)
+    torch.cuda.set_sync_debug_mode("warn")
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+        x.sum().item()
+    torch.cuda.set_sync_debug_mode(0)
+    assert x.sum().item() == 3
+
+
+def test_functions_of_the_runtime():
+    runtime, host = torch.cuda.cudart(), torch.ones(20)
+    torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), 80, 0))
+    assert host.is_pinned() and host[3:].is_pinned()
+    torch.cuda.check_error(runtime.cudaHostUnregister(host.data_ptr()))
+    assert not host.is_pinned()
+    with pytest.raises(RuntimeError, match="hostMemoryNotRegistered"):
+        torch.cuda.check_error(runtime.cudaHostUnregister(host.data_ptr()))
+    assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+    with torch.cuda.profiler.profile():
+        assert runtime.cudaError.success == 0
+
+
+def test_types_of_autocasting():
+    assert torch.get_autocast_dtype("cuda") == torch.get_autocast_gpu_dtype() == torch.float16
+    x = torch.ones(2, 2, device="cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    with torch.autocast("cuda"):
+        assert (x @ x).dtype == torch.get_autocast_dtype("cuda") == torch.bfloat16
+    torch.set_autocast_dtype("cuda", torch.float16)
+    with torch.autocast("cuda"):
+        assert (x @ x).dtype == torch.float16

@@ -14,7 +14,7 @@ from torch.utils import _device
 
 from aiter_like import device
 from aiter_like.sim import library
-from aiter_like.sim.torch_cuda import devices, files, generators, gradients, names, times
+from aiter_like.sim.torch_cuda import devices, files, generators, gradients, names, refusals, times
 from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
 _lock = threading.Lock()
@@ -65,6 +65,7 @@ def _entered() -> Iterator[None]:
         stack.enter_context(files.placed())
         times.forget_told()
         generators.follow_host()
+        stack.callback(refusals.set_sync_mode, 0)
         stack.callback(_set_default_device, default_device)
         stack.enter_context(mode)
         try:

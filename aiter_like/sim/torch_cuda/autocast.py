@@ -41,12 +41,16 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     def made(self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True,
              cache_enabled: bool | None = None) -> None:
         is_gpu = device_type == "cuda"
-        original(self, "cpu" if is_gpu else device_type, dtype or (torch.float16 if is_gpu else None), enabled,
+        original(self, "cpu" if is_gpu else device_type, dtype or (_gpus_dtype[0] if is_gpu else None), enabled,
                  cache_enabled)
 
     yield torch.amp.autocast_mode.autocast, "__init__", made
-    for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+    for name in ("is_autocast_enabled", "set_autocast_enabled"):
         yield torch, name, _of_cpu(getattr(torch, name))
+    yield torch, "get_autocast_dtype", _dtype
+    yield torch, "set_autocast_dtype", _set_dtype
+    yield torch, "get_autocast_gpu_dtype", lambda: _dtype("cuda")
+    yield torch, "set_autocast_gpu_dtype", lambda dtype: _set_dtype("cuda", dtype)
 
 
 def _wide(value: Any) -> Any:
@@ -66,3 +70,22 @@ def _of_cpu(function: Callable) -> Callable:
         return function(*("cpu" if arg == "cuda" else arg for arg in args), **kwargs)
 
     return asked
+
+
+def _dtype(device_type: str) -> torch.dtype:
+    """torch.get_autocast_dtype: outside a block, the one that a GPU has there."""
+    is_gpu = device_type == "cuda"
+    if is_gpu and not _is_enabled("cpu"):
+        return _gpus_dtype[0]
+    return _get_dtype("cpu" if is_gpu else device_type)
+
+
+def _set_dtype(device_type: str, dtype: torch.dtype) -> None:
+    """torch.set_autocast_dtype."""
+    if device_type == "cuda":
+        _gpus_dtype[0] = dtype
+    _put_dtype("cpu" if device_type == "cuda" else device_type, dtype)
+
+
+_is_enabled, _get_dtype, _put_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.set_autocast_dtype
+_gpus_dtype = [torch.float16]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.sim.torch_cuda import devices, graphs, marks, memory, statistics, streams
+from aiter_like.sim.torch_cuda import devices, graphs, marks, memory, refusals, statistics, streams
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz,
            torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -52,7 +52,8 @@ def _cuda() -> dict[str, Callable]:
         "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).cuda_stream,
         "_cuda_emptyCache": lambda: None, "_cuda_ipc_collect": lambda: None,
         "_cuda_clearCublasWorkspaces": lambda: None, "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_getArchFlags": lambda: "gfx942",
+        "_cuda_getArchFlags": lambda: "gfx942", "_cuda_set_sync_debug_mode": refusals.set_sync_mode,
+        "_cuda_get_sync_debug_mode": lambda: refusals.sync_mode[0],
     }
 
 

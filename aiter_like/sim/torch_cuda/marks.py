@@ -5,6 +5,7 @@ the memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch._C import _functorch
 
 from aiter_like.sim.torch_cuda import memory
 
+registered: list[tuple[int, int]] = []
+"""Where memory of the host begins and ends that a program has pinned itself."""
 _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
 
 
@@ -38,6 +41,8 @@ def index_of(tensor: torch.Tensor) -> int | None:
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether it is in pinned memory of the host."""
     place = _place_of(tensor)
+    if place is None and registered and tensor.device.type == "cpu":
+        return any(start <= tensor.data_ptr() < end for start, end in registered)
     return place is not None and place.index is None
 
 
@@ -69,8 +74,12 @@ def index_of_storage(holder: Any) -> int | None:
 
 def put_storage(holder: Any, index: int | None) -> None:
     """As `put`, of a storage."""
-    is_storage = isinstance(holder, torch.UntypedStorage)
-    setattr(holder, _NAME, _Place(index, holder.data_ptr() if is_storage else 0, holder.nbytes() if is_storage else 0))
+    address = count = 0
+    if isinstance(holder, torch.UntypedStorage):
+        count = holder.nbytes()
+        with contextlib.suppress(RuntimeError):  # a wrapper's and a fake tensor's has no address
+            address = holder.data_ptr()
+    setattr(holder, _NAME, _Place(index, address, count))
 
 
 def is_functional(tensor: torch.Tensor) -> bool:

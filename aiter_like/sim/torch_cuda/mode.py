@@ -31,6 +31,8 @@ class Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.is_on:
             return func(*args, **kwargs)
+        if refusals.sync_mode[0]:
+            refusals.check_waiting(func, args, kwargs)
         args, kwargs = autocast.widened(func, args, kwargs)
         if wide.is_meant(func, args, kwargs):
             return wide.called(func, args, kwargs)
@@ -59,6 +61,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     if index is None:
         refusals.check_places(func, args, kwargs)
+        refusals.check_indices(func, args)
     if generators.is_drawing(func):
         place = index if is_placed else _first_place(args, kwargs)
         results = generators.call(lambda named: _made(func, args, named, index is not None), func, kwargs, place)

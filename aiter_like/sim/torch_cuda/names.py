@@ -23,6 +23,8 @@ from aiter_like.sim.torch_cuda import (
     graphs,
     low_level,
     memory,
+    runtime,
+    scripted,
     statistics,
     streams,
     tensor_types,
@@ -39,13 +41,12 @@ KEPT_NAMES = frozenset((
     "device", "device_of", "is_bf16_supported", "is_tf32_supported", "memory_cached",
     "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary", "memory_snapshot",
     "set_per_process_memory_fraction", "get_per_process_memory_fraction", "caching_allocator_alloc",
-    "caching_allocator_delete",
+    "caching_allocator_delete", "get_sync_debug_mode", "set_sync_debug_mode",
     "make_graphed_callables"))
 """Names of torch.cuda that stay what they are."""
 
 _WHY = {
     "get_gencode_flags": "they are nvcc's; clang has --offload-arch=gfx942 for it",
-    "cudart": "HIP's functions are those of the library that aiter_like.sim.load() gives",
     "utilization": "nothing is measured", "temperature": "nothing is measured", "power_draw": "nothing is measured",
     "memory_usage": "nothing is measured",
 }
@@ -59,7 +60,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
             continue
         original = getattr(torch.cuda, name)
         answer = answers[name] if name in answers else _refusing(f"torch.cuda.{name}", original, _WHY.get(name, ""))
-        for holder in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs):
+        for holder in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs,
+                       torch.cuda.profiler):
             if getattr(holder, name, None) is original:
                 yield holder, name, answer
     for name in torch.accelerator.__all__:
@@ -76,7 +78,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
                 (torch.Tensor, "record_stream", lambda self, stream: None))
-    for module in (autocast, comm, dlpack, low_level, tensor_types):
+    for module in (autocast, comm, dlpack, low_level, scripted, tensor_types):
         yield from module.replacements()
 
 
@@ -99,7 +101,7 @@ def _answers() -> dict[str, Any]:
         "get_rng_state_all": lambda: [one.get_state() for one in generators.defaults()],
         "set_rng_state": _set_rng_state,
         "set_rng_state_all": lambda new_states: [_set_rng_state(one, i) for i, one in enumerate(new_states)] and None,
-        "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda debug_mode: None,
+        "cudart": runtime.Runtime, "check_error": runtime.check_error,
     }
 
 

@@ -6,6 +6,7 @@ of a tensor for which there is no memory.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -35,6 +36,15 @@ def _functions() -> frozenset[Callable]:
 
 
 _ON_ONE_DEVICE = _functions()
+_INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
+_COPYING = frozenset((torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.copy_))
+_WAITING = frozenset(
+    {getattr(torch.Tensor, name) for name in ("item tolist __bool__ __int__ __float__ __index__ __complex__ nonzero "
+                                              "masked_select equal allclose unique unique_consecutive").split()}
+    | {torch.nonzero, torch.masked_select, torch.is_nonzero, torch.equal, torch.allclose, torch.unique, torch.where,
+       torch.unique_consecutive, torch.argwhere})
+"""Functions whose results' values or sizes the host has to know."""
+sync_mode = [0]
 
 
 def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
@@ -49,6 +59,50 @@ def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
     first, second = ("cpu" if index is None else str(devices.of_index(index)) for index in list(places)[:2])
     raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                        f"{first} and {second}! (in {getattr(func, '__name__', func)})")
+
+
+def check_indices(func: Callable, args: tuple) -> None:
+    """Raises RuntimeError where a tensor is indexed by one of a GPU that it is not on."""
+    if func not in _INDEXING or len(args) < 2:
+        return
+    index = marks.index_of(args[0])
+    if any(marks.index_of(one) not in (None, index) for one in marks.tensors(args[1])):
+        place = "cpu" if index is None else devices.of_index(index)
+        raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({place})")
+
+
+def check_waiting(func: Callable, args: tuple, kwargs: dict) -> None:
+    """Where a program has asked for it (torch.cuda.set_sync_debug_mode), tells of a call for which the host waits.
+
+    Raises:
+        RuntimeError: in the mode "error".
+    """
+    if not _waits(func, args, kwargs):
+        return
+    if sync_mode[0] == 2:
+        raise RuntimeError("called a synchronizing CUDA operation")
+    warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=4)
+
+
+def set_sync_mode(mode: int) -> None:
+    """0: nothing; 1: calls for which the host waits are warnings; 2: errors."""
+    sync_mode[0] = mode
+
+
+def _waits(func: Callable, args: tuple, kwargs: dict) -> bool:
+    if func in _COPYING:
+        places = [marks.index_of(one) for one in marks.tensors(args)]
+        if func is torch.Tensor.copy_:
+            return len(set(places)) > 1 and not (kwargs.get("non_blocking") or args[2:3] == (True,))
+        wanted = next((one for one in (*args[1:], *kwargs.values()) if isinstance(one, (str, torch.device))), None)
+        there = (None if func is torch.Tensor.cpu else 0 if func is torch.Tensor.cuda else
+                 places[0] if wanted is None else devices.index_of(wanted))
+        return (places[0] is None) != (there is None) and not (kwargs.get("non_blocking") or True in args[1:])
+    if not any(marks.index_of(one) is not None for one in marks.tensors(args)):
+        return False
+    if func in _INDEXING:
+        return len(args) > 1 and any(one.dtype == torch.bool for one in marks.tensors(args[1]))
+    return func in _WAITING and not (func in (torch.where,) and len(args) > 1)
 
 
 def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
