@@ -14,7 +14,7 @@ from torch.utils import _device
 
 from aiter_like import device
 from aiter_like.sim import library
-from aiter_like.sim.torch_cuda import devices, files, generators, gradients, names, refusals, times
+from aiter_like.sim.torch_cuda import devices, files, generators, gradients, libraries, names, refusals, times
 from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
 _lock = threading.Lock()
@@ -56,7 +56,8 @@ def _entered() -> Iterator[None]:
     default_device, mode = _device.CURRENT_DEVICE, Mode()
     with contextlib.ExitStack() as stack:
         stack.enter_context(device.simulated_gpus(devices.count()))
-        for holder, name, value in [*names.replacements(), (threading.Thread, "start", _starting(mode)),
+        for holder, name, value in [*names.replacements(), *libraries.replacements(mode),
+                                    (threading.Thread, "start", _starting(mode)),
                                     (_device.DeviceContext, "__torch_function__", with_default_device),
                                     (torch.autograd.graph.saved_tensors_hooks, "__init__", gradients.saving(mode)),
                                     (torch.autograd, "_engine_run_backward",

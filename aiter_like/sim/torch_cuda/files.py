@@ -32,6 +32,13 @@ def loading(original: Callable) -> Callable:
     return load
 
 
+def to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """A storage's `cuda`, as functions for map_location call it: a copy on a GPU."""
+    copy = self.clone()
+    marks.put_storage(getattr(copy, "_untyped_storage", copy), devices.number_of(device))
+    return copy
+
+
 @contextlib.contextmanager
 def placed() -> Iterator[None]:
     """torch's files name the GPU of marked storages, and mark those that they name, within the block."""

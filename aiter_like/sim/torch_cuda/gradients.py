@@ -33,7 +33,7 @@ def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
         for output, gradient in zip(outputs, gradients, strict=False):
             if isinstance(output, torch.Tensor) and isinstance(gradient, torch.Tensor):
                 marks.follow(gradient, [output])
-        with _Marking(), _switched_on(mode):
+        with _Marking(), switched_on(mode):
             return original(outputs, gradients, *args, **kwargs)
 
     return run
@@ -46,7 +46,7 @@ def saving(mode: TorchFunctionMode) -> Callable:
     def made(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
         def within(hook: Callable) -> Callable:
             def call(value: Any) -> Any:
-                with _switched_on(mode):
+                with switched_on(mode):
                     return hook(value)
 
             return call
@@ -56,6 +56,7 @@ def saving(mode: TorchFunctionMode) -> Callable:
     return made
 
 
-def _switched_on(mode: TorchFunctionMode) -> contextlib.AbstractContextManager:
+def switched_on(mode: TorchFunctionMode) -> contextlib.AbstractContextManager:
+    """A block in which the mode is on, unless it has ended."""
     is_on = any(one is mode for one in _get_current_function_mode_stack())
     return contextlib.nullcontext() if is_on or not mode.is_on else mode

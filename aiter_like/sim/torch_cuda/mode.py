@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._device import DeviceContext, _device_constructors
 
 from aiter_like.sim.torch_cuda import autocast, devices, dlpack, generators, marks, refusals, tensor_types, wide
@@ -62,7 +63,8 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if index is None:
         refusals.check_places(func, args, kwargs)
         refusals.check_indices(func, args)
-    if generators.is_drawing(func):
+    has_default = not is_placed and _device.CURRENT_DEVICE is not None and func in _device_constructors()
+    if generators.is_drawing(func) and not has_default:  # else the default device's own call
         place = index if is_placed else _first_place(args, kwargs)
         results = generators.call(lambda named: _made(func, args, named, index is not None), func, kwargs, place)
     else:
@@ -188,7 +190,7 @@ def _pin_memory(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return tensor if marks.is_pinned(tensor) else marks.put(tensor.clone(), None)
 
 
-def _device(func: Callable, args: tuple, kwargs: dict) -> torch.device:
+def _device_of(func: Callable, args: tuple, kwargs: dict) -> torch.device:
     index = marks.index_of(args[0])
     return func(*args, **kwargs) if index is None else devices.of_index(index)
 
@@ -263,7 +265,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.get_device: _get_device,
     torch.Tensor.numpy: _to_numpy,
     torch.Tensor.__array__: _to_numpy,
-    torch.Tensor.device.__get__: _device,
+    torch.Tensor.device.__get__: _device_of,
     torch.Tensor.is_cuda.__get__: lambda func, args, kwargs: marks.index_of(args[0]) is not None,
     torch.Tensor.is_cpu.__get__: lambda func, args, kwargs: func(*args) and marks.index_of(args[0]) is None,
 }

@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from aiter_like.errors import UnsupportedError
 from aiter_like.sim.torch_cuda import (
     autocast,
+    collectives,
     comm,
     devices,
     dlpack,
@@ -78,7 +79,9 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
                 (torch.Tensor, "record_stream", lambda self, stream: None))
-    for module in (autocast, comm, dlpack, low_level, scripted, tensor_types):
+    for kind in (torch.UntypedStorage, torch.TypedStorage):
+        yield kind, "cuda", files.to_gpu
+    for module in (autocast, collectives, comm, dlpack, low_level, scripted, tensor_types):
         yield from module.replacements()
 
 
