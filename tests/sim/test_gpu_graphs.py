@@ -162,6 +162,7 @@ def test_tensors_of_two_devices(call):
 def test_what_a_tensor_says_of_itself():
     x = torch.tensor([1.0, 2.0], device="cuda")
     assert repr(x) == "tensor([1., 2.], device='cuda:0')" and x.type() == "torch.cuda.FloatTensor"
+    assert f"{x} {x[0]:.1f} {x[0]}" == "tensor([1., 2.], device='cuda:0') 1.0 1.0"
     assert repr(x[0].half()) == "tensor(1., device='cuda:0', dtype=torch.float16)"
     assert "device='cuda:0', requires_grad=True" in repr(torch.nn.Parameter(x)) and "device" not in repr(x.cpu())
     assert repr(torch.empty(0, device="cuda")) == "tensor([], device='cuda:0')"

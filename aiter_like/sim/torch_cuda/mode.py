@@ -221,6 +221,12 @@ def _repr(func: Callable, args: tuple, kwargs: dict) -> str:
     return text if end < 0 else f"{text[:end]}, device='{devices.of_index(index)}'{text[end:]}"
 
 
+def _format(func: Callable, args: tuple, kwargs: dict) -> str:
+    tensor, spec = args
+    return func(*args, **kwargs) if tensor.dim() == 0 or spec or tensor.is_meta else _repr(
+        torch.Tensor.__repr__, (tensor,), {})
+
+
 def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
     tensor, wanted = args[0], args[1] if len(args) > 1 else kwargs.get("dtype")
     if wanted is None:
@@ -258,6 +264,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
     torch._VF._pack_padded_sequence: _packed,
     torch.Tensor.__repr__: _repr,
+    torch.Tensor.__format__: _format,
     torch.Tensor.type: _type,
     torch.Tensor.__deepcopy__: _deepcopy,
     torch.Tensor.__dlpack_device__: dlpack.device,
