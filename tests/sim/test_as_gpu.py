@@ -113,6 +113,10 @@ def test_child_processes(method):
     with sim.as_gpu(), multiprocessing.get_context(method).Pool(1) as pool:
         told = pool.apply(eval, ("(lambda torch: [torch.cuda.is_available(), str(torch.ones(1, device=0).device)])"
                                  "(__import__('torch'))",))
+        shared = torch.arange(3.0, device="cuda")
+        doubled = pool.apply(torch.Tensor.mul_, (shared, 2))
+        assert doubled.is_cuda and doubled.tolist() == shared.tolist() == [0, 2, 4]
+        assert not pool.apply(torch.neg, (torch.ones(1),)).is_cuda
     assert told == [True, "cuda:0"]
     assert "aiter_like" not in multiprocessing.spawn.get_preparation_data("a child outside")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch
 from torch import serialization
 
 from aiter_like.sim.torch_cuda import devices, marks
@@ -44,10 +46,28 @@ def placed() -> Iterator[None]:
     """torch's files name the GPU of marked storages, and mark those that they name, within the block."""
     entry = (_PRIORITY, _tag, _restore)
     serialization._package_registry.insert(0, entry)
+    reducers = dict(ForkingPickler._extra_reducers)
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        if kind in reducers:
+            ForkingPickler.register(kind, _sending(reducers[kind]))
     try:
         yield
     finally:
         serialization._package_registry.remove(entry)
+        ForkingPickler._extra_reducers.update(reducers)
+
+
+def _sending(original: Callable) -> Callable:
+    """How multiprocessing sends a tensor: that of a GPU arrives there, in the same memory."""
+    def reduce(tensor: torch.Tensor) -> tuple:
+        index, (rebuild, arguments) = marks.index_of(tensor), original(tensor)
+        return (rebuild, arguments) if index is None else (_received, (index, rebuild, arguments))
+
+    return reduce
+
+
+def _received(index: int, rebuild: Callable, arguments: tuple) -> torch.Tensor:
+    return marks.put(rebuild(*arguments), index)
 
 
 def _tag(storage: Any) -> str | None:
