@@ -37,7 +37,8 @@ struct FlashAttnArgs {
   LongestFirst order;              // with a mask
 };
 
-/// … of a launch whose keys lie in pages: k and v are [pages, page_size, kv_heads, kHeadDim]. q and out are varlen.
+/// … of a launch whose keys lie in pages: k and v are [pages, page_size, kv_heads, kHeadDim], and their `batch` is from
+/// page to page. q and out are varlen.
 struct PagedFlashAttnArgs : FlashAttnArgs {
   paged::Lengths lengths;
   const int* block_table;

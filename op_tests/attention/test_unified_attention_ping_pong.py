@@ -59,8 +59,9 @@ def turns(run):
 
 
 @pytest.mark.parametrize("head_dim, dtype, page_size, options", (
-    (64, BF16, 16, {}), (128, BF16, 16, {}), (128, torch.float16, 48, {"causal": False}), (64, BF16, 128, {
-        "window_size": (30, 0)}), (128, BF16, 32, {"window_size": (40, 20), "causal": False}),
+    (64, BF16, 16, {}), (128, BF16, 16, {}), (128, torch.float16, 48, {"causal": False}),
+    (64, BF16, 128, {"window_size": (30, 0)}), (128, BF16, 32, {"window_size": (25, -1), "causal": False}),
+    (128, BF16, 32, {"window_size": (40, 20), "causal": False}),
     (64, torch.float16, 80, {"causal": False, "window_size": (-1, 5)})), ids=str)
 def test_short_sequences(device, turns, always, head_dim, dtype, page_size, options):
     """Repeatable; rows without a key are zeros."""

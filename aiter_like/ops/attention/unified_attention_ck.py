@@ -25,6 +25,7 @@ _LEAST_QUERIES = 32
 """Of a sequence on average: a workgroup takes 128 rows of one head, and reads all keys for them, however few."""
 _TURNS_ROWS, _TILE_ROWS = {64: 512, 128: 384}, 128  # of a workgroup: of waves that take turns, by head dimension
 _TURNS_PAGE = 16  # keys that a wave of these moves at once
+_MAX_PLACE_STRIDE = 2**24  # elements, as flash_attn_fwd's rows
 _SPLIT_KEYS = 1024
 """Of one sequence, from which on workgroups share its keys where they do not fill the device (flash_attn_plan.h)."""
 
@@ -38,7 +39,8 @@ def _takes_turns(call: PagedCall) -> bool:
         strides = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
         if any(tensor.element_size() * stride % ALIGNMENT for stride in strides):
             return False
-    return min(call.k.stride(1), call.v.stride(1)) >= head_dim and _gains_by_turns(call)
+    places = (call.k.stride(1), call.v.stride(1))
+    return head_dim <= min(places) and max(places) < _MAX_PLACE_STRIDE and _gains_by_turns(call)
 
 
 def _gains_by_turns(call: PagedCall) -> bool:
