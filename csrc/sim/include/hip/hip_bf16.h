@@ -111,4 +111,77 @@ AITER_LIKE_BF162(*, __hmul2)
 AITER_LIKE_HD __hip_bfloat162 __hfma2(__hip_bfloat162 a, __hip_bfloat162 b, __hip_bfloat162 c) {
   return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
 }
+
+#define AITER_LIKE_BF16_MATH(name, name2, expression)                                                              \
+  __device__ static inline __attribute__((unused)) __hip_bfloat16 name(__hip_bfloat16 a) { return expression; }    \
+  __device__ static inline __attribute__((unused)) __hip_bfloat162 name2(__hip_bfloat162 a) {                      \
+    return {name(a.x), name(a.y)};                                                                                 \
+  }
+AITER_LIKE_BF16_MATH(hexp, h2exp, expf(a))
+AITER_LIKE_BF16_MATH(hexp2, h2exp2, exp2f(a))
+AITER_LIKE_BF16_MATH(hexp10, h2exp10, exp10f(a))
+AITER_LIKE_BF16_MATH(hlog, h2log, logf(a))
+AITER_LIKE_BF16_MATH(hlog2, h2log2, log2f(a))
+AITER_LIKE_BF16_MATH(hlog10, h2log10, log10f(a))
+AITER_LIKE_BF16_MATH(hsin, h2sin, sinf(a))
+AITER_LIKE_BF16_MATH(hcos, h2cos, cosf(a))
+AITER_LIKE_BF16_MATH(hsqrt, h2sqrt, sqrtf(a))
+AITER_LIKE_BF16_MATH(hrsqrt, h2rsqrt, rsqrtf(a))
+AITER_LIKE_BF16_MATH(hrcp, h2rcp, 1.f / static_cast<float>(a))
+AITER_LIKE_BF16_MATH(hfloor, h2floor, floorf(a))
+AITER_LIKE_BF16_MATH(hceil, h2ceil, ceilf(a))
+AITER_LIKE_BF16_MATH(htrunc, h2trunc, truncf(a))
+AITER_LIKE_BF16_MATH(hrint, h2rint, rintf(a))
+#undef AITER_LIKE_BF16_MATH
+
+AITER_LIKE_HD short __bfloat16_as_short(__hip_bfloat16 x) { return static_cast<short>(x.data); }
+AITER_LIKE_HD __hip_bfloat16 __short_as_bfloat16(short x) {
+  return __ushort_as_bfloat16(static_cast<unsigned short>(x));
+}
+AITER_LIKE_HD int __hisinf(__hip_bfloat16 a) { return a.data == 0x7F80 ? 1 : a.data == 0xFF80 ? -1 : 0; }
+AITER_LIKE_HD __hip_bfloat16 __low2bfloat16(__hip_bfloat162 a) { return a.x; }
+AITER_LIKE_HD __hip_bfloat16 __high2bfloat16(__hip_bfloat162 a) { return a.y; }
+AITER_LIKE_HD __hip_bfloat162 __low2bfloat162(__hip_bfloat162 a) { return {a.x, a.x}; }
+AITER_LIKE_HD __hip_bfloat162 __high2bfloat162(__hip_bfloat162 a) { return {a.y, a.y}; }
+AITER_LIKE_HD __hip_bfloat162 __lows2bfloat162(__hip_bfloat162 a, __hip_bfloat162 b) { return {a.x, b.x}; }
+AITER_LIKE_HD __hip_bfloat162 __highs2bfloat162(__hip_bfloat162 a, __hip_bfloat162 b) { return {a.y, b.y}; }
+AITER_LIKE_HD __hip_bfloat162 __h2div(__hip_bfloat162 a, __hip_bfloat162 b) { return {a.x / b.x, a.y / b.y}; }
+AITER_LIKE_HD __hip_bfloat162 __hneg2(__hip_bfloat162 a) { return {-a.x, -a.y}; }
+AITER_LIKE_HD __hip_bfloat162 __habs2(__hip_bfloat162 a) { return {__habs(a.x), __habs(a.y)}; }
+AITER_LIKE_HD __hip_bfloat162 __hmax2(__hip_bfloat162 a, __hip_bfloat162 b) {
+  return {__hmax(a.x, b.x), __hmax(a.y, b.y)};
+}
+AITER_LIKE_HD __hip_bfloat162 __hmin2(__hip_bfloat162 a, __hip_bfloat162 b) {
+  return {__hmin(a.x, b.x), __hmin(a.y, b.y)};
+}
+AITER_LIKE_HD __hip_bfloat162 __hisnan2(__hip_bfloat162 a) {
+  return {__hip_bfloat16(int(__hisnan(a.x))), __hip_bfloat16(int(__hisnan(a.y)))};
+}
+
+// 1 or 0 of each element, and whether it holds for both; …u holds where one of both is no number, too.
+#define AITER_LIKE_BF162_COMPARISON(holds, each, both)                                      \
+  AITER_LIKE_HD __hip_bfloat162 each(__hip_bfloat162 a, __hip_bfloat162 b) {                \
+    return {__hip_bfloat16(int(holds(a.x, b.x))), __hip_bfloat16(int(holds(a.y, b.y)))};    \
+  }                                                                                         \
+  AITER_LIKE_HD bool both(__hip_bfloat162 a, __hip_bfloat162 b) { return holds(a.x, b.x) && holds(a.y, b.y); }
+#define AITER_LIKE_BF16_UNORDERED(name, opposite)                                                               \
+  AITER_LIKE_HD bool __h##name##u(__hip_bfloat16 a, __hip_bfloat16 b) { return !(opposite); }                   \
+  AITER_LIKE_BF162_COMPARISON(__h##name, __h##name##2, __hb##name##2)                                           \
+  AITER_LIKE_BF162_COMPARISON(__h##name##u, __h##name##u2, __hb##name##u2)
+AITER_LIKE_BF16_UNORDERED(eq, a < b || a > b)
+AITER_LIKE_BF16_UNORDERED(ne, a == b)
+AITER_LIKE_BF16_UNORDERED(lt, a >= b)
+AITER_LIKE_BF16_UNORDERED(le, a > b)
+AITER_LIKE_BF16_UNORDERED(gt, a <= b)
+AITER_LIKE_BF16_UNORDERED(ge, a < b)
+#undef AITER_LIKE_BF16_UNORDERED
+#undef AITER_LIKE_BF162_COMPARISON
+
+#define HIPRT_INF_BF16 __ushort_as_bfloat16(0x7F80)
+#define HIPRT_MAX_NORMAL_BF16 __ushort_as_bfloat16(0x7F7F)
+#define HIPRT_MIN_DENORM_BF16 __ushort_as_bfloat16(0x0001)
+#define HIPRT_NAN_BF16 __ushort_as_bfloat16(0x7FFF)
+#define HIPRT_NEG_ZERO_BF16 __ushort_as_bfloat16(0x8000)
+#define HIPRT_ONE_BF16 __ushort_as_bfloat16(0x3F80)
+#define HIPRT_ZERO_BF16 __ushort_as_bfloat16(0x0000)
 #include "hip/detail/callers_lines_end.h"

@@ -33,4 +33,8 @@ AITER_LIKE_COMPLEX(hipFloatComplex, float, f, f, make_hipFloatComplex)
 AITER_LIKE_COMPLEX(hipDoubleComplex, double, , , make_hipDoubleComplex)
 #undef AITER_LIKE_COMPLEX
 __host__ __device__ static inline hipComplex make_hipComplex(float re, float im) { return {re, im}; }
+__host__ __device__ static inline hipFloatComplex hipComplexDoubleToFloat(hipDoubleComplex z) {
+  return {static_cast<float>(z.x), static_cast<float>(z.y)};
+}
+__host__ __device__ static inline hipDoubleComplex hipComplexFloatToDouble(hipFloatComplex z) { return {z.x, z.y}; }
 #include "hip/detail/callers_lines_end.h"

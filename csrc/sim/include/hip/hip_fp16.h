@@ -2,6 +2,7 @@
 // Half precision: __half (detail/half.h), and pairs of it. Operations on pairs are those of each element.
 #pragma once
 #include "hip/detail/half.h"
+#include "hip/detail/half_more.h"
 #include "hip/detail/callers_lines_begin.h"
 
 struct alignas(4) __half2 {
@@ -10,6 +11,9 @@ struct alignas(4) __half2 {
   constexpr __host__ __device__ __half2(__half x, __half y) : x(x), y(y) {}
 };
 using half2 = __half2;
+struct __half2_raw {
+  unsigned short x, y;
+};
 
 AITER_LIKE_HD __half2 make_half2(__half x, __half y) { return {x, y}; }
 AITER_LIKE_HD __half2 __halves2half2(__half x, __half y) { return {x, y}; }
@@ -57,6 +61,26 @@ AITER_LIKE_HALF2_COMPARISON(<=, __hle2, __hble2)
 AITER_LIKE_HALF2_COMPARISON(>, __hgt2, __hbgt2)
 AITER_LIKE_HALF2_COMPARISON(>=, __hge2, __hbge2)
 #undef AITER_LIKE_HALF2_COMPARISON
+// The same, and true where one of both is no number.
+#define AITER_LIKE_HALF2_UNORDERED(single, each, both)                                                       \
+  AITER_LIKE_HD __half2 each(__half2 a, __half2 b) {                                                         \
+    return {__half(int(single(a.x, b.x))), __half(int(single(a.y, b.y)))};                                   \
+  }                                                                                                          \
+  AITER_LIKE_HD bool both(__half2 a, __half2 b) { return single(a.x, b.x) && single(a.y, b.y); }
+AITER_LIKE_HALF2_UNORDERED(__hequ, __hequ2, __hbequ2)
+AITER_LIKE_HALF2_UNORDERED(__hneu, __hneu2, __hbneu2)
+AITER_LIKE_HALF2_UNORDERED(__hltu, __hltu2, __hbltu2)
+AITER_LIKE_HALF2_UNORDERED(__hleu, __hleu2, __hbleu2)
+AITER_LIKE_HALF2_UNORDERED(__hgtu, __hgtu2, __hbgtu2)
+AITER_LIKE_HALF2_UNORDERED(__hgeu, __hgeu2, __hbgeu2)
+#undef AITER_LIKE_HALF2_UNORDERED
+AITER_LIKE_HD __half2 __hisnan2(__half2 a) { return {__half(int(__hisnan(a.x))), __half(int(__hisnan(a.y)))}; }
+AITER_LIKE_HD __half2 __hadd2_sat(__half2 a, __half2 b) { return {__hadd_sat(a.x, b.x), __hadd_sat(a.y, b.y)}; }
+AITER_LIKE_HD __half2 __hsub2_sat(__half2 a, __half2 b) { return {__hsub_sat(a.x, b.x), __hsub_sat(a.y, b.y)}; }
+AITER_LIKE_HD __half2 __hmul2_sat(__half2 a, __half2 b) { return {__hmul_sat(a.x, b.x), __hmul_sat(a.y, b.y)}; }
+AITER_LIKE_HD __half2 __hfma2_sat(__half2 a, __half2 b, __half2 c) {
+  return {__hfma_sat(a.x, b.x, c.x), __hfma_sat(a.y, b.y, c.y)};
+}
 AITER_LIKE_HD bool operator==(__half2 a, __half2 b) { return __hbeq2(a, b); }
 AITER_LIKE_HD bool operator!=(__half2 a, __half2 b) { return !(a == b); }
 
@@ -73,6 +97,10 @@ AITER_LIKE_HALF2_MATH(h2rsqrt, hrsqrt)
 AITER_LIKE_HALF2_MATH(h2rcp, hrcp)
 AITER_LIKE_HALF2_MATH(h2floor, hfloor)
 AITER_LIKE_HALF2_MATH(h2ceil, hceil)
+AITER_LIKE_HALF2_MATH(h2exp10, hexp10)
+AITER_LIKE_HALF2_MATH(h2log10, hlog10)
+AITER_LIKE_HALF2_MATH(h2rint, hrint)
+AITER_LIKE_HALF2_MATH(h2trunc, htrunc)
 #undef AITER_LIKE_HALF2_MATH
 
 // Two lanes' worth of one 32-bit atomic; v_pk_add_f16 in memory.

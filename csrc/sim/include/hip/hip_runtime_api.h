@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The runtime's functions, as programs call them on the host, from C or C++. They are declared here as the simulator
-// has them; what it refuses (textures, surfaces, memory of other interfaces) is not declared.
+// has them; what it refuses of memory and semaphores of other interfaces, and of parts of a device, is not declared.
 #pragma once
 #include "hip/hip_version.h"
 #include "hip/hip_common.h"
@@ -8,6 +8,8 @@
 #include "hip/detail/vectors.h"
 #include "hip/detail/types.h"
 #include "hip/detail/device.h"
+#include "hip/detail/memory_types.h"
+#include "hip/detail/graph_types.h"
 
 #if defined(__cplusplus)
 #define AITER_LIKE_DEFAULT(value) = value
@@ -253,6 +255,13 @@ hipError_t hipGraphExecUpdate(hipGraphExec_t executable, hipGraph_t graph, hipGr
 hipError_t hipGraphLaunch(hipGraphExec_t executable, hipStream_t stream);
 hipError_t hipGraphUpload(hipGraphExec_t executable, hipStream_t stream);
 hipError_t hipGraphExecDestroy(hipGraphExec_t executable);
+
+#include "hip/detail/api_memory.h"
+#include "hip/detail/api_graphs.h"
+#include "hip/detail/api_more.h"
+#include "hip/detail/api_per_thread.h"
+#include "hip/detail/textures.h"
+#include "hip/detail/channels.h"
 
 #if defined(__cplusplus)
 }  // extern "C"

@@ -38,6 +38,10 @@ template <class T>
 inline hipError_t hipMallocFromPoolAsync(T** out, size_t bytes, hipMemPool_t pool, hipStream_t stream) {
   return hipMallocFromPoolAsync(reinterpret_cast<void**>(out), bytes, pool, stream);
 }
+template <class T>
+inline hipError_t hipMallocAsync(T** out, size_t bytes, hipMemPool_t pool, hipStream_t stream) {
+  return hipMallocFromPoolAsync(reinterpret_cast<void**>(out), bytes, pool, stream);
+}
 
 template <class T>
 inline hipError_t hipGetSymbolAddress(void** address, const T& symbol) {
@@ -94,6 +98,69 @@ template <class Kernel>
 inline hipError_t hipOccupancyMaxPotentialBlockSize(int* grid, int* block, Kernel kernel, size_t lds_bytes = 0,
                                                     int most = 0) {
   return hipOccupancyMaxPotentialBlockSize(grid, block, reinterpret_cast<const void*>(kernel), lds_bytes, most);
+}
+template <class Kernel>
+inline hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Kernel kernel, int block,
+                                                                        size_t lds_bytes, unsigned flags) {
+  return hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, reinterpret_cast<const void*>(kernel), block,
+                                                               lds_bytes, flags);
+}
+template <class Kernel>
+inline hipError_t hipOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, Kernel kernel,
+                                                             size_t lds_bytes = 0, int most = 0, unsigned = 0) {
+  return hipOccupancyMaxPotentialBlockSize(grid, block, reinterpret_cast<const void*>(kernel), lds_bytes, most);
+}
+// The bytes of dynamic LDS depend on the block: of the blocks of whole waves, that of which most work-items fit on a
+// compute unit, the largest of such.
+template <class Bytes, class Kernel>
+inline hipError_t hipOccupancyMaxPotentialBlockSizeVariableSMemWithFlags(int* grid, int* block, Kernel kernel,
+                                                                         Bytes bytes_of_block, int most = 0,
+                                                                         unsigned = 0) {
+  if (grid == nullptr || block == nullptr || reinterpret_cast<const void*>(kernel) == nullptr) {
+    return hipErrorInvalidValue;
+  }
+  int device = 0, units = 0, threads = 0;
+  hipFuncAttributes attributes;
+  hipError_t error = hipGetDevice(&device);
+  if (error == hipSuccess) error = hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device);
+  if (error == hipSuccess) {
+    error = hipDeviceGetAttribute(&threads, hipDeviceAttributeMaxThreadsPerMultiProcessor, device);
+  }
+  if (error == hipSuccess) error = hipFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  int limit = error == hipSuccess ? attributes.maxThreadsPerBlock : 0, most_items = 0;
+  if (most > 0 && most < limit) limit = most;
+  for (int tried = limit; error == hipSuccess && tried > 0 && most_items < threads; tried = (tried - 1) / 64 * 64) {
+    int blocks = 0;
+    error = hipOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, tried, bytes_of_block(tried));
+    if (error != hipSuccess || blocks * tried <= most_items) continue;
+    most_items = blocks * tried;
+    *grid = blocks * units;
+    *block = tried;
+  }
+  return error;
+}
+template <class Bytes, class Kernel>
+inline hipError_t hipOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int* block, Kernel kernel,
+                                                                Bytes bytes_of_block, int most = 0) {
+  return hipOccupancyMaxPotentialBlockSizeVariableSMemWithFlags(grid, block, kernel, bytes_of_block, most, 0);
+}
+
+template <class Kernel>
+inline hipError_t hipLaunchCooperativeKernelMultiDevice(hipLaunchParams* launches, unsigned count, unsigned flags = 0) {
+  return hipLaunchCooperativeKernelMultiDevice(launches, static_cast<int>(count), flags);
+}
+template <class Kernel>
+inline hipError_t hipExtLaunchMultiKernelMultiDevice(hipLaunchParams* launches, unsigned count, unsigned flags = 0) {
+  return hipExtLaunchMultiKernelMultiDevice(launches, static_cast<int>(count), flags);
+}
+template <class... Parameters, class... Arguments>
+inline hipError_t hipLaunchKernelEx(const hipLaunchConfig_t* config, void (*kernel)(Parameters...),
+                                    Arguments&&... arguments) {
+  return [&](Parameters... values) {
+    void* places[sizeof...(Parameters) + 1] = {
+        const_cast<void*>(static_cast<const volatile void*>(__builtin_addressof(values)))..., nullptr};
+    return hipLaunchKernelExC(config, reinterpret_cast<const void*>(kernel), places);
+  }(static_cast<Arguments&&>(arguments)...);
 }
 
 #if defined(__HIP__)

@@ -143,6 +143,17 @@ typedef void (*hipHostFn_t)(void* data);
 #define hipEventDisableSystemFence 0x20000000u
 #define hipHostMallocNonCoherent 0x80000000u
 #define hipHostMallocUncached 0x10000000u
+#define hipHostAllocUncached hipHostMallocUncached
+#define hipExtHostRegisterCoarseGrained 8
+#define hipExtHostRegisterUncached 0x80000000u
+#define hipDeviceMallocContiguous 4
+#define hipCooperativeLaunchMultiDeviceNoPreSync 1
+#define hipCooperativeLaunchMultiDeviceNoPostSync 2
+#define hipExtAnyOrderLaunch 1
+#define hipEnableDefault 0
+#define hipEnableLegacyStream 1
+#define hipEnablePerThreadDefaultStream 2
+#define HIP_IPC_HANDLE_SIZE 64
 #define HIP_LAUNCH_PARAM_BUFFER_POINTER ((void*)1)
 #define HIP_LAUNCH_PARAM_BUFFER_SIZE ((void*)2)
 #define HIP_LAUNCH_PARAM_END ((void*)3)
@@ -156,7 +167,8 @@ typedef enum hipMemoryType {
   hipMemoryTypeArray = 10, hipMemoryTypeUnified = 11
 } hipMemoryType;
 typedef enum hipFuncAttribute {
-  hipFuncAttributeMaxDynamicSharedMemorySize = 8, hipFuncAttributePreferredSharedMemoryCarveout = 9
+  hipFuncAttributeMaxDynamicSharedMemorySize = 8, hipFuncAttributePreferredSharedMemoryCarveout = 9,
+  hipFuncAttributeMax
 } hipFuncAttribute;
 typedef enum hipFuncCache_t {
   hipFuncCachePreferNone, hipFuncCachePreferShared, hipFuncCachePreferL1, hipFuncCachePreferEqual
@@ -164,12 +176,15 @@ typedef enum hipFuncCache_t {
 typedef enum hipSharedMemConfig {
   hipSharedMemBankSizeDefault, hipSharedMemBankSizeFourByte, hipSharedMemBankSizeEightByte
 } hipSharedMemConfig;
-typedef enum hipLimit_t { hipLimitStackSize = 0, hipLimitPrintfFifoSize = 1, hipLimitMallocHeapSize = 2 } hipLimit_t;
+typedef enum hipLimit_t {
+  hipLimitStackSize = 0, hipLimitPrintfFifoSize = 1, hipLimitMallocHeapSize = 2, hipExtLimitScratchMin = 0x1000,
+  hipExtLimitScratchMax = 0x1001, hipExtLimitScratchCurrent = 0x1002, hipLimitRange
+} hipLimit_t;
 typedef enum hipFunction_attribute {
   HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, HIP_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
   HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, HIP_FUNC_ATTRIBUTE_NUM_REGS, HIP_FUNC_ATTRIBUTE_PTX_VERSION,
   HIP_FUNC_ATTRIBUTE_BINARY_VERSION, HIP_FUNC_ATTRIBUTE_CACHE_MODE_CA, HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-  HIP_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+  HIP_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, HIP_FUNC_ATTRIBUTE_MAX
 } hipFunction_attribute;
 typedef enum hipMemoryAdvise {
   hipMemAdviseSetReadMostly = 1, hipMemAdviseUnsetReadMostly = 2, hipMemAdviseSetPreferredLocation = 3,
@@ -207,7 +222,17 @@ typedef enum hipGraphExecUpdateResult {
 typedef enum hipChannelFormatKind {
   hipChannelFormatKindSigned, hipChannelFormatKindUnsigned, hipChannelFormatKindFloat, hipChannelFormatKindNone
 } hipChannelFormatKind;
-typedef enum hipJitOption { hipJitOptionMaxRegisters = 0, hipJitOptionThreadsPerBlock = 1 } hipJitOption;
+typedef enum hipJitOption {
+  hipJitOptionMaxRegisters, hipJitOptionThreadsPerBlock, hipJitOptionWallTime, hipJitOptionInfoLogBuffer,
+  hipJitOptionInfoLogBufferSizeBytes, hipJitOptionErrorLogBuffer, hipJitOptionErrorLogBufferSizeBytes,
+  hipJitOptionOptimizationLevel, hipJitOptionTargetFromContext, hipJitOptionTarget, hipJitOptionFallbackStrategy,
+  hipJitOptionGenerateDebugInfo, hipJitOptionLogVerbose, hipJitOptionGenerateLineInfo, hipJitOptionCacheMode,
+  hipJitOptionSm3xOpt, hipJitOptionFastCompile, hipJitOptionGlobalSymbolNames, hipJitOptionGlobalSymbolAddresses,
+  hipJitOptionGlobalSymbolCount, hipJitOptionLto, hipJitOptionFtz, hipJitOptionPrecDiv, hipJitOptionPrecSqrt,
+  hipJitOptionFma, hipJitOptionPositionIndependentCode, hipJitOptionMinCTAPerSM, hipJitOptionMaxThreadsPerBlock,
+  hipJitOptionOverrideDirectiveValues, hipJitOptionNumOptions, hipJitOptionIRtoISAOptExt = 10000,
+  hipJitOptionIRtoISAOptCountExt
+} hipJitOption;
 
 // ---- structures
 
