@@ -145,3 +145,107 @@ def test_nodes_by_call_beside_a_capture(program):
     assert program.run(made("hipGraphInstantiate", graph, None, None, c_size_t(0))) == [3, 6]
     with pytest.raises(HipError, match="not capturing"):
         call("hipStreamUpdateCaptureDependencies", program.stream, None, c_size_t(0), 0)
+
+
+def kinds_of_edges(graph: c_void_p) -> list[tuple[int, int]]:
+    """(kind before, kind after) of each dependency."""
+    count, kind = c_size_t(16), c_int()
+    ends = (c_void_p * 16)(), (c_void_p * 16)()
+    call("hipGraphGetEdges", graph, *ends, byref(count))
+    found = []
+    for pair in zip(*(end[:count.value] for end in ends), strict=True):
+        kinds = []
+        for node in pair:
+            call("hipGraphNodeGetType", c_void_p(node), byref(kind))
+            kinds.append(kind.value)
+        found.append(tuple(kinds))
+    return sorted(found)
+
+
+def test_a_captured_graph_depends_as_its_streams_do(program):
+    side, forked, joined = made("hipStreamCreate"), made("hipEventCreate"), made("hipEventCreate")
+    call("hipStreamBeginCapture", program.stream, 0)
+    call("hipEventRecord", forked, program.stream)
+    call("hipStreamWaitEvent", side, forked, 0)
+    call("hipMemsetD32Async", program.pointer, 3, c_size_t(64), side)
+    call("hipEventRecord", joined, side)
+    node = program.kernel(64)
+    call("hipModuleLaunchKernel", program.twice, 1, 1, 1, 64, 1, 1, 0, program.stream, c_void_p(node.params), None)
+    call("hipStreamWaitEvent", program.stream, joined, 0)
+    call("hipMemcpyAsync", address(program.out), program.pointer, c_size_t(256), 2, program.stream)
+    graph = c_void_p()
+    call("hipStreamEndCapture", program.stream, byref(graph))
+    assert kinds_of_edges(graph) == [(KERNEL, COPY), (FILL, COPY)]
+    for event in (forked, joined):
+        call("hipEventDestroy", event)
+
+
+def test_the_default_stream_during_a_capture(program):
+    call("hipStreamBeginCapture", program.stream, 0)
+    status = c_int()
+    for ask in ("hipStreamIsCapturing", "hipStreamGetCaptureInfo"):
+        with pytest.raises(HipError, match="906: the default stream was asked"):
+            call(ask, None, byref(status), *([byref(c_uint64())] if ask != "hipStreamIsCapturing" else []))
+    with pytest.raises(HipError, match="906: a fill that waits"):
+        call("hipMemset", program.pointer, 0, c_size_t(4))
+    graph = c_void_p()
+    with pytest.raises(HipError, match="901"):
+        call("hipStreamEndCapture", program.stream, byref(graph))
+
+
+def test_a_stream_may_be_destroyed_while_it_captures(program):
+    call("hipStreamBeginCapture", program.stream, 0)
+    call("hipMemsetD32Async", program.pointer, 3, c_size_t(64), program.stream)
+    call("hipStreamDestroy", program.stream)
+    call("hipFree", made("hipMalloc", c_size_t(16)))               # no capture forbids it
+    with pytest.raises(HipError, match="709"):
+        call("hipStreamEndCapture", program.stream, byref(c_void_p()))
+
+
+def test_a_graph_with_memory_has_one_executable(program):
+    graph, node = made("hipGraphCreate", 0), c_void_p()
+    call("hipGraphAddMemFreeNode", byref(node), graph, None, c_size_t(0), program.pointer)
+    first = made("hipGraphInstantiate", graph, None, None, c_size_t(0))
+    with pytest.raises(HipError, match="801: a graph that allocates or frees"):
+        made("hipGraphInstantiate", graph, None, None, c_size_t(0))
+    call("hipGraphExecDestroy", first)
+    call("hipGraphExecDestroy", made("hipGraphInstantiate", graph, None, None, c_size_t(0)))
+
+
+def test_what_nodes_refuse(program):
+    graph, node = made("hipGraphCreate", 0), c_void_p()
+    small = made("hipMalloc", c_size_t(4))
+    with pytest.raises(HipError, match="1: the copy's source"):
+        call("hipGraphAddMemcpyNode1D", byref(node), graph, None, c_size_t(0), program.pointer, small, c_size_t(256), 4)
+    with pytest.raises(HipError, match="13: no variable"):
+        call("hipGraphAddMemcpyNodeToSymbol", byref(node), graph, None, c_size_t(0), None, small, c_size_t(4),
+             c_size_t(0), 4)
+    nothing = KernelNode((64, 1, 1), None, program.twice.value, (1, 1, 1), None, 0)
+    with pytest.raises(HipError, match="1: kernel twice takes arguments"):
+        call("hipGraphAddKernelNode", byref(node), graph, None, c_size_t(0), byref(nothing))
+    with pytest.raises(HipError, match="1: only the high marks"):
+        call("hipDeviceSetGraphMemAttribute", 0, 1, byref(c_uint64(1)))
+    child, other = program.capture(3, 64), made("hipGraphCreate", 0)
+    call("hipGraphAddChildGraphNode", byref(node), graph, None, c_size_t(0), child)
+    executable = made("hipGraphInstantiate", graph, None, None, c_size_t(0))
+    with pytest.raises(HipError, match="1: the child graph has other nodes"):
+        call("hipGraphExecChildGraphNodeSetParams", executable, node, other)
+
+
+def test_references_to_objects():
+    gone = []
+    destroy = ctypes.CFUNCTYPE(None, c_void_p)(lambda data: gone.append(data))
+    graph, thing = made("hipGraphCreate", 0), c_void_p()
+    call("hipUserObjectCreate", byref(thing), c_void_p(7), destroy, 1, 1)
+    call("hipGraphRetainUserObject", graph, thing, 2 ** 31 - 1, 0)
+    call("hipUserObjectRelease", thing, 1)
+    call("hipGraphReleaseUserObject", graph, thing, 2 ** 31 - 2)
+    assert gone == []
+    executable = made("hipGraphInstantiate", graph, None, None, c_size_t(0))
+    call("hipGraphReleaseUserObject", graph, thing, 5)             # more than it holds
+    assert gone == []
+    call("hipGraphExecDestroy", executable)
+    assert gone == [7]
+    call("hipUserObjectRelease", thing, 1)                         # it is gone already
+    call("hipGraphReleaseUserObject", graph, thing, 1)
+    assert gone == [7]

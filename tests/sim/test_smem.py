@@ -69,7 +69,14 @@ def test_stores_clocks_and_caches():
               {f"s{at}": at for at in range(12, 16)}, ["s[16:17]", "s[18:19]", "s[20:21]"], buffers={"s[10:11]": data})
     assert data[:8].tolist() == [0, 12, 12, 13, 12, 13, 14, 15]
     assert int(got["s[18:19]"]) > int(got["s[16:17]"])
+    assert 2 * 128 <= int(got["s[18:19]"]) - int(got["s[16:17]"]) < 3 * 128
     assert int(got["s[16:17]"]) <= 21 * int(got["s[20:21]"]) + 20 and int(got["s[20:21]"]) < int(got["s[18:19]"])
+
+
+def test_sleep_is_time():
+    got = run("s_memtime s[16:17]\ns_sleep 127\ns_memtime s[18:19]\ns_waitcnt lgkmcnt(0)", {},
+              ["s[16:17]", "s[18:19]"])
+    assert 0 <= int(got["s[18:19]"]) - int(got["s[16:17]"]) - 64 * 127 - 128 < 64
 
 
 def descriptor_text(records: int) -> str:

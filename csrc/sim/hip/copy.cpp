@@ -107,14 +107,14 @@ Error fill_on(void* stream, void* to, T value, size_t count, size_t pitch = 0, s
 
 // The host waits for these copies, which no capture allows.
 Error copy(void* to, const void* from, size_t bytes, int kind = kDefault) {
-  if (const Error error = forbidden_in_capture("a copy that waits")) return error;
+  if (const Error error = forbidden_in_capture("a copy that waits", true)) return error;
   if (const Error error = copy_on(nullptr, to, from, bytes, kind)) return error;
   return finish_stream(nullptr);
 }
 
 template <class T>
 Error fill(void* to, T value, size_t count) {
-  if (const Error error = forbidden_in_capture("a fill that waits")) return error;
+  if (const Error error = forbidden_in_capture("a fill that waits", true)) return error;
   return fill_on(nullptr, to, value, count);
 }
 
@@ -137,6 +137,7 @@ Work copy_work(void* to, const void* from, size_t bytes) {
 }
 
 Work box_work(void* to, const void* from, Box b) {
+  if (const Error error = check_copy(to, from, b, kDefault)) throw Fault(error_text(error));
   return [=] { return copy_now(to, from, b); };
 }
 

@@ -13,6 +13,7 @@ struct Box {
 // `waits`: the call's name, of one that waits until it is done and that no capture allows; null of one that does not.
 Error copy_box(void* stream, void* to, const void* from, Box b, const char* waits, int kind = 4);
 Error fill_box(void* stream, void* to, u32 value, u32 element_bytes, Box b, const char* waits);
+// Throws Fault when an allocation does not hold a side.
 Work box_work(void* to, const void* from, Box b);
 
 struct Copy {                                    // a copy as a piece of work

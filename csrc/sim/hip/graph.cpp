@@ -71,6 +71,7 @@ struct Executable {
   std::map<size_t, Work> disabled;               // what their works would be
   unsigned long long flags = 0;
   std::vector<std::shared_ptr<void>> owned;      // user objects
+  std::shared_ptr<void> only;                    // of a graph with memory: Graph::executable
 };
 
 Executable& executable_of(const void* handle) { return live_one<Executable>(handle, "executable graph"); }
@@ -91,7 +92,7 @@ void set_work(Executable& e, size_t place, Work work) {
 Error instantiate(void** out, void* graph, unsigned long long flags = 0) {
   return guarded(kInvalidValue, [&] {
     if (!out) throw Fault("the result's address is null");
-    const Graph& from = graph_of(graph);
+    Graph& from = graph_of(graph);
     auto made = std::make_unique<Executable>();
     made->works = std::make_shared<const Works>(works_of(from));
     const std::vector<const Node*> order = run_order(from);
@@ -101,15 +102,38 @@ Error instantiate(void** out, void* graph, unsigned long long flags = 0) {
     }
     made->shape = shape_of(order);
     made->flags = flags;
-    made->owned = from.owned;
+    made->owned = share_objects(from);
+    const auto holds_memory = [](const Node* node) {
+      return node->kind == NodeKind::allocate || node->kind == NodeKind::release;
+    };
+    if (std::any_of(order.begin(), order.end(), holds_memory)) {
+      if (!from.executable.expired()) {
+        return set_error(kNotSupported, "a graph that allocates or frees memory has one executable graph at a time");
+      }
+      made->only = std::make_shared<char>();
+      from.executable = made->only;
+    }
     live<Executable>().add(made.get());
     *out = made.release();
     return kSuccess;
   });
 }
 
-Error begin(void* handle, int mode, Graph* graph) {
-  return guarded(kInvalidHandle, [&] {
+std::vector<const Node*> nodes_of(void* const* handles, size_t count) {
+  std::vector<const Node*> nodes;
+  for (size_t i = 0; i < count; ++i) nodes.push_back(static_cast<const Node*>(handles[i]));
+  return nodes;
+}
+
+// `more` comes before a stream's next node, too.
+void join(std::vector<const Node*>& last, const std::vector<const Node*>& more) {
+  for (const Node* node : more) {
+    if (std::find(last.begin(), last.end(), node) == last.end()) last.push_back(node);
+  }
+}
+
+Error begin(void* handle, int mode, Graph* graph, std::vector<const Node*> after) {
+  return guarded(kContextIsDestroyed, [&] {      // as the runtime says it of a stream that is none
     if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
     const std::lock_guard lock(stream_mutex());
     Stream* stream = find_stream(handle);
@@ -126,10 +150,20 @@ Error begin(void* handle, int mode, Graph* graph) {
     c.id = ++serial;
     c.streams.push_back(stream);
     stream->clock.clear();
+    stream->last = std::move(after);
     captures().push_back(stream->capture);
     ++num_captures;
     return kSuccess;
   });
+}
+
+// The default stream waits for those that block it, which cannot be told while one of them captures.
+Error asked_of_default(const Stream* stream) {
+  for (const auto& c : captures()) {
+    if (stream || (c->origin->flags & kNonBlocking)) continue;
+    return set_error(kCaptureImplicit, "the default stream was asked while a stream was capturing that blocks it");
+  }
+  return kSuccess;
 }
 
 bool all_joined(const Capture& c) {
@@ -141,6 +175,13 @@ bool all_joined(const Capture& c) {
 }
 
 }  // namespace
+
+bool same_shape(const Graph& a, const Graph& b) {
+  const std::vector<const Node*> first = run_order(a), second = run_order(b);
+  const auto same_kind = [](const Node* x, const Node* y) { return x->kind == y->kind; };
+  return std::equal(first.begin(), first.end(), second.begin(), second.end(), same_kind) &&
+         shape_of(first) == shape_of(second);
+}
 
 Work graph_work(const Graph& graph) {
   return [works = works_of(graph)] { return run(works); };
@@ -168,9 +209,9 @@ Error submit(void* handle, NodeKind kind, Work work, const std::function<std::an
     if (stream && stream->capture) {
       Capture& c = *stream->capture;
       if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
-      std::vector<const Node*> after;
-      if (!c.graph->nodes.empty()) after.push_back(&c.graph->nodes.back());
-      c.graph->add({kind, std::move(work), std::move(after), params ? params() : std::any{}});
+      // The program may have destroyed one.
+      std::erase_if(stream->last, [](const Node* node) { return !live<Node>().has(node); });
+      stream->last = {&c.graph->add({kind, std::move(work), stream->last, params ? params() : std::any{}})};
       ++stream->clock[stream];
       return kSuccess;
     }
@@ -185,20 +226,43 @@ Error submit(void* handle, NodeKind kind, Work work, const std::function<std::an
   return kSuccess;
 }
 
+namespace {
+
+void end_capture(const std::shared_ptr<Capture>& c) {
+  for (Stream* s : c->streams) {
+    s->capture.reset();
+    s->clock.clear();
+    s->last.clear();
+  }
+  std::erase(captures(), c);
+  c->ended = true;
+  --num_captures;
+}
+
+}  // namespace
+
+void abandon(Stream* stream) {
+  const std::shared_ptr<Capture> c = stream->capture;
+  if (c->origin == stream) return end_capture(c);
+  c->broken = "a stream of the capture was destroyed";
+  std::erase(c->streams, stream);
+}
+
 bool is_capturing(void* handle) {
   const std::lock_guard lock(stream_mutex());
   const Stream* stream = find_stream(handle);
   return stream && stream->capture;
 }
 
-Error forbidden_in_capture(const char* call) {
+Error forbidden_in_capture(const char* call, bool by_default_stream) {
   if (!num_captures || thread_mode == kRelaxed) return kSuccess;
   const std::lock_guard lock(stream_mutex());
   for (const auto& c : captures()) {
     const bool concerned = c->thread == std::this_thread::get_id() ? c->mode != kRelaxed : c->mode == kGlobal;
     if (!concerned || (thread_mode == kThreadLocal && c->thread != std::this_thread::get_id())) continue;
     c->broken = std::string(call) + " was called while a stream was capturing";
-    return set_error(kCaptureUnsupported, c->broken);
+    const bool implies = by_default_stream && !(c->origin->flags & kNonBlocking);
+    return set_error(implies ? kCaptureImplicit : kCaptureUnsupported, c->broken);
   }
   return kSuccess;
 }
@@ -213,23 +277,24 @@ Error wait_for(Stream* stream, const CapturedPoint& point) {
     point.capture->streams.push_back(stream);
   }
   for (const auto& [other, count] : point.clock) stream->clock[other] = std::max(stream->clock[other], count);
+  join(stream->last, point.last);
   return kSuccess;
 }
 
-HIP_API int hipStreamBeginCapture(void* handle, int mode) { return begin(handle, mode, nullptr); }
+HIP_API int hipStreamBeginCapture(void* handle, int mode) { return begin(handle, mode, nullptr, {}); }
 
-// Into a graph that is there: the captured nodes come after all of it, and so after `after`.
+// Into a graph that is there: the captured nodes come after `after`.
 HIP_API int hipStreamBeginCaptureToGraph(void* handle, void* graph, void* const* after, const void*, size_t count,
                                          int mode) {
   return guarded(kInvalidValue, [&] {
     Graph& own = graph_of(graph);
     check_nodes(own, after, count);
-    return begin(handle, mode, &own);
+    return begin(handle, mode, &own, nodes_of(after, count));
   });
 }
 
 HIP_API int hipStreamEndCapture(void* handle, void** graph) {
-  return guarded(kInvalidHandle, [&] {
+  return guarded(kContextIsDestroyed, [&] {      // as the runtime says it of a stream that is none
     if (!graph) return set_error(kInvalidValue, "the graph's address is null");
     *graph = nullptr;
     const std::lock_guard lock(stream_mutex());
@@ -241,13 +306,7 @@ HIP_API int hipStreamEndCapture(void* handle, void** graph) {
       return set_error(kCaptureWrongThread, "another thread began this capture");
     }
     const bool joined = all_joined(*c);
-    for (Stream* s : c->streams) {
-      s->capture.reset();
-      s->clock.clear();
-    }
-    std::erase(captures(), c);
-    c->ended = true;
-    --num_captures;
+    end_capture(c);
     if (!c->broken.empty()) return set_error(kCaptureInvalidated, c->broken);
     if (!joined) return set_error(kCaptureUnjoined, "the origin does not wait for the last work of a forked stream");
     *graph = c->graph;
@@ -260,39 +319,41 @@ HIP_API int hipStreamIsCapturing(void* handle, int* status) {
   return guarded(kInvalidHandle, [&] {
     if (!status) return set_error(kInvalidValue, "the result's address is null");
     const std::lock_guard lock(stream_mutex());
-    *status = status_of(find_stream(handle));
+    const Stream* stream = find_stream(handle);
+    if (const Error error = asked_of_default(stream)) return error;
+    *status = status_of(stream);
     return kSuccess;
   });
 }
 
 HIP_API int hipStreamGetCaptureInfo_v2(void* handle, int* status, unsigned long long* id, void** graph,
-                                       const void*** dependencies, size_t* num_dependencies) {
+                                       const Node* const** dependencies, size_t* num_dependencies) {
   return guarded(kInvalidHandle, [&] {
     if (!status) return set_error(kInvalidValue, "the result's address is null");
     const std::lock_guard lock(stream_mutex());
     const Stream* stream = find_stream(handle);
+    if (const Error error = asked_of_default(stream)) return error;
     *status = status_of(stream);
     if (*status != kActive) return kSuccess;
-    Capture& c = *stream->capture;
+    const Capture& c = *stream->capture;
     if (id) *id = c.id;
     if (graph) *graph = c.graph;
-    c.last.clear();
-    if (!c.graph->nodes.empty()) c.last.push_back(&c.graph->nodes.back());
-    if (dependencies) *dependencies = c.last.data();
-    if (num_dependencies) *num_dependencies = c.last.size();
+    if (dependencies) *dependencies = stream->last.data();
+    if (num_dependencies) *num_dependencies = stream->last.size();
     return kSuccess;
   });
 }
 
-// What is captured next comes after every node so far, and so after those that the program names.
 HIP_API int hipStreamUpdateCaptureDependencies(void* handle, void* const* nodes, size_t count, u32 flags) {
   return guarded(kInvalidHandle, [&] {
     if (flags > kSetDependencies) return set_error(kInvalidValue, "these flags do not exist");
     const std::lock_guard lock(stream_mutex());
-    const Stream* stream = find_stream(handle);
+    Stream* stream = find_stream(handle);
     if (!stream || !stream->capture) return set_error(kIllegalState, "the stream is not capturing");
     return guarded(kInvalidValue, [&] {
       check_nodes(*stream->capture->graph, nodes, count);
+      if (flags == kSetDependencies) stream->last.clear();
+      join(stream->last, nodes_of(nodes, count));
       return kSuccess;
     });
   });

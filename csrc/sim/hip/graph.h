@@ -12,6 +12,10 @@ inline Node& node_of(const void* handle) { return live_one<Node>(handle, "node")
 void check_nodes(const Graph& graph, void* const* nodes, size_t count);
 // Every node in an order that the dependencies allow; throws Fault when there is none.
 std::vector<const Node*> run_order(const Graph& graph);
+// As many nodes, of the same kinds, with the same dependencies.
+bool same_shape(const Graph& a, const Graph& b);
+// References of an executable graph to what the graph holds; graph_nodes.cpp.
+std::vector<std::shared_ptr<void>> share_objects(const Graph& graph);
 // All nodes of the graph as it is now, as one piece of work.
 Work graph_work(const Graph& graph);
 // These throw Fault when the executable graph has no such node.

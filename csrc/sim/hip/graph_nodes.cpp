@@ -159,7 +159,7 @@ std::unique_ptr<Graph> copy_of(const Graph& graph) {
       if (own != copy->copies.end()) before = own->second;
     }
   }
-  copy->owned = graph.owned;
+  copy->owned = share_objects(graph);
   return copy;
 }
 
@@ -196,16 +196,40 @@ struct UserObject {
   std::atomic<u32> uses;
 };
 
+// References of a graph to one object.
+struct Held {
+  UserObject* object;
+  u32 count;
+  Held(UserObject* object, u32 count) : object(object), count(count) {}
+  Held(const Held&) = delete;
+  ~Held();
+};
+
 UserObject& object_of(void* handle) { return live_one<UserObject>(handle, "user object"); }
 
 void let_go(UserObject* object, u32 count) {
-  if (object->uses.fetch_sub(count) > count) return;
+  // A program may have given back more than it had: what a graph holds is gone then.
+  if (!live<UserObject>().has(object) || object->uses.fetch_sub(count) > count) return;
   live<UserObject>().drop(object);
   object->destroy(object->data);
   delete object;
 }
+Held::~Held() {
+  if (count) let_go(object, count);
+}
 
 }  // namespace
+
+std::vector<std::shared_ptr<void>> share_objects(const Graph& graph) {
+  std::vector<std::shared_ptr<void>> shared;
+  for (const auto& one : graph.owned) {
+    UserObject* object = static_cast<Held*>(one.get())->object;
+    if (!live<UserObject>().has(object)) continue;
+    object->uses += 1;
+    shared.push_back(std::make_shared<Held>(object, 1));
+  }
+  return shared;
+}
 
 HIP_API int hipGraphGetEdges(void* graph, void** from, void** to, size_t* count) {
   return guarded(kInvalidValue, [&] {
@@ -308,8 +332,8 @@ HIP_API int hipUserObjectRetain(void* object, u32 count) {
 }
 HIP_API int hipUserObjectRelease(void* object, u32 count) {
   return guarded(kInvalidValue, [&] {
-    if (count == 0) throw Fault("there are no references");
-    let_go(&object_of(object), count);
+    if (!object || count == 0) throw Fault("there is no object, or there are no references");
+    let_go(static_cast<UserObject*>(object), count);     // one that is gone has none
     return kSuccess;
   });
 }
@@ -320,18 +344,23 @@ HIP_API int hipGraphRetainUserObject(void* graph, void* object, u32 count, u32 f
     Graph& owner = graph_of(graph);
     UserObject* own = &object_of(object);
     if (flags == 0) own->uses += count;
-    for (u32 i = 0; i < count; ++i) owner.owned.emplace_back(own, [](UserObject* gone) { let_go(gone, 1); });
+    owner.owned.push_back(std::make_shared<Held>(own, count));
     return kSuccess;
   });
 }
 HIP_API int hipGraphReleaseUserObject(void* graph, void* object, u32 count) {
   if (!live<Graph>().has(graph)) return set_error(kInvalidValue, "this is not a live graph");
+  if (!object || count == 0) return set_error(kInvalidValue, "there is no object, or there are no references");
   auto& owned = graph_of(graph).owned;
-  for (u32 i = 0; i < count; ++i) {
-    const auto found = std::find_if(owned.begin(), owned.end(), [&](const auto& one) { return one.get() == object; });
-    if (found == owned.end()) return set_error(kInvalidValue, "the graph has not so many references");
-    owned.erase(found);
+  for (const auto& one : owned) {                // a graph that holds fewer, or none, is no error
+    Held& held = *static_cast<Held*>(one.get());
+    if (held.object != object) continue;
+    const u32 gone = std::min(held.count, count);
+    held.count -= gone;
+    count -= gone;
+    if (gone) let_go(held.object, gone);
   }
+  std::erase_if(owned, [](const auto& one) { return static_cast<Held*>(one.get())->count == 0; });
   return kSuccess;
 }
 

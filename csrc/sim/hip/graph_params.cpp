@@ -110,6 +110,9 @@ Error change_executable(void* executable, void* node, Params* p) {
   return guarded(kInvalidValue, [&] {
     Content content = content_of(p);
     check_kind(node, content);
+    const auto* child = std::any_cast<ChildNode>(&content.params);
+    const auto* own = std::any_cast<ChildNode>(&node_of(node).params);
+    if (child && own && !same_shape(*child->graph, *own->graph)) throw Fault("the child graph has other nodes");
     replace_work(executable, &node_of(node), std::move(content.work));
     return kSuccess;
   });
@@ -260,7 +263,13 @@ HIP_API int hipGraphExecNodeSetParams(void* executable, void* node, AnyParams* p
 
 HIP_API int hipGraphAddKernelNode(void** node, void* graph, void* const* after, size_t count, const KernelParams* p) {
   if (!p || !live<Graph>().has(graph)) return set_error(kInvalidValue, "no live graph, or the parameters are null");
-  return guarded(kInvalidDeviceFunction, [&] { return add_node(node, graph, after, count, content_of(p)); });
+  return guarded(kInvalidDeviceFunction, [&] {
+    try {
+      return add_node(node, graph, after, count, content_of(p));
+    } catch (const NodeError& missing) {
+      return missing.error;
+    }
+  });
 }
 HIP_API int hipGraphKernelNodeGetParams(void* node, KernelParams* out) {
   return guarded(kInvalidValue, [&] {
@@ -322,34 +331,49 @@ HIP_API int hipGraphExecMemcpyNodeSetParams1D(void* executable, void* node, void
   const Params3D p = linear(to, from, bytes);
   return change_executable(executable, node, &p);
 }
+namespace {
+Error check_symbol(const void* symbol) {
+  return guarded(kInvalidSymbol, [&] {
+    registered_variable(symbol);
+    return kSuccess;
+  });
+}
+}  // namespace
+
 HIP_API int hipGraphAddMemcpyNodeToSymbol(void** node, void* graph, void* const* after, size_t count,
                                           const void* symbol, const void* from, size_t bytes, size_t offset, int) {
   const SymbolParams p{symbol, from, nullptr, bytes, offset};
+  if (const Error error = check_symbol(symbol)) return error;
   return add(node, graph, after, count, &p);
 }
 HIP_API int hipGraphAddMemcpyNodeFromSymbol(void** node, void* graph, void* const* after, size_t count, void* to,
                                             const void* symbol, size_t bytes, size_t offset, int) {
   const SymbolParams p{symbol, nullptr, to, bytes, offset};
+  if (const Error error = check_symbol(symbol)) return error;
   return add(node, graph, after, count, &p);
 }
 HIP_API int hipGraphMemcpyNodeSetParamsToSymbol(void* node, const void* symbol, const void* from, size_t bytes,
                                                 size_t offset, int) {
   const SymbolParams p{symbol, from, nullptr, bytes, offset};
+  if (const Error error = check_symbol(symbol)) return error;
   return change(node, &p);
 }
 HIP_API int hipGraphMemcpyNodeSetParamsFromSymbol(void* node, void* to, const void* symbol, size_t bytes,
                                                   size_t offset, int) {
   const SymbolParams p{symbol, nullptr, to, bytes, offset};
+  if (const Error error = check_symbol(symbol)) return error;
   return change(node, &p);
 }
 HIP_API int hipGraphExecMemcpyNodeSetParamsToSymbol(void* executable, void* node, const void* symbol, const void* from,
                                                     size_t bytes, size_t offset, int) {
   const SymbolParams p{symbol, from, nullptr, bytes, offset};
+  if (const Error error = check_symbol(symbol)) return error;
   return change_executable(executable, node, &p);
 }
 HIP_API int hipGraphExecMemcpyNodeSetParamsFromSymbol(void* executable, void* node, void* to, const void* symbol,
                                                       size_t bytes, size_t offset, int) {
   const SymbolParams p{symbol, nullptr, to, bytes, offset};
+  if (const Error error = check_symbol(symbol)) return error;
   return change_executable(executable, node, &p);
 }
 
@@ -459,7 +483,9 @@ HIP_API int hipDeviceGetGraphMemAttribute(int device, int which, void* value) {
 }
 HIP_API int hipDeviceSetGraphMemAttribute(int device, int which, const void* value) {
   if (const Error error = check_device(device)) return error;
-  if (!value || (which != kUsedHigh && which != kReservedHigh)) {
+  u64 wanted = 1;
+  if (value) std::memcpy(&wanted, value, sizeof wanted);
+  if (wanted != 0 || (which != kUsedHigh && which != kReservedHigh)) {
     return set_error(kInvalidValue, "only the high marks can be set, to 0");
   }
   graph_bytes_high = graph_bytes.load();

@@ -50,6 +50,12 @@ struct SymbolParams {                            // a copy to (`to` is null) or 
   size_t bytes, offset;
 };
 
+// What a node's parameters lack, where the call has another error for parameters that are wrong.
+struct NodeError : Fault {
+  explicit NodeError(Error error) : Fault(error_text(error)), error(error) {}
+  Error error;
+};
+
 struct Content {
   NodeKind kind;
   Work work;

@@ -21,7 +21,8 @@ enum Error : int {
   kInvalidDevice = 101, kInvalidImage = 200,
   kInvalidContext = 201, kUnsupportedLimit = 215, kFileNotFound = 301, kInvalidHandle = 400, kIllegalState = 401,
   kNotFound = 500, kNotReady = 600, kPeerAccessEnabled = 704, kPeerAccessNotEnabled = 705,
-  kHostMemoryRegistered = 712, kHostMemoryNotRegistered = 713, kLaunchFailure = 719, kCooperativeTooLarge = 720,
+  kContextIsDestroyed = 709, kHostMemoryRegistered = 712, kHostMemoryNotRegistered = 713, kLaunchFailure = 719,
+  kCooperativeTooLarge = 720,
   kNotSupported = 801, kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureMerge = 902,
   kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureIsolation = 905, kCaptureImplicit = 906,
   kCapturedEvent = 907, kCaptureWrongThread = 908, kExecUpdateFailure = 910, kInvalidChannel = 911, kUnknown = 999,
@@ -78,7 +79,10 @@ Error check_device(int device);
 
 // The kernel behind a host stub; throws Fault when none is registered there.
 Function registered_function(const void* stub, int device = current_device());
-// A registered __device__ variable of the current device.
+// The pointers of a code object's __managed__ variables get their values: those of `at` by their names, and otherwise
+// the code object's own memory.
+void bind_managed(const Code& code, const std::map<std::string, u64>& at = {});
+// A registered __device__ or __managed__ variable of the current device.
 Variable registered_variable(const void* host);
 // The kernel behind a hipFunction_t, and behind what may be one or a host stub; both throw Fault when it is neither.
 const Function& function_of(const void* handle);

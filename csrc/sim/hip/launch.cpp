@@ -117,8 +117,14 @@ Work work_of(const Function& f, const Launch& l, std::string kernarg) {
 }
 
 // `handle`: what the program calls the kernel, which a captured node tells again.
+Error check_arguments(const Kernel& kernel, void* const* params, void* const* extra) {
+  if (params || extra || kernel.args.empty()) return kSuccess;
+  return set_error(kInvalidValue, "kernel " + kernel.name + " takes arguments, and is given none");
+}
+
 Error launch(const Function& f, const void* handle, const Launch& l, void* const* params,
              void* const* extra = nullptr) {
+  if (const Error error = check_arguments(*f.kernel, params, extra)) return error;
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   if (deferring() || l.cooperative) check(request_of(f, l, kernarg));
   if (l.cooperative && !fits(*f.kernel, l)) {
@@ -131,7 +137,6 @@ Error launch(const Function& f, const void* handle, const Launch& l, void* const
 
 Error launch_stub(const void* stub, const Launch& l, void* const* params) {
   return guarded(kLaunchFailure, [&] {
-    if (!params) throw Fault("the kernel's arguments are null");
     if (live<Function>().has(stub)) return launch(function_of(stub), stub, l, params);
     return launch(registered_function(stub, device_of(l.stream)), stub, l, params);
   });
@@ -206,6 +211,7 @@ Error between(void* start, void* stop, void* stream, Body&& body) {
 
 Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra) {
   const Function f = kernel_of(stub);
+  if (const Error error = check_arguments(*f.kernel, params, extra)) throw NodeError(error);
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   const Launch l{grid, block, lds_bytes, nullptr};
   check(request_of(f, l, kernarg));

@@ -71,6 +71,7 @@ HIP_API int hipModuleLoadData(void** module, const void* image) {
     if (!module || !image) return set_error(kInvalidValue, "the module or its image is null");
     auto loaded = std::make_unique<Loaded>();
     loaded->code = load_code(image, 0, "module");
+    bind_managed(*loaded->code);
     *module = keep(std::move(loaded));
     return kSuccess;
   });
@@ -89,6 +90,7 @@ HIP_API int hipModuleLoad(void** module, const char* path) {
     loaded->file.assign(std::istreambuf_iterator<char>(stream), {});
     if (loaded->file.empty()) throw Fault(std::string(path) + " is empty");
     loaded->code = load_code(loaded->file.data(), loaded->file.size(), path);
+    bind_managed(*loaded->code);
     *module = keep(std::move(loaded));
     return kSuccess;
   });

@@ -8,6 +8,11 @@
 
 #include "hip/hip.h"
 
+extern "C" {
+int hipMallocManaged(void** out, size_t bytes, unsigned flags);
+int hipFree(void* pointer);
+}
+
 namespace sim::hip {
 namespace {
 
@@ -24,9 +29,16 @@ struct Entry {
   std::string name;
 };
 
+// Memory of a __managed__ variable, the same for the host and all devices; the program reaches it by a pointer.
+struct Managed {
+  Module* module;
+  Variable variable;
+};
+
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const void*, Entry> functions, variables;
+  std::unordered_map<const void*, Managed> managed;          // by the memory
   std::unordered_set<Module*> modules;
 };
 
@@ -49,7 +61,29 @@ Entry find(const std::unordered_map<const void*, Entry>& table, const void* key,
   return it->second;
 }
 
+std::map<std::string, u64> managed_of(const Module* module) {
+  const std::lock_guard lock(registry().mutex);
+  std::map<std::string, u64> found;
+  for (const auto& [memory, managed] : registry().managed) {
+    if (managed.module == module) found[managed.variable.name] = managed.variable.address;
+  }
+  return found;
+}
+
 }  // namespace
+
+void bind_managed(const Code& code, const std::map<std::string, u64>& at) {
+  constexpr std::string_view kSuffix = ".managed";
+  for (const Variable& memory : code.variables) {
+    if (!memory.name.ends_with(kSuffix)) continue;
+    const std::string name = memory.name.substr(0, memory.name.size() - kSuffix.size());
+    const auto given = at.find(name);
+    for (const Variable& pointer : code.variables) {
+      if (pointer.name != name || pointer.bytes != sizeof(u64)) continue;
+      *reinterpret_cast<u64*>(pointer.address) = given == at.end() ? memory.address : given->second;
+    }
+  }
+}
 
 const Code& Module::code(int device) {
   const std::lock_guard lock(mutex_);
@@ -58,6 +92,7 @@ const Code& Module::code(int device) {
   if (!code) {
     try {
       code = load_code(image_, bytes_, name_);
+      bind_managed(*code, managed_of(this));
     } catch (const Fault& fault) {
       failure_ = fault.what();
       throw;
@@ -75,6 +110,11 @@ Function registered_function(const void* stub, int device) {
 }
 
 Variable registered_variable(const void* host) {
+  {
+    const std::lock_guard lock(registry().mutex);
+    const auto managed = registry().managed.find(host);
+    if (managed != registry().managed.end()) return managed->second.variable;
+  }
   const Entry entry = find(registry().variables, host, "variable");
   for (const Variable& v : entry.module->code(current_device()).variables) {
     if (v.name == entry.name) return v;
@@ -97,8 +137,14 @@ HIP_API void __hipUnregisterFatBinary(void** handle) {
   const std::lock_guard lock(registry().mutex);
   if (registry().modules.erase(module) == 0) return;
   const auto of_module = [&](const auto& item) { return item.second.module == module; };
+  const auto of_module_of_managed = [&](const auto& item) {
+    if (item.second.module != module) return false;
+    hipFree(const_cast<void*>(item.first));
+    return true;
+  };
   std::erase_if(registry().functions, of_module);
   std::erase_if(registry().variables, of_module);
+  std::erase_if(registry().managed, of_module_of_managed);
   delete module;
 }
 
@@ -111,6 +157,18 @@ HIP_API void __hipRegisterFunction(void** handle, const void* stub, char*, const
 HIP_API void __hipRegisterVar(void** handle, void* host, char*, char* name, int, size_t, int, int) {
   const std::lock_guard lock(registry().mutex);
   registry().variables[host] = {reinterpret_cast<Module*>(handle), name};
+}
+
+// The memory is there before the program's main: the host's code reads `*pointer` without a call.
+HIP_API void __hipRegisterManagedVar(void** handle, void** pointer, const void* initial, const char* name, size_t bytes,
+                                     u32) {
+  void* memory = nullptr;
+  if (hipMallocManaged(&memory, bytes, 1) != kSuccess) return;
+  std::memcpy(memory, initial, bytes);
+  *pointer = memory;
+  const std::lock_guard lock(registry().mutex);
+  registry().managed[memory] = {reinterpret_cast<Module*>(handle),
+                                {name, reinterpret_cast<u64>(memory), static_cast<u64>(bytes)}};
 }
 
 HIP_API int hipGetSymbolAddress(void** address, const void* symbol) {

@@ -129,11 +129,13 @@ HIP_API int hipExtStreamCreateWithCUMask(void** stream, u32 words, const u32* ma
 
 HIP_API int hipStreamDestroy(void* handle) {
   return guarded(kInvalidHandle, [&] {
-    if (const Error error = finish_stream(handle)) return error;
+    if (!is_capturing(handle)) {
+      if (const Error error = finish_stream(handle)) return error;
+    }
     const std::lock_guard lock(stream_mutex());
     Stream* stream = find_stream(handle);
     if (!stream || handle == kPerThread) return set_error(kInvalidHandle, "the default stream cannot be destroyed");
-    if (stream->capture) return set_error(kCaptureUnsupported, "the stream is capturing");
+    if (stream->capture) abandon(stream);
     handles().streams.erase(stream);
     delete stream;
     return kSuccess;
@@ -274,7 +276,7 @@ Error record_event(void* handle, void* stream_handle) {
     const Stream* stream = find_stream(stream_handle);
     event.point = {};
     event.deferred = nullptr;
-    if (stream && stream->capture) event.point = {stream->capture, stream->clock};
+    if (stream && stream->capture) event.point = {stream->capture, stream->clock, stream->last};
     else if (deferring()) event.deferred = defer(stream, [] { return kSuccess; });
     event.time = Time::now();
     event.recorded = true;

@@ -30,12 +30,12 @@ struct Node {
   Graph* graph = nullptr;
 };
 
-// A captured graph depends as it was submitted, each node on the one before: one of the orders that hardware may take.
 struct Graph {
   std::list<Node> nodes = {};                    // their addresses are handles
   std::map<const Node*, Node*> copies = {};      // of a clone: node of the original → its own
   std::vector<std::shared_ptr<void>> owned = {}; // user objects
   bool is_child = false;                         // a node's: destroyed with it
+  std::weak_ptr<void> executable = {};           // the last that was made of it
 
   Graph() { live<Graph>().add(this); }
   Graph(const Graph&) = delete;
@@ -58,7 +58,6 @@ using Clock = std::map<const Stream*, u64>;      // per stream: how much of its 
 struct Capture {
   std::unique_ptr<Graph> made;                   // null where the program has brought the graph
   Graph* graph;
-  std::vector<const void*> last = {};            // what the next node comes after, as the program was told
   const Stream* origin;
   int mode;                                      // of hipStreamCaptureMode
   std::thread::id thread;
@@ -80,6 +79,7 @@ struct Stream {
   int priority = 0, device = 0;
   std::shared_ptr<Capture> capture;
   Clock clock;
+  std::vector<const Node*> last = {};            // of a stream that captures: what its next node comes after
   u64 id = next_stream_id();
   Attributes attributes = {};
   std::vector<u32> cu_mask = {};                 // empty: all
@@ -89,8 +89,11 @@ struct Stream {
 // itself (graph_params.h).
 Error submit(void* stream, NodeKind kind, Work work, const std::function<std::any()>& params = {});
 bool is_capturing(void* stream);
+// A capturing stream is destroyed: its capture can only fail, and ends at once when it is the one that began it. Needs
+// stream_mutex().
+void abandon(Stream* stream);
 // For calls that wait or allocate: kSuccess, or the error and the end of the captures that forbid them.
-Error forbidden_in_capture(const char* call);
+Error forbidden_in_capture(const char* call, bool by_default_stream = false);
 Error destroy_streams(int device);
 // The device whose queue it is: the current one's for the default stream.
 int device_of(void* stream);
@@ -107,6 +110,7 @@ std::vector<std::shared_ptr<Capture>>& captures();
 struct CapturedPoint {
   std::shared_ptr<Capture> capture;
   Clock clock;
+  std::vector<const Node*> last;
 };
 Error wait_for(Stream* stream, const CapturedPoint& point);
 Error record_event(void* event, void* stream);

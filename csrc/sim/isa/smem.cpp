@@ -125,12 +125,14 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool observed)
 
 void nothing(Wave&, const Inst&) {}
 
-// Clocks count the instructions of the wave, 4 cycles each, so that runs repeat; s_memrealtime ticks at 100 MHz while
-// the core runs at 2,100 MHz. The run loop updates the count when a wave pauses, so a reading makes the wave pause: the
-// next reading is larger by the instructions that this one left out.
+// Clocks count the instructions of the wave, 4 cycles each, its s_sleep, and what a reading takes, so that runs repeat;
+// s_memrealtime ticks at 100 MHz while the core runs at 2,100 MHz. A loop that waits for a time turns as seldom as on
+// hardware. The run loop updates the count when a wave pauses, so a reading makes the wave pause: the next reading is
+// larger by the instructions that this one left out.
+constexpr u64 kReadingCycles = 128;
 u64 cycles(Wave& w) {
   w.stop = Stop::yield;
-  return 4 * w.executed;
+  return 4 * w.executed + std::exchange(w.waited, w.waited + kReadingCycles);
 }
 void core_clock(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], cycles(w)); }
 void real_time_clock(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], cycles(w) / 21); }

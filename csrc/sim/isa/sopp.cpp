@@ -13,6 +13,10 @@ void nothing(Wave&, const Inst&) {}
 void end_program(Wave& w, const Inst&) { w.stop = Stop::ended; }
 void barrier(Wave& w, const Inst&) { w.stop = Stop::barrier; }
 void yield(Wave& w, const Inst&) { w.stop = Stop::yield; }
+void sleep(Wave& w, const Inst& i) {
+  w.waited += 64 * (static_cast<u32>(i.imm) & 127);
+  w.stop = Stop::yield;
+}
 
 // Which lanes: "lane 3", "lanes 0-4, 7".
 std::string lanes_text(u64 lanes) {
@@ -147,7 +151,7 @@ const Op kOps[] = {
     {"s_waitcnt", control(Class::wait, nothing)},
     {"s_barrier", control(Class::barrier, barrier)},
     {"s_endpgm", control(Class::end, end_program)},
-    {"s_sleep", control(Class::other, yield)},
+    {"s_sleep", control(Class::other, sleep)},
     {"s_setprio", control(Class::other, nothing)},
     {"s_wakeup", control(Class::other, nothing)},
     {"s_icache_inv", control(Class::other, nothing)},

@@ -185,7 +185,7 @@ void init_wave(Wave& w, u32 poison) {
   init_vgprs(w, poison);
   w.scc = true;
   w.stop = Stop::running;
-  w.executed = 0;
+  w.executed = w.waited = 0;
   const u32 r = k.rsrc1;                         // rounding and denormals, DX10_CLAMP, IEEE, FP16_OVFL
   w.mode.bits = (r >> 12 & 0xff) | (r >> 21 & 1) << 8 | (r >> 23 & 1) << 9 | (r >> 26 & 1) << 23;
   // With preloaded arguments the first 256 bytes are a prologue for hardware that cannot preload.

@@ -45,7 +45,8 @@ struct alignas(64) Wave {
   const Inst* ip = nullptr;                    // the next instruction; a handler that jumps assigns it
   Workgroup* group = nullptr;
   int id = 0;                                  // wave index in the workgroup
-  u64 executed = 0;
+  u64 executed = 0;                            // instructions
+  u64 waited = 0;                              // cycles that its clock counts beside them
   u8* scratch = nullptr;                       // [lane][private_bytes]
   WaveChecks* checks = nullptr;
   HostChannel* host = nullptr;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The everyday samples as one program, which is compiled once.
 #include "features.hip"
+#include "headers.hip"
 #include "histogram.hip"
 #include "matrix_multiply.hip"
 #include "prefix_sum.hip"
@@ -11,6 +12,6 @@
 
 int main() {
   return run_vector_add() + run_reduction() + run_transpose() + run_matrix_multiply() + run_histogram() +
-                 run_prefix_sum() + run_stencil() + run_features() >
+                 run_prefix_sum() + run_stencil() + run_features() + run_headers() >
          0;
 }

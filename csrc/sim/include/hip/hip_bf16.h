@@ -23,6 +23,12 @@ struct __hip_bfloat16 {
   }
   constexpr __host__ __device__ operator __hip_bfloat16_raw() const { return {data}; }
 
+  enum truncate_t { truncate };
+  __host__ __device__ __hip_bfloat16(float x, truncate_t)
+      : data(static_cast<unsigned short>(__builtin_bit_cast(unsigned, x) >> 16)) {}
+  __host__ __device__ static __hip_bfloat16 round_to_bfloat16(float x) { return x; }
+  __host__ __device__ static __hip_bfloat16 round_to_bfloat16(float x, truncate_t) { return {x, truncate}; }
+
   // A NaN stays one: its payload's lower half is dropped, and the quiet bit is set.
   __host__ __device__ static unsigned short rounded(float x) {
     const unsigned bits = __builtin_bit_cast(unsigned, x);
@@ -43,6 +49,18 @@ AITER_LIKE_BF16_OPERATOR(*)
 AITER_LIKE_BF16_OPERATOR(/)
 AITER_LIKE_WITH_NUMBERS(__hip_bfloat16)
 #undef AITER_LIKE_BF16_OPERATOR
+AITER_LIKE_HD __hip_bfloat16& operator++(__hip_bfloat16& a) { return a = __hip_bfloat16(static_cast<float>(a) + 1.f); }
+AITER_LIKE_HD __hip_bfloat16& operator--(__hip_bfloat16& a) { return a = __hip_bfloat16(static_cast<float>(a) - 1.f); }
+AITER_LIKE_HD __hip_bfloat16 operator++(__hip_bfloat16& a, int) {
+  const __hip_bfloat16 before = a;
+  ++a;
+  return before;
+}
+AITER_LIKE_HD __hip_bfloat16 operator--(__hip_bfloat16& a, int) {
+  const __hip_bfloat16 before = a;
+  --a;
+  return before;
+}
 AITER_LIKE_HD __hip_bfloat16 operator-(__hip_bfloat16 a) {
   return __hip_bfloat16_raw{static_cast<unsigned short>(a.data ^ 0x8000)};
 }
@@ -90,6 +108,9 @@ struct alignas(4) __hip_bfloat162 {
   constexpr __host__ __device__ __hip_bfloat162(__hip_bfloat16 x, __hip_bfloat16 y) : x(x), y(y) {}
 };
 using __nv_bfloat162 = __hip_bfloat162;
+struct __hip_bfloat162_raw {
+  unsigned short x, y;
+};
 
 AITER_LIKE_HD __hip_bfloat162 make_bfloat162(__hip_bfloat16 x, __hip_bfloat16 y) { return {x, y}; }
 AITER_LIKE_HD __hip_bfloat162 __halves2bfloat162(__hip_bfloat16 x, __hip_bfloat16 y) { return {x, y}; }

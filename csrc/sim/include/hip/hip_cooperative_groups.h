@@ -50,8 +50,18 @@ class grid_group {
   __device__ unsigned block_rank() const { return detail::rank_of_block(); }
   __device__ unsigned num_blocks() const { return detail::count_of_blocks(); }
   __device__ dim3 group_dim() const { return gridDim; }
+  __device__ dim3 block_index() const { return blockIdx; }
+  __device__ dim3 dim_blocks() const { return gridDim; }
 };
 __device__ inline grid_group this_grid() { return {}; }
+
+// The grids of a launch on several devices; here, each device's grid is one of its own.
+class multi_grid_group : public grid_group {
+ public:
+  __device__ unsigned num_grids() const { return 1; }
+  __device__ unsigned grid_rank() const { return 0; }
+};
+__device__ inline multi_grid_group this_multi_grid() { return {}; }
 
 class thread_block {
  public:
@@ -62,6 +72,7 @@ class thread_block {
   __device__ static dim3 group_index() { return blockIdx; }
   __device__ static dim3 thread_index() { return threadIdx; }
   __device__ static dim3 group_dim() { return blockDim; }
+  __device__ static dim3 dim_threads() { return blockDim; }
   __device__ static bool is_valid() { return true; }
 };
 __device__ inline thread_block this_thread_block() { return {}; }
@@ -104,6 +115,10 @@ class thread_block_tile {
   __device__ static unsigned meta_group_size() { return (detail::size_of_block() + kSize - 1) / kSize; }
   __device__ static bool is_valid() { return true; }
   __device__ operator thread_group() const { return {kSize, thread_rank()}; }
+  // The tile's lanes in its wave.
+  __device__ static unsigned long long lanes() {
+    return (~0ull >> (64 - kSize)) << (__lane_id() & ~(kSize - 1));
+  }
 
   template <class T>
   __device__ T shfl(T value, int lane) const { return __shfl(value, lane, kSize); }
@@ -119,16 +134,28 @@ class thread_block_tile {
   }
   __device__ int any(int condition) const { return ballot(condition) != 0; }
   __device__ int all(int condition) const { return ballot(condition == 0) == 0; }
+  template <class T>
+  __device__ unsigned long long match_any(T value) const {
+    return __match_any_sync(lanes(), value) >> (__lane_id() & ~(kSize - 1));
+  }
+  template <class T>
+  __device__ unsigned long long match_all(T value, int& all_same) const {
+    return __match_all_sync(lanes(), value, &all_same) >> (__lane_id() & ~(kSize - 1));
+  }
 };
 template <unsigned kSize, class Parent>
 __device__ inline thread_block_tile<kSize, Parent> tiled_partition(const Parent&) {
   return {};
 }
 
-// The lanes of a wave that are active where it is made.
+// Some lanes of a wave: those that are active where it is made, or a part of such, one of `parts` of its parent.
 class coalesced_group {
  public:
-  __device__ explicit coalesced_group(unsigned long long mask) : mask_(mask) {}
+  __device__ explicit coalesced_group(unsigned long long mask, unsigned part = 0, unsigned parts = 1)
+      : mask_(mask), part_(part), parts_(parts) {}
+  __device__ unsigned meta_group_rank() const { return part_; }
+  __device__ unsigned meta_group_size() const { return parts_; }
+  __device__ unsigned long long lanes() const { return mask_; }
   __device__ unsigned size() const { return static_cast<unsigned>(__popcll(mask_)); }
   __device__ unsigned num_threads() const { return size(); }
   __device__ unsigned thread_rank() const { return static_cast<unsigned>(__popcll(mask_ & __lanemask_lt())); }
@@ -150,23 +177,58 @@ class coalesced_group {
   }
   // Bit r is the condition of the lane of rank r.
   __device__ unsigned long long ballot(int condition) const {
-    const unsigned long long lanes = __ballot64(condition) & mask_;
-    unsigned long long result = 0;
-    for (unsigned rank = 0; rank < size(); ++rank) result |= (lanes >> lane_of(rank) & 1) << rank;
-    return result;
+    return by_rank(__ballot64(condition) & mask_);
   }
   __device__ int any(int condition) const { return (__ballot64(condition) & mask_) != 0; }
   __device__ int all(int condition) const { return (__ballot64(condition == 0) & mask_) == 0; }
 
+  template <class T>
+  __device__ unsigned long long match_any(T value) const {
+    return by_rank(__match_any_sync(mask_, value));
+  }
+  template <class T>
+  __device__ unsigned long long match_all(T value, int& all_same) const {
+    return by_rank(__match_all_sync(mask_, value, &all_same));
+  }
+  // `size` neighbours each; the last may be fewer.
+  __device__ coalesced_group tiles(unsigned size) const {
+    const unsigned part = thread_rank() / size, parts = (this->size() + size - 1) / size;
+    unsigned long long mask = 0;
+    for (unsigned rank = part * size; rank < (part + 1) * size && rank < this->size(); ++rank) {
+      mask |= 1ull << lane_of(rank);
+    }
+    return coalesced_group(mask, part, parts);
+  }
+
  private:
+  __device__ unsigned long long by_rank(unsigned long long lanes) const {
+    unsigned long long result = 0;
+    for (unsigned rank = 0; rank < size(); ++rank) result |= (lanes >> lane_of(rank) & 1) << rank;
+    return result;
+  }
   __device__ unsigned lane_of(unsigned rank) const {
     unsigned long long left = mask_;
     for (unsigned i = 0; i < rank; ++i) left &= left - 1;
     return static_cast<unsigned>(__builtin_ctzll(left));
   }
   unsigned long long mask_;
+  unsigned part_, parts_;
 };
 __device__ inline coalesced_group coalesced_threads() { return coalesced_group(__activemask()); }
+__device__ inline coalesced_group tiled_partition(const coalesced_group& parent, unsigned size) {
+  return parent.tiles(size);
+}
+template <unsigned kSize>
+__device__ inline coalesced_group tiled_partition(const coalesced_group& parent) {
+  return parent.tiles(kSize);
+}
+
+// The lanes of the group with the same condition as this one: part 1 where it holds.
+template <class Group>
+__device__ inline coalesced_group binary_partition(const Group& group, bool condition) {
+  const unsigned long long lanes = group.lanes(), holds = __ballot64(condition) & lanes;
+  return condition ? coalesced_group(holds, 1, 2) : coalesced_group(lanes & ~holds, 0, 2);
+}
 
 template <class Group>
 __device__ inline void sync(const Group& group) {

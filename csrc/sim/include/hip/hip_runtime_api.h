@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The runtime's functions, as programs call them on the host, from C or C++. They are declared here as the simulator
-// has them; what it refuses of memory and semaphores of other interfaces, and of parts of a device, is not declared.
+// has them, with what it refuses; parts of a device as a context, and resources of graphics, are not declared.
 #pragma once
 #include "hip/hip_version.h"
 #include "hip/hip_common.h"
@@ -260,6 +260,7 @@ hipError_t hipGraphExecDestroy(hipGraphExec_t executable);
 #include "hip/detail/api_graphs.h"
 #include "hip/detail/api_more.h"
 #include "hip/detail/api_per_thread.h"
+#include "hip/detail/api_external.h"
 #include "hip/detail/textures.h"
 #include "hip/detail/channels.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What graphs, their nodes, captures and launches with attributes take and tell. Values and layouts are those of HIP 7.
 #pragma once
+#include "hip/detail/external_types.h"
 #include "hip/detail/memory_types.h"
 
 // ---- attributes of launches, streams and kernel nodes
@@ -123,19 +124,12 @@ typedef struct hipMemAllocNodeParams {
   size_t accessDescCount, bytesize;
   void* dptr;
 } hipMemAllocNodeParams;
-typedef void *hipExternalMemory_t, *hipExternalSemaphore_t;
-struct hipExternalSemaphoreSignalParams_st;
-struct hipExternalSemaphoreWaitParams_st;
-typedef struct hipExternalSemaphoreSignalNodeParams {
-  hipExternalSemaphore_t* extSemArray;
-  const struct hipExternalSemaphoreSignalParams_st* paramsArray;
-  unsigned numExtSems;
-} hipExternalSemaphoreSignalNodeParams;
-typedef struct hipExternalSemaphoreWaitNodeParams {
-  hipExternalSemaphore_t* extSemArray;
-  const struct hipExternalSemaphoreWaitParams_st* paramsArray;
-  unsigned numExtSems;
-} hipExternalSemaphoreWaitNodeParams;
+typedef struct hipBatchMemOpNodeParams {
+  hipCtx_t ctx;
+  unsigned count;
+  hipStreamBatchMemOpParams* paramArray;
+  unsigned flags;
+} hipBatchMemOpNodeParams;
 typedef struct hipGraphNodeParams {
   hipGraphNodeType type;
   int reserved0[3];

@@ -49,6 +49,16 @@ AITER_LIKE_HD __half operator-(__half a) { return __half(static_cast<_Float16>(-
 AITER_LIKE_HD __half operator+(__half a) { return a; }
 AITER_LIKE_HD __half& operator++(__half& a) { return a += __half(1); }
 AITER_LIKE_HD __half& operator--(__half& a) { return a -= __half(1); }
+AITER_LIKE_HD __half operator++(__half& a, int) {
+  const __half before = a;
+  ++a;
+  return before;
+}
+AITER_LIKE_HD __half operator--(__half& a, int) {
+  const __half before = a;
+  --a;
+  return before;
+}
 #define AITER_LIKE_HALF_COMPARISON(op, name)                                                 \
   AITER_LIKE_HD bool operator op(__half a, __half b) { return a.data op b.data; }            \
   AITER_LIKE_HD bool name(__half a, __half b) { return a.data op b.data; }

@@ -107,7 +107,9 @@ inline hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blo
 }
 template <class Kernel>
 inline hipError_t hipOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, Kernel kernel,
-                                                             size_t lds_bytes = 0, int most = 0, unsigned = 0) {
+                                                             size_t lds_bytes = 0, int most = 0,
+                                                             unsigned flags = 0) {
+  if (flags > hipOccupancyDisableCachingOverride) return hipErrorInvalidValue;
   return hipOccupancyMaxPotentialBlockSize(grid, block, reinterpret_cast<const void*>(kernel), lds_bytes, most);
 }
 // The bytes of dynamic LDS depend on the block: of the blocks of whole waves, that of which most work-items fit on a
@@ -115,8 +117,9 @@ inline hipError_t hipOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* blo
 template <class Bytes, class Kernel>
 inline hipError_t hipOccupancyMaxPotentialBlockSizeVariableSMemWithFlags(int* grid, int* block, Kernel kernel,
                                                                          Bytes bytes_of_block, int most = 0,
-                                                                         unsigned = 0) {
-  if (grid == nullptr || block == nullptr || reinterpret_cast<const void*>(kernel) == nullptr) {
+                                                                         unsigned flags = 0) {
+  if (grid == nullptr || block == nullptr || reinterpret_cast<const void*>(kernel) == nullptr ||
+      flags > hipOccupancyDisableCachingOverride) {
     return hipErrorInvalidValue;
   }
   int device = 0, units = 0, threads = 0;

@@ -60,6 +60,9 @@ typedef enum
   hipErrorUnknown = 999, hipErrorRuntimeMemory = 1052, hipErrorRuntimeOther = 1053, hipErrorTbd
 } hipError_t;
 
+// The older names that a few programs still compare with.
+enum { HIP_SUCCESS, HIP_ERROR_INVALID_VALUE, HIP_ERROR_NOT_INITIALIZED, HIP_ERROR_LAUNCH_OUT_OF_RESOURCES };
+
 // ---- handles
 
 typedef void* hipDeviceptr_t;

@@ -108,6 +108,18 @@ constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator--(HIP_vector_type<T, N
   return a -= T(1);
 }
 template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator++(HIP_vector_type<T, N>& a, int) {
+  const HIP_vector_type<T, N> before = a;
+  ++a;
+  return before;
+}
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator--(HIP_vector_type<T, N>& a, int) {
+  const HIP_vector_type<T, N> before = a;
+  --a;
+  return before;
+}
+template <class T, unsigned N>
 constexpr AITER_LIKE_BOTH bool operator==(const HIP_vector_type<T, N>& a, const HIP_vector_type<T, N>& b) {
   bool equal = a.x == b.x;
   if constexpr (N > 1) equal = equal && a.y == b.y;
