@@ -49,3 +49,12 @@ def test_types_are_those_of_the_public_headers(tmp_path):
     own, theirs = declared(rocm.include_folder(), tmp_path), declared(public, tmp_path)
     assert {name: (text, theirs[name]) for name, text in own.items() if theirs.get(name, text) != text} == {}
     assert len(own.keys() & theirs.keys()) > 460
+
+
+def test_hiprtc_has_what_its_headers_include():
+    """The runtime's functions are for the host, which such a program does not have."""
+    folder = rocm.include_folder()
+    names = set(re.findall(r'\{"(hip/[\w./]+)",', (folder.parent / "rtc/headers.h").read_text()))
+    texts = [(folder / name).read_text() for name in names]
+    included = {name for text in texts for name in re.findall(r'#include "(hip/[^"]+)"', text)}
+    assert included - names == {"hip/hip_runtime_api.h"} and {"hip/hip_fp8.h", "hip/detail/wave.h"} <= names

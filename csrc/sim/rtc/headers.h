@@ -16,11 +16,17 @@ constexpr char kDetailCallersLinesBegin[] = {
 constexpr char kDetailCallersLinesEnd[] = {
 #embed "../include/hip/detail/callers_lines_end.h"
     , '\0'};
+constexpr char kDetailConversions[] = {
+#embed "../include/hip/detail/conversions.h"
+    , '\0'};
 constexpr char kDetailCoordinates[] = {
 #embed "../include/hip/detail/coordinates.h"
     , '\0'};
 constexpr char kDetailHalf[] = {
 #embed "../include/hip/detail/half.h"
+    , '\0'};
+constexpr char kDetailHalfMore[] = {
+#embed "../include/hip/detail/half_more.h"
     , '\0'};
 constexpr char kDetailIntegers[] = {
 #embed "../include/hip/detail/integers.h"
@@ -43,6 +49,9 @@ constexpr char kDetailSynchronisation[] = {
 constexpr char kDetailVectors[] = {
 #embed "../include/hip/detail/vectors.h"
     , '\0'};
+constexpr char kDetailWave[] = {
+#embed "../include/hip/detail/wave.h"
+    , '\0'};
 constexpr char kDeviceFunctions[] = {
 #embed "../include/hip/device_functions.h"
     , '\0'};
@@ -64,6 +73,9 @@ constexpr char kHipCooperativeGroups[] = {
 constexpr char kHipFp16[] = {
 #embed "../include/hip/hip_fp16.h"
     , '\0'};
+constexpr char kHipFp8[] = {
+#embed "../include/hip/hip_fp8.h"
+    , '\0'};
 constexpr char kHipMathConstants[] = {
 #embed "../include/hip/hip_math_constants.h"
     , '\0'};
@@ -76,6 +88,9 @@ constexpr char kHipVectorTypes[] = {
 constexpr char kHipVersion[] = {
 #embed "../include/hip/hip_version.h"
     , '\0'};
+constexpr char kLibraryTypes[] = {
+#embed "../include/hip/library_types.h"
+    , '\0'};
 constexpr char kMathFunctions[] = {
 #embed "../include/hip/math_functions.h"
     , '\0'};
@@ -84,8 +99,10 @@ constexpr Header kHeaders[] = {
     {"hip/detail/atomics.h", kDetailAtomics},
     {"hip/detail/callers_lines_begin.h", kDetailCallersLinesBegin},
     {"hip/detail/callers_lines_end.h", kDetailCallersLinesEnd},
+    {"hip/detail/conversions.h", kDetailConversions},
     {"hip/detail/coordinates.h", kDetailCoordinates},
     {"hip/detail/half.h", kDetailHalf},
+    {"hip/detail/half_more.h", kDetailHalfMore},
     {"hip/detail/integers.h", kDetailIntegers},
     {"hip/detail/lanes.h", kDetailLanes},
     {"hip/detail/language.h", kDetailLanguage},
@@ -93,6 +110,7 @@ constexpr Header kHeaders[] = {
     {"hip/detail/short_floats.h", kDetailShortFloats},
     {"hip/detail/synchronisation.h", kDetailSynchronisation},
     {"hip/detail/vectors.h", kDetailVectors},
+    {"hip/detail/wave.h", kDetailWave},
     {"hip/device_functions.h", kDeviceFunctions},
     {"hip/hip_bf16.h", kHipBf16},
     {"hip/hip_bfloat16.h", kHipBfloat16},
@@ -100,9 +118,11 @@ constexpr Header kHeaders[] = {
     {"hip/hip_complex.h", kHipComplex},
     {"hip/hip_cooperative_groups.h", kHipCooperativeGroups},
     {"hip/hip_fp16.h", kHipFp16},
+    {"hip/hip_fp8.h", kHipFp8},
     {"hip/hip_math_constants.h", kHipMathConstants},
     {"hip/hip_runtime.h", kHipRuntime},
     {"hip/hip_vector_types.h", kHipVectorTypes},
     {"hip/hip_version.h", kHipVersion},
+    {"hip/library_types.h", kLibraryTypes},
     {"hip/math_functions.h", kMathFunctions},
 };

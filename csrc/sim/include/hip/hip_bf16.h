@@ -102,15 +102,19 @@ AITER_LIKE_HD __hip_bfloat16 __hmin(__hip_bfloat16 a, __hip_bfloat16 b) {
   return __hisnan(a) ? b : __hisnan(b) ? a : b < a ? b : a;
 }
 
+struct __hip_bfloat162_raw {
+  unsigned short x, y;
+};
+
 struct alignas(4) __hip_bfloat162 {
   __hip_bfloat16 x, y;
   __hip_bfloat162() = default;
   constexpr __host__ __device__ __hip_bfloat162(__hip_bfloat16 x, __hip_bfloat16 y) : x(x), y(y) {}
+  __host__ __device__ __hip_bfloat162(__hip_bfloat162_raw raw)
+      : x(__hip_bfloat16_raw{raw.x}), y(__hip_bfloat16_raw{raw.y}) {}
+  __host__ __device__ operator __hip_bfloat162_raw() const { return {x.data, y.data}; }
 };
 using __nv_bfloat162 = __hip_bfloat162;
-struct __hip_bfloat162_raw {
-  unsigned short x, y;
-};
 
 AITER_LIKE_HD __hip_bfloat162 make_bfloat162(__hip_bfloat16 x, __hip_bfloat16 y) { return {x, y}; }
 AITER_LIKE_HD __hip_bfloat162 __halves2bfloat162(__hip_bfloat16 x, __hip_bfloat16 y) { return {x, y}; }

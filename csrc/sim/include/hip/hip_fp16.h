@@ -5,15 +5,18 @@
 #include "hip/detail/half_more.h"
 #include "hip/detail/callers_lines_begin.h"
 
+struct __half2_raw {
+  unsigned short x, y;
+};
+
 struct alignas(4) __half2 {
   __half x, y;
   __half2() = default;
   constexpr __host__ __device__ __half2(__half x, __half y) : x(x), y(y) {}
+  __host__ __device__ __half2(__half2_raw raw) : x(__half_raw{raw.x}), y(__half_raw{raw.y}) {}
+  __host__ __device__ operator __half2_raw() const { return {__half_as_ushort(x), __half_as_ushort(y)}; }
 };
 using half2 = __half2;
-struct __half2_raw {
-  unsigned short x, y;
-};
 
 AITER_LIKE_HD __half2 make_half2(__half x, __half y) { return {x, y}; }
 AITER_LIKE_HD __half2 __halves2half2(__half x, __half y) { return {x, y}; }
