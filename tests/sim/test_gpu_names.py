@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import pickle
 
 import numpy
 import pytest
@@ -71,6 +72,11 @@ def test_sparse_tensors_move():
     for sparse in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr()):
         for there in (sparse.cuda(), sparse.to("cuda")):
             assert there.is_cuda and not there.cpu().is_cuda and there.to_dense().tolist() == [[1, 0], [0, 1]]
+            assert pickle.loads(pickle.dumps(there)).is_cuda and not sparse.is_cuda and (2 * there).is_cuda
+    assert copy.deepcopy(torch.eye(2, device="cuda").to_sparse()).is_cuda
+    bag = torch.nn.EmbeddingBag(4, 2, sparse=True).cuda()
+    bag(torch.tensor([[0, 1]], device="cuda")).sum().backward()
+    assert copy.deepcopy(bag).weight.is_cuda and bag.weight.grad.is_sparse and bag.weight.grad.is_cuda
 
 
 def test_parts_on_devices(gpu):

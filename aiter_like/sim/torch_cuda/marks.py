@@ -14,6 +14,7 @@ from torch._C import _functorch
 
 from aiter_like.sim.torch_cuda import memory
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 registered: list[tuple[int, int]] = []
 """Where memory of the host begins and ends that a program has pinned itself."""
 _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
@@ -26,6 +27,9 @@ class _Place:
         self._memory = None
         self.index, found = index, memory.of(index)
         self._number, self._memory = found.take(address, count), found
+
+    def __reduce__(self) -> tuple:
+        return _Place, (self.index, 0, 0)  # a copy's memory is counted where it has any
 
     def __del__(self) -> None:
         if self._memory:
@@ -88,11 +92,16 @@ def is_functional(tensor: torch.Tensor) -> bool:
 
 
 def holder_of(tensor: torch.Tensor) -> Any:
-    """The object that bears a tensor's mark: its storage; a sparse or nested tensor, which has none, itself."""
+    """The object that bears a tensor's mark: its storage; a sparse tensor's is that of its values, and a nested one,
+    which has none, bears it itself.
+    """
     with torch._C.DisableTorchFunction():
         while _functorch.is_functorch_wrapped_tensor(tensor):  # within torch.func's functions
             tensor = _functorch.get_unwrapped(tensor)
         try:
+            if tensor.layout is not torch.strided and tensor.layout in _SPARSE:
+                tensor = tensor.detach()
+                tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
             return tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return tensor
