@@ -177,6 +177,7 @@ def test_lower_names(gpu):
     assert x.tolist() == [1, 1]
     with pytest.raises(UnsupportedError, match=r"get_gencode_flags .*--offload-arch=gfx942"):
         torch.cuda.get_gencode_flags()
+    assert torch.cuda.memory_allocated(torch.cuda.device(0)) == torch.cuda.memory_allocated("cuda:0")
     with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
         torch.cuda.current_stream(torch.device("cpu"))
 

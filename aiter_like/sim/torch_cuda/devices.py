@@ -67,6 +67,8 @@ def index_of(device: Any) -> int | None:
     Raises:
         RuntimeError: there is no such device.
     """
+    if type(getattr(device, "idx", None)) is int:  # torch.cuda.device, torch.accelerator.device_index
+        device = device.idx
     if type(device) is not int:
         place = torch.device(device) if isinstance(device, str) else getattr(device, "device", device)
         if not isinstance(place, torch.device) or place.type != "cuda":
