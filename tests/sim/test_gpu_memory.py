@@ -32,7 +32,9 @@ def test_blocks_are_counted():
     assert sorted((one["segment_type"], one["total_size"], one["requested_size"]) for one in segments) == [
         ("large", (1 << 20) + 512, (1 << 20) + 1), ("small", 512, 4)]
     assert sum(one["allocated_size"] for one in torch.cuda.memory_snapshot()) == torch.cuda.memory_allocated()
-    del small, large
+    lazy = torch._lazy_clone(small)
+    assert lazy.is_cuda and torch._C._is_cow_tensor(lazy) and torch._C._is_cow_tensor(small)
+    del small, large, lazy
     torch.cuda.reset_accumulated_memory_stats()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
     assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"]

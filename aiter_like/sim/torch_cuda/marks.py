@@ -57,8 +57,12 @@ def put(tensor: torch.Tensor, index: int | None) -> torch.Tensor:
     """
     with torch._C.DisableTorchFunction():
         if tensor.device.type == "cpu":
-            holder = holder_of(tensor)
-            put_storage(holder, index)
+            address = 0
+            if tensor.layout is torch.strided:
+                with contextlib.suppress(RuntimeError, NotImplementedError):  # a wrapper and a fake tensor have none
+                    # data_ptr() would end torch's copying on write
+                    address = torch._C._data_address(tensor) - tensor.storage_offset() * tensor.element_size()
+            put_storage(holder_of(tensor), index, address)
     return tensor
 
 
@@ -76,14 +80,14 @@ def index_of_storage(holder: Any) -> int | None:
     return place.index if place else None
 
 
-def put_storage(holder: Any, index: int | None) -> None:
+def put_storage(holder: Any, index: int | None, address: int | None = None) -> None:
     """As `put`, of a storage."""
-    address = count = 0
+    count = 0
     if isinstance(holder, torch.UntypedStorage):
         count = holder.nbytes()
-        with contextlib.suppress(RuntimeError):  # a wrapper's and a fake tensor's has no address
+        if address is None:
             address = holder.data_ptr()
-    setattr(holder, _NAME, _Place(index, address, count))
+    setattr(holder, _NAME, _Place(index, address or 0, count))
 
 
 def is_functional(tensor: torch.Tensor) -> bool:
