@@ -18,9 +18,9 @@ struct RowsOfBlocks {
   const char* block;     // first row of the next block; a 64-bit address, so that no span of keys is too long
   int64_t block_bytes;   // from one block to the next
   int rows, block_rows;  // rows from the next block to the end of the sequence; rows from one block to the next
-  int bytes;             // of the next block's rows inside the sequence, from the first to the end of the last
+  int bytes;             // that the next block's rows inside the sequence span
   int row_bytes;         // from row to row
-  int first_row;         // of the wave, in each block
+  int first_row;         // where the wave's rows begin in each block
 
   __device__ void start(const Task<Shape>& task, const FlashAttnArgs&, const FlashAttnTensor& tensor, int first_block,
                         int wave_row) {
@@ -58,13 +58,13 @@ struct RowsOfPages {
   int64_t page_bytes;
   const int* entries;
   Divider page_size;
-  int last_page;         // of the cache
+  int last_page;         // the cache's last one
   int row_bytes;
   int first_row;         // 0: an address is that of the wave's own first row
   int key, block_rows;   // the wave's first key of the next block; keys from one block to the next
-  int keys, lowest;      // of the sequence; the first that a row of the workgroup sees
-  int page;              // of the next block
-  int entry;             // of the one after it, as it is loaded: to look at it is to wait for it
+  int keys, lowest;      // how many the sequence has; the first that a row of the workgroup sees
+  int page;              // where the next block's keys are
+  int entry;             // the page after it, as it is loaded: to look at it is to wait for it
 
   __device__ void start(const Task<Shape>& task, const PagedFlashAttnArgs& args, const FlashAttnTensor& tensor,
                         int first_block, int wave_row) {

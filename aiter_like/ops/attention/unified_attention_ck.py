@@ -23,7 +23,8 @@ _MAX_PAGE_BYTES = 2**31 - 1  # from page to page, and within one
 _MAX_GRID = 65535
 _LEAST_QUERIES = 32
 """Of a sequence on average: a workgroup takes 128 rows of one head, and reads all keys for them, however few."""
-_TURNS_ROWS, _TILE_ROWS = {64: 512, 128: 384}, 128  # of a workgroup: of waves that take turns, by head dimension
+_TURNS_ROWS = {64: 512, 128: 384}  # A workgroup whose waves take turns has so many, by head dimension.
+_TILE_ROWS = 128
 _TURNS_PAGE = 16  # keys that a wave of these moves at once
 _MAX_PLACE_STRIDE = 2**24  # elements, as flash_attn_fwd's rows
 _SPLIT_KEYS = 1024

@@ -64,7 +64,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         refusals.check_places(func, args, kwargs)
         refusals.check_indices(func, args)
     has_default = not is_placed and _device.CURRENT_DEVICE is not None and func in _device_constructors()
-    if generators.is_drawing(func) and not has_default:  # else the default device's own call
+    if generators.is_drawing(func) and not has_default:  # The default device makes its own call.
         place = index if is_placed else _first_place(args, kwargs)
         results = generators.call(lambda named: _made(func, args, named, index is not None), func, kwargs, place)
     else:

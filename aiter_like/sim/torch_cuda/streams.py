@@ -21,7 +21,7 @@ from aiter_like.sim.torch_cuda import devices
 
 CUDA = 1  # torch's number of the kind of device
 _POOL = 32  # streams of a device and a priority; the next one is the first again
-_LEVELS = 4  # of priority
+_LEVELS = 4  # Priorities have so many.
 
 
 class Stream:
