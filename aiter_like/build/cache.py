@@ -369,13 +369,20 @@ def entries(root: Path) -> Iterator[Entry | Path]:
             yield directory if meta is None else Entry(directory, meta)
 
 
+def _remove_half_written(root: Path) -> None:
+    """Removes what killed processes left of write_json: a file younger than an hour may still have a writer."""
+    for path in [*root.glob(f"{_SCRATCH}*"), *root.glob(f"*/{_SCRATCH}*")]:
+        with contextlib.suppress(FileNotFoundError):  # its writer renamed it meanwhile
+            if path.is_file() and time.time() - path.lstat().st_mtime > 3600:
+                path.unlink()
+
+
 def prune(root: Path, days: float) -> tuple[int, int]:
     """Removes entries not used for `days` days, and what killed builders left. Returns (directories, bytes) removed."""
     from filelock import FileLock, Timeout
 
     oldest = time.time() - days * 86400
-    for stale in (path for path in root.glob(f"{_SCRATCH}*") if path.is_file()):  # of a killed write_json
-        stale.unlink(missing_ok=True)
+    _remove_half_written(root)
     removed = freed = 0
     for directory in _built_folders(root):
         is_scratch = directory.name.startswith(_SCRATCH)

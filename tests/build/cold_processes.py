@@ -82,7 +82,11 @@ def kill(folder: Path) -> dict:
         answers.append(answer)
         duration = min(duration, seconds)  # the machine may have been busy before
     _wait_for_orphans()
-    # What an orphan wrote while the next builder was removing its directory.
+    # What an orphan wrote while the next builder was removing its directory, and files that lost their writer; these
+    # count as lost after an hour.
+    for path in cache.cache_root().rglob(".tmp-*"):
+        if path.is_file():
+            os.utime(path, (0, 0))
     cache.prune(cache.cache_root(), days=1)
     left = [str(path) for path in cache.cache_root().rglob(".tmp-*")]
     return {"answers": answers, "killed": killed, "left": left}

@@ -299,6 +299,19 @@ def test_prune(fake, project, tmp_path):
     assert not old.exists() and not stale.exists() and new.is_file()
 
 
+def test_prune_removes_files_that_have_lost_their_writer(tmp_path):
+    (tmp_path / "op.tiny").mkdir()
+    for folder in (tmp_path, tmp_path / "op.tiny"):
+        old, young, of_others = (folder / name for name in (".tmp-abcdefgh", ".tmp-bcdefghi", "notes"))
+        for path in (old, young, of_others):
+            path.write_text("{")
+        for path in (old, of_others):
+            os.utime(path, (0, 0))
+    assert cache.prune(tmp_path, 0) == (0, 0)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == [".tmp-bcdefghi", "notes", "op.tiny/.tmp-bcdefghi", "op.tiny/notes"]
+
+
 def test_next_builder_sweeps_up_after_a_killed_one(fake, project, tmp_path):
     spec = project.spec()
     stale = tmp_path / "cache" / spec.folder / f".tmp-{build._request(spec.inputs())}-abc"
