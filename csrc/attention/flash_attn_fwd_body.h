@@ -75,6 +75,16 @@ struct BlockWalk {
     tile::end_slot();
   }
 
+  /// The slots S(block) and M(next) of a wave without rows, which moves its part of the block all the same.
+  __device__ void step_without_rows() {
+    mover.move();
+    mover.land(wave.lds);
+    mover.advance();
+    tile::wait_lds();
+    tile::end_slot();
+    tile::end_slot();
+  }
+
   /// Does S and the half of M that multiplies with values. Nothing is left to move or to multiply with keys.
   __device__ void finish(const Visibility& visibility, int block, float scale) {
     softmax_at_edge(visibility, block, scale);
@@ -125,6 +135,8 @@ __device__ __attribute__((always_inline)) void forward_body(const ArgsOf<Shape<C
         walk.step_at_edge(visibility, block, block + task.parts, scale);
     const int clear_end = Shape::kLimitsRight && range.clear_end < last ? range.clear_end : last;
     for (; block < clear_end; block += task.parts) walk.step(scale);
+    if (Shape::kSkipsTiles && !visibility.has_rows(task))
+      for (; block < last; block += task.parts) walk.step_without_rows();
     if (Shape::kLimitsRight)
       for (; block < last; block += task.parts) walk.step_at_edge(visibility, block, block + task.parts, scale);
     walk.finish(visibility, block, scale);

@@ -25,27 +25,34 @@ inline int64_t slots_of(int64_t rows, int64_t sequences, int block) {
   return sequences == 1 ? (rows + block - 1) / block : rows / block + sequences;
 }
 
+/// The order of a launch that is split so.
+template <class Shape>
+void order_launch(FlashAttnArgs& args, int query_blocks, KeySplit split, int num_cus) {
+  const int group = static_cast<int>(args.group.divisor);
+  args.split = split;
+  args.parts = Divider(static_cast<uint32_t>(split.parts));
+  if (!Shape::kLimitsRight) {
+    args.slots_of_group = Divider(static_cast<uint32_t>(args.slots * group));
+    return;
+  }
+  int columns = query_blocks / args.slots;
+  const int whole = split.whole / columns;
+  if (split.parts == 1) columns = band_columns(args.slots, columns, group, num_cus);
+  args.order = LongestFirst(args.slots, whole, columns, split.parts);
+}
+
 /// The order and the split of a launch. most_parts: 0 for no limit; 1 for a launch of several packed sequences, of
 /// whose lengths the host knows but bounds.
 template <class Shape>
 void plan_launch(FlashAttnArgs& args, int query_blocks, int most_parts, int num_cus) {
-  const int group = static_cast<int>(args.group.divisor), pack = static_cast<int>(args.pack.divisor);
-  args.split = {query_blocks, 1};
-  if (!Shape::kLimitsRight) {
-    if (most_parts != 1)
-      args.split = KeySplit::plan(query_blocks, (args.seqlen_k + kBlockN - 1) / kBlockN, num_cus, most_parts);
-    args.slots_of_group = Divider(static_cast<uint32_t>(args.slots * group));
-  } else {
-    int columns = query_blocks / args.slots;
-    if (Shape::kSplits && most_parts != 1)
-      args.split = KeySplit::plan(
-          {args.slots, columns, args.seqlen_q, args.seqlen_k, pack, Shape::kBlockM, args.window_right}, num_cus,
-          most_parts);
-    const int whole = args.split.whole / columns;
-    if (args.split.parts == 1) columns = band_columns(args.slots, columns, group, num_cus);
-    args.order = LongestFirst(args.slots, whole, columns, args.split.parts);
-  }
-  args.parts = Divider(static_cast<uint32_t>(args.split.parts));
+  KeySplit split{query_blocks, 1};
+  if (!Shape::kLimitsRight && most_parts != 1)
+    split = KeySplit::plan(query_blocks, (args.seqlen_k + kBlockN - 1) / kBlockN, num_cus, most_parts);
+  if (Shape::kLimitsRight && Shape::kSplits && most_parts != 1)
+    split = KeySplit::plan({args.slots, query_blocks / args.slots, args.seqlen_q, args.seqlen_k,
+                            static_cast<int>(args.pack.divisor), Shape::kBlockM, args.window_right},
+                           num_cus, most_parts);
+  order_launch<Shape>(args, query_blocks, split, num_cus);
 }
 
 /// The bytes of a launch's partial results.

@@ -35,6 +35,10 @@ struct Shape : Config {
   /// Whether the keys of a query block may be split. With a left limit the three loops need the scalar registers.
   static constexpr bool kSplits = !Config::kLimitsLeft;
 
+  /// Whether row tiles without rows are left out, where there are enough of them: sequences that are decoded have a few
+  /// rows each, beside others with whole blocks.
+  static constexpr bool kSkipsTiles = Config::kIsPaged && Config::kLimitsRight;
+
   /// W. A wide instruction takes twice the time of a narrow one and one slot of the port that vector arithmetic shares:
   /// head dimension 64 has too little of it. At 128 the registers take 48 rows a wave, which 32 do not divide.
   static constexpr int kWidth = kHeadDim == 128 ? 16 : 32;

@@ -18,10 +18,12 @@ namespace aiter_like {
 constexpr int kXcds = 8;              // of an MI300X, which deals workgroups to them round-robin
 constexpr int kBlockN = 64;           // keys per block
 constexpr int kMostPartsPerCu = 2;    // bounds the workspace
+constexpr int kMostRoundsOfAll = 3;   // of parts on all CUs, where all query blocks are split
 constexpr int kLeastSplitBlocks = 16; // key blocks below which a query block is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // time of prologue and epilogue, in key blocks
 constexpr int kMergeOverhead = 3;     // time of a part's merge, in key blocks
+constexpr int kMergedBytes = 12 << 20;  // what memory moves in the time of a key block, 3.2 us on the cycle model
 constexpr int kBandRounds = 4;        // least number of query blocks per CU in a band of heads
 
 /// How many query heads of a KV head's group share the rows of workgroups: as many as leave the fewest workgroups, and
@@ -97,6 +99,21 @@ struct KeySplit {
       if (cost < least) best = parts, least = cost;
     }
     return best == 1 ? none : KeySplit{query_blocks - tail, best};
+  }
+
+  /// The split of sequences of whose lengths the host knows but bounds: of all query blocks, or of none. part_bytes:
+  /// what a part of all rows gives, which is written and read.
+  static KeySplit plan_all(int query_blocks, int key_blocks, int64_t part_bytes, int num_cus) {
+    int best = 1, least = 0;
+    for (int parts = 1; parts == 1 || (key_blocks >= kLeastSplitBlocks && key_blocks / parts >= kLeastPartBlocks);
+         ++parts) {
+      const int64_t rounds = (int64_t{query_blocks} * parts + num_cus - 1) / num_cus;
+      if (rounds > kMostRoundsOfAll) break;
+      const int cost = static_cast<int>(rounds) * ((key_blocks + parts - 1) / parts + kBlockOverhead) +
+                       (parts > 1 ? kMergeOverhead + static_cast<int>(2 * parts * part_bytes / kMergedBytes) : 0);
+      if (parts == 1 || cost < least) best = parts, least = cost;
+    }
+    return best == 1 ? KeySplit{query_blocks, 1} : KeySplit{0, best};
   }
 
   /// The split with a limit on the right. Split are the last slots of each column, as many as the workspace holds, but

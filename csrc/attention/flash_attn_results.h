@@ -120,6 +120,7 @@ __device__ void store_partial(const RowState<Shape>& state, const FlashAttnArgs&
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
     const int row = tile_row<Shape>(t, column_of<Shape>(lane));
+    if (Shape::kSkipsTiles && task.row + tile_row<Shape>(t, 0) >= task.rows) continue;  // nobody merges them
 #pragma unroll
     for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
       Vec<float, 8> values;

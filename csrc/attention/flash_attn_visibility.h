@@ -32,8 +32,12 @@ struct WaveVisibility {
     for (int t = 0; t < Shape::kRowTiles; ++t) {
       lowest[t] = Shape::kLimitsLeft ? query_of(t, 0) + below : 0;
       highest[t] = Shape::kLimitsRight ? smaller(query_of(t, Shape::kWidth - 1) + above, keys - 1) : keys - 1;
+      if (Shape::kSkipsTiles && first_row + Shape::kWidth * kWaves * t >= task.rows) highest[t] = -1;
     }
   }
+
+  /// Whether the wave has rows at all.
+  __device__ bool has_rows(const Task<Shape>& task) const { return first_row < task.rows; }
 
   /// Whether row tile t sees any key of a block.
   __device__ bool sees_block(int t, int block) const { return sees(t, kBlockN * block, kBlockN); }

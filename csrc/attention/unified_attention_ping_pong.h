@@ -109,7 +109,8 @@ void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::
   flash_attn::set_window(args, window_left, window_right, sizes.rows, sizes.most_keys());
   args.scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
 
-  const int pack = packed_heads(sizes.heads / sizes.kv_heads, sizes.longest, sizes.rows, Shape::kBlockM);
+  const int64_t mean = (sizes.rows + sizes.batch - 1) / sizes.batch;
+  const int pack = packed_heads(sizes.heads / sizes.kv_heads, mean, sizes.rows, Shape::kBlockM);
   const int64_t slots = flash_attn::slots_of(sizes.rows * pack, sizes.batch, Shape::kBlockM);
   const int64_t query_blocks = slots * (sizes.heads / pack);
   check_value(query_blocks * kMostPartsPerCu < flash_attn::kMostGrid,
@@ -119,12 +120,18 @@ void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::
   args.group = Divider(static_cast<uint32_t>(sizes.heads / sizes.kv_heads / pack));
   args.kv_heads = Divider(static_cast<uint32_t>(sizes.kv_heads));
   // One sequence is as long as the host may know; of several it does not know which is.
-  flash_attn::plan_launch<Shape>(args, static_cast<int>(query_blocks), sizes.batch == 1 ? 0 : 1,
-                                 num_compute_units(q.device().device_id));
+  const int blocks = static_cast<int>(query_blocks), num_cus = num_compute_units(q.device().device_id);
+  if (sizes.batch == 1 || !Shape::kSplits) {
+    flash_attn::plan_launch<Shape>(args, blocks, sizes.batch == 1 ? 0 : 1, num_cus);
+  } else {
+    const int64_t part_bytes = sizes.rows * sizes.heads * (HEAD_DIM + 2) * int64_t{sizeof(float)};
+    const int key_blocks = (args.seqlen_k + kBlockN - 1) / kBlockN;
+    flash_attn::order_launch<Shape>(args, blocks, KeySplit::plan_all(blocks, key_blocks, part_bytes, num_cus), num_cus);
+  }
   const int64_t bytes = flash_attn::partial_bytes<Shape>(args, query_blocks);
   std::optional<ffi::Scratch> scratch;
   if (bytes != 0) args.partials = static_cast<float*>(scratch.emplace(bytes, q.device()).data());
-  launch_unified_attention(args, static_cast<int>(query_blocks), ffi::stream_of(q));
+  launch_unified_attention(args, blocks, ffi::stream_of(q));
 }
 
 #endif

@@ -6,9 +6,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
+import torch
 from modelled_case import Case, of_key
 
 from aiter_like import dtypes
+from aiter_like.ops.attention.call import PagedCall
 
 _PAGED = {"seqlen_q": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "layout": "rows",
           "features": "none", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
@@ -21,9 +23,18 @@ _INDEX = {"num_heads": 64, "head_dim": 128, "layout": "rows", "dtype": dtypes.na
 _VOCABULARY = 128256
 
 
-def _causal(key: dict) -> Case:
+def _causal(key: dict, backend: str | None = None, **more) -> Case:
     """Workgroups have from one to all of the keys: no part of the grid stands for the rest."""
-    return of_key("unified_attention", key, "ck")._replace(is_mixed=True)
+    return of_key("unified_attention", key, backend, **more)._replace(is_mixed=True)
+
+
+def _beside_decoding(call: PagedCall) -> PagedCall:
+    """Only the last sequence keeps its queries; of each other one there is one."""
+    others, longest = call.batch - 1, call.max_seqlen_q
+    rows = others + longest
+    starts = torch.arange(call.batch + 1, dtype=torch.int32)
+    starts[-1] = rows
+    return call._replace(q=call.q[:rows], out=call.out[:rows], cu_seqlens_q=starts)
 
 
 def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
@@ -38,7 +49,11 @@ def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "unified_attention decode 64x4096", functools.partial(of_key, "unified_attention", key, "hip")
     for name, rows, keys in (("prefill", 4096, 4096), ("extend 512 of", 512, 8192)):
         key = {**_UNIFIED, "batch": 1, "seqlen_q": rows, "seqlen_k": keys}
-        yield f"unified_attention {name} 1x{keys}", functools.partial(_causal, key)
+        yield f"unified_attention {name} 1x{keys}", functools.partial(_causal, key, "ck")
+    for name, batch, rows, keys, changed in (("prefill", 8, 512, 512, None), ("extend 128 of", 4, 128, 2048, None),
+                                             ("extend 1024 beside decoding of", 32, 1024, 2048, _beside_decoding)):
+        key = {**_UNIFIED, "batch": batch, "seqlen_q": rows, "seqlen_k": keys}
+        yield f"unified_attention {name} {batch}x{keys}", functools.partial(_causal, key, changed=changed)
 
 
 def _index() -> Iterator[tuple[str, Callable[[], Case]]]:

@@ -30,6 +30,7 @@ from aiter_like.ops.attention.decode_call import triton_kernels
 from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
 from aiter_like.ops.attention.reference import scores_of, softmax_of
+from aiter_like.ops.attention.unified_attention_choice import prefers
 from aiter_like.ops.attention.unified_attention_ck import (
     unified_attention_ck,
     unified_ck_address_refusal,
@@ -199,7 +200,7 @@ unified_attention_op = Op(
     _OP, call=PagedCall, reference=unified_attention_ref, check=_check, tune_key=_tune_key,
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
-    writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    writes=("out", "lse"), cases=_cases, prefers=prefers, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
               Backend("ck", unified_attention_ck, refusal=unified_ck_refusal,
                       address_refusal=unified_ck_address_refusal),
@@ -247,8 +248,8 @@ def unified_attention(
         shuffled_kv_cache: `k` is [num_pages, num_kv_heads, head_dim / x, page_size, x] and `v` [num_pages,
             num_kv_heads, page_size / x, head_dim_v, x], x elements of 16 bytes, as `reshape_and_cache` writes them.
         skip_reduce: False.
-        backend: "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942, at least 32 on average), "triton" or
-            "torch" instead of the automatic choice.
+        backend: "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942), "triton" or "torch" instead of the
+            automatic choice.
 
     Returns:
         `out`.

@@ -5,12 +5,10 @@ unified_attention.hip serves a call, and in which of its two pipelines.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from aiter_like import dtypes
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, scale_refusal
@@ -21,18 +19,12 @@ _HEAD_DIMS = (64, 128, 256)
 _MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
 _MAX_PAGE_BYTES = 2**31 - 1  # from page to page, and within one
 _MAX_GRID = 65535
-_LEAST_QUERIES = 32
-"""Of a sequence on average: a workgroup takes 128 rows of one head, and reads all keys for them, however few."""
-_TURNS_ROWS = {64: 512, 128: 384}  # A workgroup whose waves take turns has so many, by head dimension.
-_TILE_ROWS = 128
 _TURNS_PAGE = 16  # keys that a wave of these moves at once
 _MAX_PLACE_STRIDE = 2**24  # elements, as flash_attn_fwd's rows
-_SPLIT_KEYS = 1024
-"""Of one sequence, from which on workgroups share its keys where they do not fill the device (flash_attn_plan.h)."""
 
 
-def _takes_turns(call: PagedCall) -> bool:
-    """Whether the pipeline whose groups of waves take turns serves a call: it can, and is not slower."""
+def takes_turns(call: PagedCall) -> bool:
+    """Whether the pipeline whose groups of waves take turns can serve a call."""
     head_dim = call.q.shape[2]
     if head_dim not in HEAD_DIMS or call.page_size % _TURNS_PAGE or call.features or call.sink_size > 0:
         return False
@@ -41,24 +33,11 @@ def _takes_turns(call: PagedCall) -> bool:
         if any(tensor.element_size() * stride % ALIGNMENT for stride in strides):
             return False
     places = (call.k.stride(1), call.v.stride(1))
-    return head_dim <= min(places) and max(places) < _MAX_PLACE_STRIDE and _gains_by_turns(call)
-
-
-def _gains_by_turns(call: PagedCall) -> bool:
-    """Whether few enough workgroups take turns. A block of 64 keys takes a unit about 4 us with 128 rows in tiles,
-    modelled, and 3.2 with 384 that take turns, but as long as there, and longer alone, where units are idle.
-    """
-    if call.batch == 1 and call.window_left < 0 and call.max_seqlen_k >= _SPLIT_KEYS:
-        return True
-    units, heads, kv_heads = arch_facts("gfx942")["cu_num"], call.q.shape[1], call.k.shape[2]
-    rows, group, block = len(call.q) / call.batch, heads // kv_heads, _TURNS_ROWS[call.q.shape[2]]
-    turns = min(math.ceil(rows * pack / block) * (group // pack) for pack in range(1, group + 1) if group % pack == 0)
-    tiles = math.ceil(rows / _TILE_ROWS) * heads
-    return max(units, 0.8 * turns * kv_heads * call.batch) <= 0.87 * max(units, tiles * call.batch)
+    return head_dim <= min(places) and max(places) < _MAX_PLACE_STRIDE
 
 
 def _instance(call: PagedCall) -> Instance:
-    if _takes_turns(call):
+    if takes_turns(call):
         mask = "both" if call.window_left >= 0 else "right" if call.window_right >= 0 else "none"
         element, head_dim = _ELEMENTS[call.q.dtype], call.q.shape[2]
         return Instance(f"{element}_d{head_dim}_turns_{mask}", {
@@ -85,9 +64,6 @@ def unified_ck_refusal(target: Target, call: PagedCall) -> str | None:
     """What the kernel does not take."""
     if target.platform != "hip" or target.arch != "gfx942":
         return f"an MFMA kernel for gfx942, not for {target.arch}"
-    if call.q.shape[0] < _LEAST_QUERIES * call.batch:
-        return f"a kernel for prefill: {_LEAST_QUERIES} queries of a sequence on average at least, got " \
-               f"{call.q.shape[0]} of {call.batch} sequences"
     return _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
 
 
@@ -124,7 +100,7 @@ def _shapes_refusal(call: PagedCall) -> str | None:
 
 def unified_ck_address_refusal(call: PagedCall) -> str | None:
     """Waves that take turns read 16 bytes at once."""
-    if not _takes_turns(call):
+    if not takes_turns(call):
         return None
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
         if tensor.data_ptr() % ALIGNMENT:

@@ -157,7 +157,8 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     and lse are what _combine_kernel reads. small_strides: of a batch of slopes, of the block table, and of batch and
     head of k_descale and of v_descale.
     """
-    block, split, head, batch = tile_of_program(num_blocks, num_splits, num_heads // SHAPE.PACK, SHAPE.XCDS)
+    block, split, head, batch = tile_of_program(num_blocks, num_splits, num_heads // SHAPE.PACK, SHAPE.XCDS,
+                                                SHAPE.PAGE > 0)
     start_q, q_batch, k_batch = batch * 0, batch, batch if cu_seqlens_k is None else batch * 0
     if cu_seqlens_q is not None:
         start_q, seqlen_q = sequence(cu_seqlens_q, batch, seqlen_q)

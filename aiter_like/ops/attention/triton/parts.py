@@ -139,16 +139,29 @@ def key_ranges(first, last, seqlen_k, window_left, window_right, sink_size, HAS_
 
 
 @triton.jit
-def tile_of_program(num_blocks, num_splits, num_heads, XCDS: tl.constexpr):
-    """(block, split, head, batch): blocks fastest, the last first, because under a causal mask it is the longest."""
+def tile_of_program(num_blocks, num_splits, num_heads, XCDS: tl.constexpr, ARE_RAGGED: tl.constexpr):
+    """(block, split, head, batch): the last block first, because under a causal mask it is the longest.
+
+    Blocks come fastest. Where sequences are ragged, programs are dealt to chiplets one by one, and blocks come slowest,
+    so that each chiplet gets as many first blocks, which all sequences have, as others: heads deal themselves out;
+    where they do not, each block begins with another sequence.
+    """
     index = tl.program_id(0)
-    if XCDS > 1:
-        total = tl.num_programs(0)
-        xcd = index % XCDS
-        index = xcd * (total // XCDS) + tl.minimum(xcd, total % XCDS) + index // XCDS
-    tile = index // num_blocks
-    rest = tile // num_splits
-    return num_blocks - 1 - index % num_blocks, tile % num_splits, rest % num_heads, (rest // num_heads).to(tl.int64)
+    total = tl.num_programs(0)
+    if XCDS > 1 and ARE_RAGGED:
+        items = total // num_blocks
+        block, item = index // items, index % items
+        if num_heads % XCDS != 0:
+            item = (item + block) % items
+        split, head, batch = item // num_heads % num_splits, item % num_heads, item // num_heads // num_splits
+    else:
+        if XCDS > 1:
+            xcd = index % XCDS
+            index = xcd * (total // XCDS) + tl.minimum(xcd, total % XCDS) + index // XCDS
+        tile = index // num_blocks
+        rest = tile // num_splits
+        block, split, head, batch = index % num_blocks, tile % num_splits, rest % num_heads, rest // num_heads
+    return num_blocks - 1 - block, split, head, batch.to(tl.int64)
 
 
 @triton.jit

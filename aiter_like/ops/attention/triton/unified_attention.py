@@ -14,6 +14,7 @@ from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.decode_call import decode_call
 from aiter_like.ops.attention.triton.flash_attn_fwd_parts import attend, width
 from aiter_like.ops.attention.triton.paged_attention import paged_attention
+from aiter_like.ops.attention.unified_attention_choice import is_few
 from aiter_like.ops.common.triton.launch import config
 
 
@@ -28,8 +29,12 @@ def unified_attention(call: PagedCall, kernel: str = "unified_attention",
         again = paged_attention(decode_call(call), **params)
         return lambda *fields: again(*decode_call(PagedCall(*fields)))
     attention = call.attention
-    kind = "short" if call.max_seqlen_q * (attention.num_heads // attention.num_kv_heads) <= 32 else "long"
-    settings = config("unified_attention", target_of(call.q.device).arch, f"{kind}_{width(attention)}")
+    target = target_of(call.q.device)
+    if call.max_seqlen_q * (attention.num_heads // attention.num_kv_heads) <= 32:
+        kind = "short"
+    else:
+        kind = "few" if target.arch == "gfx942" and is_few(call, target.cu_num) else "long"
+    settings = config("unified_attention", target.arch, f"{kind}_{width(attention)}")
     launches = attend(attention, {**settings, **params}, call.block_table, call.output_scale)
 
     def relaunch(*fields: Tensor | float | None) -> None:
