@@ -284,7 +284,7 @@ def test_every_other_name_of_torch_cuda_refuses(gpu):
     answered = names._answers()
     refusing = [name for name in torch.cuda.__all__
                 if name not in names.KEPT_NAMES and not name.endswith(names.KEPT) and name not in answered]
-    assert {"MemPool", "utilization", "temperature"} <= set(refusing)
+    assert {"CUDAPluggableAllocator", "utilization", "temperature"} <= set(refusing)
     for name in refusing:
         with pytest.raises(UnsupportedError, match=rf"torch\.cuda\.{name} is not there"):
             getattr(torch.cuda, name)()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import serialization
 
-from aiter_like.sim.torch_cuda import devices, marks
+from aiter_like.sim.torch_cuda import devices, marks, storages
 
 _PRIORITY = 0  # before torch's own, which see tensors of the CPU
 
@@ -34,13 +34,6 @@ def loading(original: Callable) -> Callable:
     return load
 
 
-def to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    """A storage's `cuda`, as functions for map_location call it: a copy on a GPU."""
-    copy = self.clone()
-    marks.put_storage(getattr(copy, "_untyped_storage", copy), devices.number_of(device))
-    return copy
-
-
 @contextlib.contextmanager
 def placed() -> Iterator[None]:
     """torch's files name the GPU of marked storages, and mark those that they name, within the block."""
@@ -50,6 +43,8 @@ def placed() -> Iterator[None]:
     for kind in (torch.Tensor, torch.nn.Parameter):
         if kind in reducers:
             ForkingPickler.register(kind, _sending(reducers[kind]))
+    if torch.UntypedStorage in reducers:
+        ForkingPickler.register(torch.UntypedStorage, _sending_storage(reducers[torch.UntypedStorage]))
     try:
         yield
     finally:
@@ -60,8 +55,19 @@ def placed() -> Iterator[None]:
 def _sending(original: Callable) -> Callable:
     """How multiprocessing sends a tensor: that of a GPU arrives there, in the same memory."""
     def reduce(tensor: torch.Tensor) -> tuple:
-        index, (rebuild, arguments) = marks.index_of(tensor), original(tensor)
+        index = marks.index_of(tensor)
+        with storages.as_host():
+            rebuild, arguments = original(tensor)
         return (rebuild, arguments) if index is None else (_received, (index, rebuild, arguments))
+
+    return reduce
+
+
+def _sending_storage(original: Callable) -> Callable:
+    """Likewise a tensor's storage, whose memory is the host's."""
+    def reduce(storage: Any) -> tuple:
+        with storages.as_host():
+            return original(storage)
 
     return reduce
 

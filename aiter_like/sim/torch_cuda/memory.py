@@ -19,6 +19,19 @@ _SMALL = 1 << 20
 """Bytes up to which a block is of the small pool."""
 
 
+NO_POOL = (0, 0)
+
+
+class _Pools(threading.local):
+    """By device the pool in which the calling thread makes tensors."""
+
+    def __init__(self) -> None:
+        self.of_device: dict[int | None, tuple[int, int]] = {}
+
+
+pools = _Pools()
+
+
 class Figure:
     """A quantity: what it is now, its greatest value, and sums of what came and went."""
 
@@ -54,7 +67,8 @@ class Memory:
         self.index, self.fraction, self.num_ooms = index, 1.0, 0
         self.figures = {pool: (Figure(), Figure(), Figure()) for pool in ("all", "small_pool", "large_pool")}
         self.traces: collections.deque[dict[str, Any]] = collections.deque()
-        self._blocks: dict[int, tuple[int, int, int, list]] = {}  # by number: address, size, requested size, frames
+        # By number: address, size, requested size, frames, pool.
+        self._blocks: dict[int, tuple[int, int, int, list, tuple]] = {}
         self._lock = threading.RLock()  # a storage can die, and tell so, while another one is being counted
         self._number = 0
 
@@ -73,7 +87,8 @@ class Memory:
         with self._lock:
             self._check_room(count, size)
             self._number += 1
-            self._blocks[self._number] = address, size, count, _frames()
+            pool = pools.of_device.get(self.index, NO_POOL)
+            self._blocks[self._number] = address, size, count, _frames(), pool
             self._count(1, size, count)
             self._trace(("alloc",), address, size)
             return self._number
@@ -81,7 +96,7 @@ class Memory:
     def give_back(self, number: int) -> None:
         """A block is in use no longer."""
         with self._lock:
-            address, size, count, _ = self._blocks.pop(number)
+            address, size, count, *_ = self._blocks.pop(number)
             self._count(-1, -size, -count)
             self._trace(("free_requested", "free_completed"), address, size)
 
@@ -100,10 +115,10 @@ class Memory:
         with self._lock:
             blocks = sorted(self._blocks.values(), key=lambda block: block[0])
         return [{"device": self.index, "address": address, "total_size": size, "allocated_size": size,
-                 "active_size": size, "requested_size": count, "stream": 0, "segment_pool_id": (0, 0),
+                 "active_size": size, "requested_size": count, "stream": 0, "segment_pool_id": pool,
                  "segment_type": "small" if size <= _SMALL else "large", "is_expandable": False, "frames": frames,
                  "blocks": [{"address": address, "size": size, "requested_size": count, "state": "active_allocated",
-                             "frames": frames}]} for address, size, count, frames in blocks if size]
+                             "frames": frames}]} for address, size, count, frames, pool in blocks if size]
 
     def _count(self, blocks: int, size: int, count: int) -> None:
         if not size:
@@ -148,9 +163,11 @@ def of(index: int | None) -> Memory:
 
 
 def snapshot(pool: Any = None) -> dict[str, Any]:
-    """torch.cuda.memory._snapshot."""
+    """torch.cuda.memory._snapshot; with a pool's two numbers, and whether there are traces, that of the pool."""
     memories = [of(index) for index in range(devices.count())]
-    return {"segments": [segment for memory in memories for segment in memory.segments()],
+    wanted = pool[:2] if isinstance(pool, tuple) and pool[:2] != NO_POOL else None
+    return {"segments": [segment for memory in memories for segment in memory.segments()
+                         if wanted in (None, segment["segment_pool_id"])],
             "device_traces": [list(memory.traces) for memory in memories], "external_annotations": [],
             "allocator_settings": {}}
 

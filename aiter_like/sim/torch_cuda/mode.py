@@ -13,7 +13,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._device import DeviceContext, _device_constructors
 
-from aiter_like.sim.torch_cuda import autocast, devices, dlpack, generators, marks, refusals, tensor_types, wide
+from aiter_like.sim.torch_cuda import (
+    autocast,
+    determinism,
+    devices,
+    dlpack,
+    generators,
+    marks,
+    products,
+    refusals,
+    tensor_types,
+    wide,
+)
 
 _CPU = torch.device("cpu")
 _SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
@@ -34,6 +45,8 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if refusals.sync_mode[0]:
             refusals.check_waiting(func, args, kwargs)
+        if torch.are_deterministic_algorithms_enabled():
+            determinism.check(func, args, kwargs)
         args, kwargs = autocast.widened(func, args, kwargs)
         if wide.is_meant(func, args, kwargs):
             return wide.called(func, args, kwargs)
@@ -90,8 +103,13 @@ def _first_place(args: tuple, kwargs: dict) -> int | None:
 
 def _made(func: Callable, args: tuple, kwargs: dict, is_placed: bool) -> Any:
     try:
-        return func(*args, **kwargs)
+        results = func(*args, **kwargs)
+        determinism.follow(func, args, kwargs, results)
+        return results
     except RuntimeError as error:
+        results = wide.instead(func, args, kwargs, error)
+        if results is not None:
+            return results
         told = refusals.out_of_memory(error)
         tensors = (*marks.tensors(args), *marks.tensors(kwargs))
         if told is None or not (is_placed or any(marks.index_of(one) is not None for one in tensors)):
@@ -169,6 +187,11 @@ def _attention(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
         return _called(func, args, kwargs)
     finally:
         torch.backends.cuda.enable_math_sdp(False)
+
+
+def _scaled_product(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    result = products.scaled(func, args, kwargs)
+    return _called(func, args, kwargs) if result is None else result
 
 
 def _place(func: Callable, args: tuple, kwargs: dict) -> torch.device:
@@ -256,6 +279,7 @@ def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
 _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.device: _place,
     torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch._scaled_mm: _scaled_product,
     torch.Tensor.to: _to,
     torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),  # nn.Module.to reads the device from it
     torch.Tensor.cuda: _cuda,

@@ -24,9 +24,11 @@ from aiter_like.sim.torch_cuda import (
     graphs,
     low_level,
     memory,
+    pools,
     runtime,
     scripted,
     statistics,
+    storages,
     streams,
     tensor_types,
     times,
@@ -79,9 +81,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
                 (torch.Tensor, "record_stream", lambda self, stream: None))
-    for kind in (torch.UntypedStorage, torch.TypedStorage):
-        yield kind, "cuda", files.to_gpu
-    for module in (autocast, collectives, comm, dlpack, low_level, scripted, tensor_types):
+    for module in (autocast, collectives, comm, dlpack, low_level, scripted, storages, tensor_types):
         yield from module.replacements()
 
 
@@ -104,6 +104,7 @@ def _answers() -> dict[str, Any]:
         "get_rng_state_all": lambda: [one.get_state() for one in generators.defaults()],
         "set_rng_state": _set_rng_state,
         "set_rng_state_all": lambda new_states: [_set_rng_state(one, i) for i, one in enumerate(new_states)] and None,
+        "MemPool": pools.MemPool, "use_mem_pool": pools.use_mem_pool,
         "cudart": runtime.Runtime, "check_error": runtime.check_error,
     }
 
@@ -197,15 +198,25 @@ def _facts_of_saved(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _profile() -> Callable:
-    """The profiler's `__init__`: it sees the host's functions, and no launches."""
+    """The profiler's `__init__`: it sees the host's functions, and no launches; also where a program asks for the GPU's
+    side alone, so that there is something to report.
+    """
     original = torch.autograd.profiler.profile.__init__
 
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **(kwargs | {"use_device": None} if kwargs.get("use_device") == "cuda" else kwargs))
+    def made(self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: str | None = None,
+             use_cpu: bool = True, **kwargs: Any) -> None:
+        is_of_gpu = use_cuda or use_device == "cuda"
+        original(self, enabled, use_device=None if is_of_gpu else use_device, use_cpu=use_cpu or is_of_gpu, **kwargs)
 
     return made
 
 
 def _compile(model: Any = None, **options: Any) -> Any:
-    """torch.compile: what it is given, uncompiled."""
-    return model if model is not None else lambda function: function
+    """torch.compile: what it is given, uncompiled; a module in the wrapper that torch puts around one."""
+    if model is None:
+        return lambda function: _compile(function, **options)
+    if not isinstance(model, torch.nn.Module):
+        return model
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return OptimizedModule(model, lambda function: function)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Functions of torch that on the CPU add or multiply in the type of 16-bit tensors, and on a GPU in float32: within
-sim.as_gpu() they do the latter. All others already do.
+sim.as_gpu() they do the latter. All others already do. And those that the CPU has not for a type, and a GPU has.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ FUNCTIONS = frozenset((functional.layer_norm, torch.layer_norm, functional.embed
                        torch.Tensor.prod))
 """layer_norm and embedding sum the gradients of their weights over rows, prod multiplies."""
 
+_LACKING = frozenset((torch.histc, torch.Tensor.histc, functional.avg_pool3d, functional.multi_margin_loss))
+"""histc of integers, and the others of 16 bits, are a GPU's alone. Else a GPU refuses what the CPU does."""
 _TYPES = (torch.float16, torch.bfloat16)
 _KEPT = ("out", "dtype", "max_norm", "sparse")  # options under which a function of float32 would not be the same one
 
@@ -39,6 +41,23 @@ def called(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     result = result.to(_first(args, kwargs).dtype)
     marks.follow(result, [*marks.tensors(args), *marks.tensors(kwargs)])
     return result
+
+
+def instead(func: Callable, args: tuple, kwargs: dict, error: RuntimeError) -> torch.Tensor | None:
+    """What a call gives on a GPU that the CPU refuses for the type of its tensors: computed in float32, or float64 for
+    integers, and rounded to that type. None: it is no such call.
+    """
+    if func not in _LACKING or "not implemented for '" not in str(error) or kwargs.get("out") is not None:
+        return None
+    first = next(marks.tensors((args, kwargs)))
+    if marks.index_of(first) is None:
+        return None
+    wider = torch.float32 if first.dtype in _TYPES else torch.float64
+
+    def widened(value: Any) -> Any:
+        return value.to(wider) if isinstance(value, torch.Tensor) and value.dtype == first.dtype else value
+
+    return func(*map(widened, args), **{name: widened(value) for name, value in kwargs.items()}).to(first.dtype)
 
 
 def _first(args: tuple, kwargs: dict) -> torch.Tensor | None:

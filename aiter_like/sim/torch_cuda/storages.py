@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Storages within sim.as_gpu(): where they are, and copies of them. Torch's own ask for the CPU's device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from aiter_like.sim.torch_cuda import devices, marks
+
+_DEVICE = torch.UntypedStorage.device
+
+
+class _Hidden(threading.local):
+    count = 0
+
+
+_hidden = _Hidden()
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Names of torch's storages: holder, name, what it means now."""
+    yield torch.UntypedStorage, "device", property(_device)
+    yield torch.UntypedStorage, "clone", _clone
+    yield torch.UntypedStorage, "to", _to
+    yield torch.UntypedStorage, "cuda", to_gpu
+    yield torch.TypedStorage, "cuda", to_gpu
+
+
+@contextlib.contextmanager
+def as_host() -> Iterator[None]:
+    """A block in which the calling thread sees all storages on the host, where their memory is."""
+    _hidden.count += 1
+    try:
+        yield
+    finally:
+        _hidden.count -= 1
+
+
+def to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """A storage's `cuda`, as functions for map_location call it: a copy on a GPU."""
+    copy = self.clone()
+    marks.put_storage(getattr(copy, "_untyped_storage", copy), devices.number_of(device))
+    return copy
+
+
+def _device(self: torch.UntypedStorage) -> torch.device:
+    index = None if _hidden.count else marks.index_of_storage(self)
+    return _DEVICE.__get__(self) if index is None else devices.of_index(index)
+
+
+def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    index = marks.index_of_storage(self)
+    copy = torch.UntypedStorage(self.nbytes(), device=_DEVICE.__get__(self)).copy_(self)
+    if index is not None:
+        marks.put_storage(copy, index)
+    return copy
+
+
+def _to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+    place = torch.device(device)
+    index = devices.index_of(place)
+    if index == marks.index_of_storage(self) and (index is not None or place == _DEVICE.__get__(self)):
+        return self
+    if index is not None:
+        return to_gpu(self, index)
+    return torch.UntypedStorage(self.nbytes(), device=place).copy_(self)

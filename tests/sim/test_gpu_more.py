@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""More of what programs ask of torch within sim.as_gpu(): storages, pools, determinism, products of 8-bit numbers,
+profiles, compiled modules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from aiter_like import sim
+from aiter_like.errors import UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with sim.as_gpu():
+        yield
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_storages_say_where_they_are():
+    x = torch.arange(4., device="cuda:0")
+    storage = x.untyped_storage()
+    assert storage.device == x.device and storage.is_cuda and storage.get_device() == 0
+    assert storage.clone().device == copy.deepcopy(x).untyped_storage().device == x.device
+    assert storage.cpu().device == storage.to(device="cpu").device == torch.device("cpu")
+    assert storage.to(device="cuda:0") is storage and torch.ones(2).untyped_storage().to(device="cuda").is_cuda
+    assert x.storage().device == x.device and x.cpu().untyped_storage().device == torch.device("cpu")
+    assert torch.tensor([], device="cuda").set_(storage.clone(), 0, (4,)).equal(x)
+
+
+def test_pools_of_memory():
+    pool, other = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(1000, device="cuda")
+        with torch.cuda.use_mem_pool(other, "cuda:0"):
+            y = torch.ones(10, device="cuda")
+        z = x + 1
+        assert pool.use_count() == 2
+    torch.ones(5, device="cuda")
+    assert sorted(one["address"] for one in pool.snapshot()) == sorted((x.data_ptr(), z.data_ptr()))
+    assert [one["address"] for one in other.snapshot()] == [y.data_ptr()]
+    assert pool.id != other.id and pool.use_count() == 1
+    with pytest.raises(UnsupportedError, match="MemPool has no allocator of its own"):
+        torch.cuda.MemPool(object())
+
+
+@pytest.mark.parametrize(("name", "call"), [
+    ("cumsum_cuda_kernel", lambda x: x.cumsum(0)), ("kthvalue CUDA", lambda x: x.kthvalue(1)),
+    ("_histc_cuda with floating point input", lambda x: torch.histc(x, bins=3)),
+    ("median CUDA with indices output", lambda x: x.median(0)),
+    ("_bincount_cuda", lambda x: torch.bincount(x.long().abs().flatten(), x.flatten())),
+    ("nll_loss2d_forward_out_cuda_template",
+     lambda x: functional.cross_entropy(x[None, :, :, None], torch.zeros(1, 4, 1, dtype=torch.long, device=x.device)))])
+def test_what_is_not_deterministic_on_a_gpu(deterministic, name, call):
+    x = torch.randn(4, 4)
+    if name != "_bincount_cuda":
+        call(x)  # it is on the host
+    with pytest.raises(RuntimeError, match=f"^{name} does not have a deterministic implementation"):
+        call(x.cuda())
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with pytest.warns(UserWarning, match=f"^{name} does not have"):
+        call(x.cuda())
+
+
+@pytest.mark.parametrize(("name", "call"), [
+    ("adaptive_avg_pool2d_backward_cuda", lambda x: functional.adaptive_avg_pool2d(x, 2)),
+    ("upsample_bicubic2d_backward_out_cuda", lambda x: functional.interpolate(x, scale_factor=2, mode="bicubic")),
+    ("reflection_pad2d_backward_cuda", lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect")),
+    ("max_pool3d_with_indices_backward_cuda", lambda x: functional.max_pool3d(x[None], 2)),
+    ("grid_sampler_2d_backward_cuda",
+     lambda x: functional.grid_sample(x, torch.zeros(1, 2, 2, 2, device=x.device), align_corners=False))])
+def test_backward_passes_that_are_not_deterministic(deterministic, name, call):
+    x = torch.rand(1, 2, 4, 4, requires_grad=True)
+    call(x).sum().backward()
+    y = call(x.detach().cuda().requires_grad_())
+    with pytest.raises(RuntimeError, match=f"^{name} does not have a deterministic implementation"):
+        y.sum().backward()
+    torch.use_deterministic_algorithms(False)
+    call(x.detach().cuda().requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_scaled_products_of_8_bit_numbers(by_rows):
+    a, b = (torch.randn(16, 32, device="cuda").to(torch.float8_e4m3fnuz) for _ in range(2))
+    scales = (torch.rand(16, 1, device="cuda"), torch.rand(1, 16, device="cuda")) if by_rows else (
+        torch.tensor(0.5, device="cuda"), torch.tensor(2., device="cuda"))
+    found = torch._scaled_mm(a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16)
+    assert found.is_cuda and found.dtype == torch.bfloat16
+    expected = (a.double() * scales[0].double()) @ (b.double().t() * scales[1].double())
+    torch.testing.assert_close(found, expected.bfloat16())
+    with pytest.raises(RuntimeError, match="mat2 column-major"):
+        torch._scaled_mm(a, b.t().contiguous(), *scales)
+    with pytest.raises(RuntimeError, match="_scaled_mm: scales must be float32"):
+        torch._scaled_mm(a, b.t(), scales[0], scales[1].half())
+
+
+def test_profiles_of_a_gpu_alone():
+    x = torch.ones(8, device="cuda")
+    counts = []
+    with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=1, warmup=1, active=1, repeat=1),
+                 on_trace_ready=lambda done: counts.append(len(done.key_averages()))) as taken:
+        for _ in range(4):
+            x + 1
+            taken.step()
+    with torch.autograd.profiler.profile(use_device="cuda") as older:
+        x + 1
+    assert counts[0] > 0 and len(older.key_averages()) > 0
+
+
+def test_compiled_modules_are_wrapped():
+    model = nn.Linear(4, 4).cuda()
+    compiled = torch.compile(model, mode="max-autotune")
+    assert compiled._orig_mod is model and list(compiled.state_dict())[0] == "_orig_mod.weight"
+    x = torch.ones(2, 4, device="cuda")
+    compiled(x).sum().backward()
+    assert model.weight.grad.is_cuda and compiled(x).equal(model(x))
+    assert torch.compile(dynamic=True)(torch.sin)(x).is_cuda
+    torch._dynamo.reset()
+
+
+def test_types_that_the_cpu_lacks():
+    counts = torch.histc(torch.tensor([0, 1, 1, 3, 3, 3], device="cuda", dtype=torch.int32), bins=4, min=0, max=3)
+    assert counts.is_cuda and counts.dtype == torch.int32 and counts.tolist() == [1, 2, 0, 3]
+    x = torch.rand(1, 2, 2, 2, 2, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    found = functional.avg_pool3d(x, 2)
+    torch.testing.assert_close(found, functional.avg_pool3d(x.float(), 2).bfloat16())
+    found.sum().backward()
+    assert found.is_cuda and x.grad.dtype == torch.bfloat16
+    with pytest.raises(NotImplementedError, match="not implemented for 'BFloat16'"):
+        functional.avg_pool3d(x.detach().cpu(), 2)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
+        torch.histc(torch.tensor([1], dtype=torch.int32))
