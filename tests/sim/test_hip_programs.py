@@ -47,15 +47,23 @@ def test_everyday_samples_and_all_that_the_headers_offer(everyday, settings):
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     names = [line.partition(":")[0] for line in done.stdout.splitlines() if ": 0 of " in line]
     assert names == ["vector_add", "reduction", "transpose", "matrix_multiply", "histogram", "prefix_sum", "stencil",
-                     "lanes", "values", "atomics", "whole_grid", "numbers", "parts", "managed", "host"]
+                     "lanes", "values", "atomics", "whole_grid", "numbers", "parts", "managed", "host", "clients",
+                     "clients on the host", "pairs", "lists"]
     linked = subprocess.run(["ldd", str(everyday)], capture_output=True, text=True, check=True).stdout
     assert f"libamdhip64.so => {rocm.library_path()}" in linked
 
 
 def test_the_same_as_a_library(everyday):
-    program = f"import ctypes; raise SystemExit(ctypes.CDLL({str(everyday.with_suffix('.so'))!r}).main())"
+    program = f"import ctypes; raise SystemExit(ctypes.CDLL({str(everyday.with_suffix('.so'))!r}).main(1, None))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.count(": 0 of ") == 15, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count(": 0 of ") == 19, done.stdout + done.stderr
+
+
+def test_what_programs_call_wrongly(everyday):
+    done = subprocess.run([str(everyday), "misuse"], env=os.environ | {"AITER_LIKE_SIM": "check"}, capture_output=True,
+                          text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "misuse: 0 of 4 wrong\n"), done.stdout + done.stderr
+    assert "block 65x1x1 has more work-items than the kernel was compiled for (64)" in done.stderr
 
 
 @pytest.mark.parametrize(("source", "words", "said"), [

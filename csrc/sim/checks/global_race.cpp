@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "checks/state.h"
+#include "run/device_heap.h"
 #include "run/hostcall.h"
 
 namespace sim {
@@ -229,12 +230,14 @@ void race_before(Wave& w, const Inst& i) {
 
 void race_barrier(Workgroup& g) { ++g.checks->race->barriers; }
 
-// Places of the next workgroup's buffers are those of one that has ended.
+// Places of the next workgroup's buffers are those of one that has ended. The heap of malloc is the device library's,
+// which hands its lists from workgroup to workgroup in its own way.
 u64 without_host(const Wave& w, const u64* address, u64 lanes) {
   const HostCalls* host = w.group->launch->host;
-  for (u64 left = host ? lanes : 0; left; left &= left - 1) {
+  const DeviceHeap& heap = device_heap();
+  for (u64 left = lanes; left; left &= left - 1) {
     const int lane = first_lane(left);
-    if (host->holds(address[lane])) lanes &= ~(u64{1} << lane);
+    if ((host && host->holds(address[lane])) || heap.holds(address[lane])) lanes &= ~(u64{1} << lane);
   }
   return lanes;
 }

@@ -164,6 +164,7 @@ Error copy_peer(void* stream, const PeerParams3D* p, const char* waits) {
 // Rows of memory and a place in an array: `in` is true of a copy into the array.
 Error copy_rows(void* stream, const void* array, size_t x_bytes, size_t y, void* memory, size_t pitch, size_t width,
                 size_t height, bool in, const char* waits) {
+  if (!array) return set_error(kInvalidHandle, "the copy's array is null");
   return guarded(kInvalidValue, [&] {
     const Side inside = in_array(array, x_bytes, y, 0, width, height, 1);
     const Side outside = in_memory(memory, pitch, height, 0, 0, 0);

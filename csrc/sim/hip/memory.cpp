@@ -157,6 +157,9 @@ HIP_API int hipMallocHost(void** out, size_t bytes) { return allocate(out, bytes
 HIP_API int hipHostAlloc(void** out, size_t bytes, u32 flags) {
   return allocate_host(out, bytes, "hipHostAlloc", flags);
 }
+HIP_API int hipExtHostAlloc(void** out, size_t bytes, u32 flags) {
+  return allocate_host(out, bytes, "hipExtHostAlloc", flags);
+}
 
 HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height) {
   if (!pitch) return set_error(kInvalidValue, "the pitch's address is null");

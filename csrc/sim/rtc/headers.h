@@ -22,6 +22,9 @@ constexpr char kDetailConversions[] = {
 constexpr char kDetailCoordinates[] = {
 #embed "../include/hip/detail/coordinates.h"
     , '\0'};
+constexpr char kDetailDeviceLibrary[] = {
+#embed "../include/hip/detail/device_library.h"
+    , '\0'};
 constexpr char kDetailHalf[] = {
 #embed "../include/hip/detail/half.h"
     , '\0'};
@@ -101,6 +104,7 @@ constexpr Header kHeaders[] = {
     {"hip/detail/callers_lines_end.h", kDetailCallersLinesEnd},
     {"hip/detail/conversions.h", kDetailConversions},
     {"hip/detail/coordinates.h", kDetailCoordinates},
+    {"hip/detail/device_library.h", kDetailDeviceLibrary},
     {"hip/detail/half.h", kDetailHalf},
     {"hip/detail/half_more.h", kDetailHalfMore},
     {"hip/detail/integers.h", kDetailIntegers},

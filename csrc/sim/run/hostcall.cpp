@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "load/loader.h"
+#include "run/device_heap.h"
 #include "run/format.h"
 #include "run/launch_state.h"
 
@@ -78,10 +79,16 @@ bool wants(const Kernel& kernel, std::string_view kind) {
   return std::any_of(kernel.hidden.begin(), kernel.hidden.end(), [&](const HiddenArg& h) { return h.kind == kind; });
 }
 
+// What the device library's allocator asks for: memory of so many bytes, or an end of that at an address.
+u64 device_memory(const u64* cells) {
+  if (!cells[0]) return device_heap().allocate(cells[1]);
+  if (device_heap().release(cells[0])) return 0;
+  throw Fault("hostcall: free in a kernel, of memory that malloc in kernels has not given");
+}
+
 [[noreturn]] void refuse(u32 service) {
   switch (service) {
     case kFunctionCall: throw Fault("hostcall: calls of host functions are not supported");
-    case kDeviceMemory: throw Fault("hostcall: malloc and free in kernels are not supported");
     case kSanitizer: throw Fault("hostcall: the device's address sanitizer is not supported; use the checker `bounds`");
     default: throw Fault("hostcall: there is no service " + std::to_string(service));
   }
@@ -174,10 +181,11 @@ void HostCalls::serve(Wave& w) {
   std::string text[2];                         // for stdout, for stderr
   for (u32 n = 0; pointer && n < kPackets; ++n) {
     Packet& packet = b->packet[pointer % kPackets];
-    if (packet.service != kPrintf) refuse(packet.service);
+    const bool is_memory = packet.service == kDeviceMemory;
+    if (packet.service != kPrintf && !is_memory) refuse(packet.service);
     for (u64 left = packet.active; left; left &= left - 1) {
       u64* cells = b->cell[pointer % kPackets][std::countr_zero(left)];
-      cells[0] = answer(*w.host, cells, text);
+      cells[0] = is_memory ? device_memory(cells) : answer(*w.host, cells, text);
     }
     pointer = packet.next;
     std::atomic_ref(packet.control).store(packet.control & ~1u, std::memory_order_release);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What kernels ask of the host while they run, by ROCm's hostcall protocol: device printf, and what an assert says. On
-// a device all waves of a queue share one buffer of packets; here each wave has its own, with its own copy of the
-// arguments that lead to it, so that the host knows who asks, and no wave waits for a packet. Code compiled with
-// -mprintf-kind=buffered leaves what it prints in a buffer instead, which the host reads when the wave has ended.
+// What kernels ask of the host while they run, by ROCm's hostcall protocol: device printf, what an assert says, memory
+// for malloc. On a device all waves of a queue share one buffer of packets; here each wave has its own, with its own
+// copy of the arguments that lead to it, so that the host knows who asks, and no wave waits for a packet. Code compiled
+// with -mprintf-kind=buffered leaves what it prints in a buffer instead, which the host reads when the wave has ended.
 #pragma once
 #include <memory>
 #include <mutex>

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "run/device_heap.h"
+
 namespace sim {
 namespace {
 
@@ -16,7 +18,7 @@ void put(u8* at, T value) {
 }
 
 // The value of a hidden argument. HIP has no partial workgroups, so remainders are 0; services that the simulator does
-// not have (heap, queues) are null, as they are for code that does not use them. Buffers for what kernels print are
+// not have (queues) are null, as they are for code that does not use them. Buffers for what kernels print are
 // each wave's own (run/hostcall.cpp).
 u64 hidden_value(const Launch& l, std::string_view kind, u64 dynamic_lds) {
   for (int axis = 0; axis < 3; ++axis) {
@@ -28,11 +30,12 @@ u64 hidden_value(const Launch& l, std::string_view kind, u64 dynamic_lds) {
     return l.grid[2] * l.block[2] > 1 ? 3 : l.grid[1] * l.block[1] > 1 ? 2 : 1;
   }
   if (kind == "hidden_dynamic_lds_size") return dynamic_lds;
+  if (kind == "hidden_heap_v1") return device_heap().head();
   if (kind == "hidden_private_base") return 0x20000;             // high dwords of the apertures, as in isa/lanes.h
   if (kind == "hidden_shared_base") return 0x10000;
   for (std::string_view zero : {"hidden_remainder_", "hidden_global_offset_", "hidden_none", "hidden_hostcall_buffer",
-                                "hidden_multigrid_sync_arg", "hidden_heap_v1", "hidden_default_queue",
-                                "hidden_completion_action", "hidden_queue_ptr", "hidden_printf_buffer"}) {
+                                "hidden_multigrid_sync_arg", "hidden_default_queue", "hidden_completion_action",
+                                "hidden_queue_ptr", "hidden_printf_buffer"}) {
     if (kind.starts_with(zero)) return 0;
   }
   throw Fault("the kernel wants the hidden argument " + std::string(kind) + ", which is not supported");
@@ -47,9 +50,9 @@ void check_shape(const LaunchRequest& r) {
     if (n == 0 || n > kMaxBlock) throw BadShape("block " + shape(r.block) + " is not between 1 and 1024");
   }
   if (block > kMaxBlock) throw BadShape("block " + shape(r.block) + " has more than 1024 work-items");
-  if (block > r.kernel->max_block) {
-    throw BadShape("block " + shape(r.block) + " has more work-items than the kernel was compiled for (" +
-                   std::to_string(r.kernel->max_block) + ")");
+  if (block > r.kernel->max_block) {             // a shape that a device can have: HIP says that the launch failed
+    throw Fault("block " + shape(r.block) + " has more work-items than the kernel was compiled for (" +
+                std::to_string(r.kernel->max_block) + ")");
   }
   for (int i = 0; i < 3; ++i) {
     if (u64{r.grid[i]} * r.block[i] > 0xffffffff || r.grid[i] == 0) {

@@ -35,6 +35,14 @@ __global__ void short_numbers(double* out, int integer, float x) {
   tell(__hip_cvt_float_to_fp8(1e9f, __HIP_NOSAT, __HIP_E4M3_FNUZ) +
        1000 * __hip_cvt_float_to_fp8(-HIP_INF_F, __HIP_NOSAT, __HIP_E5M2));
   tell(__fns64(0xF0, 0, 2) + 100 * __fns64(0xF0, 63, -1) + 10000 * __lastbit_u32_u64(0xF0));
+  struct __align__(16) Wide { char a, b; };
+  tell(sizeof(Wide) + 100 * __ockl_clz_u32(integer) + 10000 * __ockl_lane_u32() + 1e6 * __ockl_mul24_i32(-3, 7));
+  assert(integer > 0);
+  tell(amd_mixed_dot(short2{-3, 4}, short2{5, 6}, 1, false) + 100. * amd_mixed_dot(-1, 0x77777777, 0, false) +
+       1e5 * amd_mixed_dot(char4{1, 2, 3, -4}, char4{5, 6, 7, 8}, 0, true));
+  tell(amd_mixed_dot(ushort2{65535, 1}, ushort2{65535, 1}, 0xFFFFFFFFu, true) + 1. *
+       amd_mixed_dot(uchar4{1, 2, 3, 255}, uchar4{5, 6, 7, 2}, 1u, false) + amd_mixed_dot(~0u, 0x22222222u, 0u, false));
+  atomicAddNoRet(reinterpret_cast<float*>(out + i), 0.5f);
 }
 
 // One wave of which lane 6 reports: the even lanes, parts of them, and those of one answer.
@@ -62,12 +70,13 @@ __global__ void share() {
 }
 
 int run_headers() {
-  OnDevice<double> of_numbers(17), of_parts(7);
+  OnDevice<double> of_numbers(21), of_parts(7);
   short_numbers<<<1, 1>>>(of_numbers.data, 16777217, 3.5f);
   parts<<<1, 64>>>(of_parts.data);
   int count = check_all("numbers", of_numbers.get(), {
       0, 2, 0, 2, 1, 2048 + 20500000., -2048 + 655040000., 4 + 30, 1 + 100, 1 + 1, 24 + 400, 0, 16 + 240000,
-      57344 + 0.001953125 + 448, -30 + 0.3125, 0x80 + 1000. * 0xFC, 5 + 700 + 40000});
+      57344 + 0.001953125 + 448, -30 + 0.3125, 0x80 + 1000. * 0xFC, 5 + 700 + 40000,
+      16 + 700 - 21e6, 10 - 5600 + 6e5, 4294967295. + 549 + 240, 5.21861529e-315});
   count += check_all("parts", of_parts.get(), {32 + 8000 + 300000., 2, 8 + 100, 15, 4294967295. + 1, 4, 16});
 
   shared_count += 1;
@@ -86,8 +95,13 @@ int run_headers() {
   int grid = 0, block = 0;
   HIP_CALL(hipOccupancyMaxPotentialBlockSizeVariableSMem(&grid, &block, short_numbers,
                                                          [](int threads) { return threads * 64; }));
+  float* pinned = nullptr;
+  HIP_CALL(hipExtHostAlloc(reinterpret_cast<void**>(&pinned), sizeof(float), hipExtHostAllocCoherent));
+  HIP_CALL(hipHostFree(pinned));
+  int rate = 0;
+  HIP_CALL(hipDeviceGetAttribute(&rate, hipDeviceAttributeAmdSpecificBegin, 0));
   const hipError_t refused = hipLaunchKernel(reinterpret_cast<const void*>(short_numbers), 1, 1, nullptr);
   return count + check_all("host", {double(pair.x + pair.y + 100 * pair.f), double(one.x + one.y + 100 * one.f),
-                                    double(grid / 304 * block), double(refused)},
-                           {32, 232, 1024, hipErrorInvalidValue});
+                                    double(grid / 304 * block), double(refused), double(HIP_R_16BF), double(rate)},
+                           {32, 232, 1024, hipErrorInvalidValue, 14, 100000});
 }

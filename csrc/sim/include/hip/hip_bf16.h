@@ -16,6 +16,10 @@ struct __hip_bfloat16 {
   __host__ __device__ __hip_bfloat16(double x) : data(rounded(static_cast<float>(x))) {}
   __host__ __device__ __hip_bfloat16(int x) : data(rounded(static_cast<float>(x))) {}
   __host__ __device__ __hip_bfloat16(unsigned x) : data(rounded(static_cast<float>(x))) {}
+  __host__ __device__ __hip_bfloat16(long x) : data(rounded(static_cast<float>(x))) {}
+  __host__ __device__ __hip_bfloat16(unsigned long x) : data(rounded(static_cast<float>(x))) {}
+  __host__ __device__ __hip_bfloat16(long long x) : data(rounded(static_cast<float>(x))) {}
+  __host__ __device__ __hip_bfloat16(unsigned long long x) : data(rounded(static_cast<float>(x))) {}
   constexpr __host__ __device__ __hip_bfloat16(__hip_bfloat16_raw x) : data(x.x) {}
 
   __host__ __device__ operator float() const {
@@ -209,4 +213,10 @@ AITER_LIKE_BF16_UNORDERED(ge, a < b)
 #define HIPRT_NEG_ZERO_BF16 __ushort_as_bfloat16(0x8000)
 #define HIPRT_ONE_BF16 __ushort_as_bfloat16(0x3F80)
 #define HIPRT_ZERO_BF16 __ushort_as_bfloat16(0x0000)
+
+__device__ inline __hip_bfloat162 unsafeAtomicAdd(__hip_bfloat162* place, __hip_bfloat162 value) {
+  using Native = short __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(__hip_bfloat162, __builtin_amdgcn_flat_atomic_fadd_v2bf16(
+      reinterpret_cast<Native*>(place), __builtin_bit_cast(Native, value)));
+}
 #include "hip/detail/callers_lines_end.h"

@@ -17,6 +17,7 @@
 #include "hip/detail/callers_lines_end.h"
 #endif
 #if !defined(__HIPCC_RTC__)
+#include <assert.h>
 #if defined(__cplusplus)
 #include <cmath>
 #include <cstdlib>
@@ -27,6 +28,7 @@
 #include <string.h>
 #endif
 #include "hip/hip_runtime_api.h"
+#include "hip/library_types.h"
 #endif
 #if defined(__HIP__)
 #include "hip/detail/callers_lines_begin.h"
@@ -37,6 +39,7 @@
 #include "hip/detail/lanes.h"
 #include "hip/detail/wave.h"
 #include "hip/detail/atomics.h"
+#include "hip/detail/device_library.h"
 #include "hip/detail/callers_lines_end.h"
 #include "hip/detail/printf.h"
 #endif

@@ -77,6 +77,7 @@ hipError_t hipMallocManaged(void** out, size_t bytes, unsigned flags AITER_LIKE_
 hipError_t hipMallocHost(void** out, size_t bytes);
 hipError_t hipHostMalloc(void** out, size_t bytes, unsigned flags AITER_LIKE_DEFAULT(hipHostMallocDefault));
 hipError_t hipHostAlloc(void** out, size_t bytes, unsigned flags);
+hipError_t hipExtHostAlloc(void** out, size_t bytes, unsigned flags);
 hipError_t hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height);
 hipError_t hipMalloc3D(hipPitchedPtr* out, hipExtent extent);
 hipError_t hipFree(void* block);

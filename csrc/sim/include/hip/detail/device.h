@@ -57,8 +57,20 @@ typedef enum hipDeviceAttribute_t {
   hipDeviceAttributeImageSupport = 10014, hipDeviceAttributePhysicalMultiProcessorCount = 10015,
   hipDeviceAttributeFineGrainSupport = 10016, hipDeviceAttributeWallClockRate = 10017,
   hipDeviceAttributeNumberOfXccs = 10018, hipDeviceAttributeMaxAvailableVgprsPerThread = 10019,
-  hipDeviceAttributePciChipId = 10020
+  hipDeviceAttributePciChipId = 10020,
+  hipDeviceAttributeCudaCompatibleBegin = 0, hipDeviceAttributeCudaCompatibleEnd = 9999,
+  hipDeviceAttributeAmdSpecificBegin = 10000, hipDeviceAttributeAmdSpecificEnd = 19999,
+  hipDeviceAttributeVendorSpecificBegin = 20000
 } hipDeviceAttribute_t;
+
+// What two of the attributes hold.
+typedef enum hipFlushGPUDirectRDMAWritesOptions {
+  hipFlushGPUDirectRDMAWritesOptionHost = 1, hipFlushGPUDirectRDMAWritesOptionMemOps = 2
+} hipFlushGPUDirectRDMAWritesOptions;
+typedef enum hipGPUDirectRDMAWritesOrdering {
+  hipGPUDirectRDMAWritesOrderingNone = 0, hipGPUDirectRDMAWritesOrderingOwner = 100,
+  hipGPUDirectRDMAWritesOrderingAllDevices = 200
+} hipGPUDirectRDMAWritesOrdering;
 
 typedef enum hipComputeMode {
   hipComputeModeDefault = 0, hipComputeModeExclusive = 1, hipComputeModeProhibited = 2,

@@ -28,9 +28,9 @@ struct __half {
   constexpr __host__ __device__ operator _Float16() const { return data; }
   __host__ __device__ operator __half_raw() const { return {__builtin_bit_cast(unsigned short, data)}; }
   constexpr explicit __host__ __device__ operator bool() const { return data != static_cast<_Float16>(0); }
-  constexpr explicit __host__ __device__ operator double() const { return static_cast<double>(data); }
-  constexpr explicit __host__ __device__ operator int() const { return static_cast<int>(data); }
-  constexpr explicit __host__ __device__ operator unsigned() const { return static_cast<unsigned>(data); }
+  constexpr __host__ __device__ operator double() const { return static_cast<double>(data); }
+  template <class T, class = typename hip_detail::If<__is_integral(T), T>::type>
+  constexpr __host__ __device__ operator T() const { return static_cast<T>(data); }
 };
 using half = __half;
 

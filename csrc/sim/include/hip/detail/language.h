@@ -33,6 +33,9 @@
 #define __forceinline__ inline
 #endif
 #define __grid_constant__
+#if !defined(__align__)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#endif
 
 #if defined(__HIPCC_RTC__)
 using size_t = decltype(sizeof(0));

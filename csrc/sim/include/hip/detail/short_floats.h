@@ -16,7 +16,17 @@
   AITER_LIKE_HD auto operator op(T a, Short b) -> typename hip_detail::If<__is_arithmetic(T), Result>::type { \
     return static_cast<float>(a) op static_cast<float>(b);                                                  \
   }
+// A number of another type stays of its type.
+#define AITER_LIKE_INTO_NUMBER(Short, op)                                                               \
+  template <class T>                                                                                    \
+  AITER_LIKE_HD auto operator op##=(T& a, Short b) -> typename hip_detail::If<__is_arithmetic(T), T&>::type { \
+    return a = static_cast<T>(a op static_cast<float>(b));                                              \
+  }
 #define AITER_LIKE_WITH_NUMBERS(Short)           \
+  AITER_LIKE_INTO_NUMBER(Short, +)               \
+  AITER_LIKE_INTO_NUMBER(Short, -)               \
+  AITER_LIKE_INTO_NUMBER(Short, *)               \
+  AITER_LIKE_INTO_NUMBER(Short, /)               \
   AITER_LIKE_WITH_NUMBER(Short, float, +)        \
   AITER_LIKE_WITH_NUMBER(Short, float, -)        \
   AITER_LIKE_WITH_NUMBER(Short, float, *)        \

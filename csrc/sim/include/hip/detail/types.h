@@ -145,6 +145,9 @@ typedef void (*hipHostFn_t)(void* data);
 #define hipEventReleaseToSystem 0x80000000u
 #define hipEventDisableSystemFence 0x20000000u
 #define hipHostMallocNonCoherent 0x80000000u
+#define hipExtHostAllocNumaUser 0x20000000
+#define hipExtHostAllocCoherent 0x40000000
+#define hipExtHostAllocNonCoherent 0x80000000u
 #define hipHostMallocUncached 0x10000000u
 #define hipHostAllocUncached hipHostMallocUncached
 #define hipExtHostRegisterCoarseGrained 8

@@ -8,12 +8,22 @@
 template <class T, unsigned kCount>
 struct HIP_vector_type;
 
+namespace hip_detail {
+
+// There where every `Given` can be converted to T, also where that narrows: braces take what a cast would.
+template <class T, class... Given>
+using convertible = decltype((static_cast<T>(*static_cast<const Given*>(nullptr)), ...));
+
+}  // namespace hip_detail
+
 template <class T>
 struct alignas(sizeof(T)) HIP_vector_type<T, 1> {
   using value_type = T;
   T x;
   HIP_vector_type() = default;
-  constexpr AITER_LIKE_BOTH HIP_vector_type(T x) : x(x) {}
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T x) : x(x) {}
+  template <class A, class = hip_detail::convertible<T, A>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A x) : x(static_cast<T>(x)) {}
 };
 
 template <class T>
@@ -21,8 +31,13 @@ struct alignas(2 * sizeof(T)) HIP_vector_type<T, 2> {
   using value_type = T;
   T x, y;
   HIP_vector_type() = default;
-  constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all) {}
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y) : x(x), y(y) {}
+  template <class A, class = hip_detail::convertible<T, A>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A all) : HIP_vector_type(static_cast<T>(all)) {}
+  template <class A, class B, class = hip_detail::convertible<T, A, B>>
+  constexpr AITER_LIKE_BOTH HIP_vector_type(A x, B y)
+      : x(static_cast<T>(x)), y(static_cast<T>(y)) {}
 };
 
 template <class T>
@@ -30,8 +45,13 @@ struct HIP_vector_type<T, 3> {
   using value_type = T;
   T x, y, z;
   HIP_vector_type() = default;
-  constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all) {}
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z) : x(x), y(y), z(z) {}
+  template <class A, class = hip_detail::convertible<T, A>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A all) : HIP_vector_type(static_cast<T>(all)) {}
+  template <class A, class B, class C, class = hip_detail::convertible<T, A, B, C>>
+  constexpr AITER_LIKE_BOTH HIP_vector_type(A x, B y, C z)
+      : x(static_cast<T>(x)), y(static_cast<T>(y)), z(static_cast<T>(z)) {}
 };
 
 template <class T>
@@ -39,8 +59,13 @@ struct alignas(4 * sizeof(T)) HIP_vector_type<T, 4> {
   using value_type = T;
   T x, y, z, w;
   HIP_vector_type() = default;
-  constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all), w(all) {}
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all), w(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
+  template <class A, class = hip_detail::convertible<T, A>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A all) : HIP_vector_type(static_cast<T>(all)) {}
+  template <class A, class B, class C, class D, class = hip_detail::convertible<T, A, B, C, D>>
+  constexpr AITER_LIKE_BOTH HIP_vector_type(A x, B y, C z, D w)
+      : x(static_cast<T>(x)), y(static_cast<T>(y)), z(static_cast<T>(z)), w(static_cast<T>(w)) {}
 };
 
 namespace hip_detail {
@@ -131,13 +156,25 @@ template <class T, unsigned N>
 constexpr AITER_LIKE_BOTH bool operator!=(const HIP_vector_type<T, N>& a, const HIP_vector_type<T, N>& b) {
   return !(a == b);
 }
+#define AITER_LIKE_VECTOR_COMPARISON(op)                                                                            \
+  template <class T, unsigned N>                                                                                    \
+  constexpr AITER_LIKE_BOTH bool operator op(const HIP_vector_type<T, N>& a, hip_detail::same<T> b) {               \
+    return a op HIP_vector_type<T, N>(b);                                                                           \
+  }                                                                                                                 \
+  template <class T, unsigned N>                                                                                    \
+  constexpr AITER_LIKE_BOTH bool operator op(hip_detail::same<T> a, const HIP_vector_type<T, N>& b) {               \
+    return HIP_vector_type<T, N>(a) op b;                                                                           \
+  }
+AITER_LIKE_VECTOR_COMPARISON(==)
+AITER_LIKE_VECTOR_COMPARISON(!=)
+#undef AITER_LIKE_VECTOR_COMPARISON
 
 #define AITER_LIKE_VECTORS(T, name)                                                                    \
   using name##1 = HIP_vector_type<T, 1>;                                                               \
   using name##2 = HIP_vector_type<T, 2>;                                                               \
   using name##3 = HIP_vector_type<T, 3>;                                                               \
   using name##4 = HIP_vector_type<T, 4>;                                                               \
-  constexpr AITER_LIKE_BOTH name##1 make_##name##1(T x) { return {x}; }                                \
+  constexpr AITER_LIKE_BOTH name##1 make_##name##1(T x) { return name##1(x); }                         \
   constexpr AITER_LIKE_BOTH name##2 make_##name##2(T x, T y) { return {x, y}; }                        \
   constexpr AITER_LIKE_BOTH name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                \
   constexpr AITER_LIKE_BOTH name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
