@@ -19,6 +19,7 @@ _REGISTERS, _LOCAL_BYTES, _MAX_THREADS = 4, 3, 0  # hipFuncAttribute
 _ATTRIBUTES = {"max_shared_mem": 74, "max_num_regs": 71, "multiprocessor_count": 63, "sm_clock_rate": 5,
                "mem_clock_rate": 60, "mem_bus_width": 59, "warpSize": 87, "max_threads_per_sm": 57,
                "cooperativeLaunch": 10}  # hipDeviceAttribute_t
+_LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
 _CELLS: dict[str, Callable[[Any], Any]] = {
     "i1": ctypes.c_int32, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
     "u1": ctypes.c_uint32, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32,
@@ -112,6 +113,8 @@ class HostUtils:
     def _check(self, code: int) -> None:
         if code:
             text = self._library.hipGetErrorString(code).decode()
+            if code == _LAUNCH_FAILURE:  # the simulator says what has failed, and programs look for HIP's own words
+                text = f"unspecified launch failure: {text}"
             raise RuntimeError(f"Triton Error [HIP]:  Code: {code}, Messsage: {text}")
 
 

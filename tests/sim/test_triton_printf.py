@@ -13,6 +13,7 @@ import triton.language as tl  # noqa: E402
 
 from aiter_like import sim  # noqa: E402
 from aiter_like.errors import SimulatorError  # noqa: E402
+from aiter_like.sim import triton_host  # noqa: E402
 
 
 @triton.jit
@@ -59,6 +60,8 @@ def test_assert_names_line_lanes_and_workgroup():
     assert re.search(rf"wg\(1,0,0\) wave 0 .*{re.escape(__file__)}:{line}\).*in lanes 33-35: device assertion failed: "
                      rf"'a value is too large', in unknown at .*:{line}", told), told
     assert [report["check"] for report in failure.value.reports] == ["launch"]
+    if triton_host.is_usable():  # which else are the words of Triton's C extension
+        assert "Code: 719, Messsage: unspecified launch failure: kernel talking_kernel" in told
 
 
 def test_without_debug_there_are_no_asserts():
