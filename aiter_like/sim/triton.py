@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import os
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,7 +69,8 @@ class SimulatorLauncher(HIPLauncher):
 
     def __init__(self, src: Any, metadata: Any):
         super().__init__(src, metadata)
-        self._name, self._num_params = metadata.name, len(src.fn.arg_names)
+        # A kernel of a file of TTIR or TTGIR has no Python function.
+        self._name, self._num_params = metadata.name, len(src.fn.arg_names if hasattr(src, "fn") else src.signature)
 
     def __call__(self, *args: Any) -> None:
         if session.checking():
@@ -98,10 +100,7 @@ def _host_utils(library: ctypes.CDLL) -> Any:
 
 
 class _Utils:
-    """What Triton calls a driver's utils, except that modules stay loaded.
-
-    Triton unloads a module when its kernel object dies, by the driver that is active then: it may be another one.
-    """
+    """What Triton calls a driver's utils, except that modules stay loaded: many kernel objects may share one."""
 
     def __init__(self, utils: Any):
         self._utils = utils
@@ -111,15 +110,19 @@ class _Utils:
         return getattr(self._utils, name)
 
     def load_binary(self, name: str, code_object: bytes, shared_bytes: int, device: int) -> tuple:
-        """(no module to unload, function, registers, spills, largest block)."""
+        """(module, function, registers, spills, largest block)."""
         key = (name, code_object, int(device))
         if key not in self._loaded:
             try:
-                _, *loaded = self._utils.load_binary(name, code_object, shared_bytes, device)
+                module, *loaded = self._utils.load_binary(name, code_object, shared_bytes, device)
             except RuntimeError as error:
                 raise _simulator_error(name, error) from error
-            self._loaded[key] = (None, *loaded)
+            self._loaded[key] = (_Module(module), *loaded)
         return self._loaded[key]
+
+
+class _Module(int):
+    """The handle of a module that the simulator has loaded, which no driver unloads."""
 
 
 class _Device(int):
@@ -141,6 +144,7 @@ def simulator_driver() -> SimulatorDriver:
     """
     driver = SimulatorDriver()
     _tell_copies_apart()
+    _keep_modules()
     return driver
 
 
@@ -241,6 +245,27 @@ def _tell_copies_apart() -> None:
         return f"{key}-{sorted({function.fn.__code__.co_filename for function in functions.values()})}"
 
     compiler.get_cache_key = get_cache_key
+
+
+def _keep_modules() -> None:
+    """A kernel object that the simulator serves tells Triton's hooks of its end, and asks no driver to unload a module.
+
+    Triton asks the driver that is active when the object dies: it may be another one, or none.
+    """
+    original = getattr(compiler.CompiledKernel, "__del__", None)
+    if original is None:
+        return  # a version that never unloads
+
+    def finish(kernel: compiler.CompiledKernel) -> None:
+        if not isinstance(getattr(kernel, "module", None), _Module):
+            original(kernel)
+            return
+        hook, here = getattr(knobs.runtime, "kernel_unload_hook", None), os.getpid()
+        if hook is not None and getattr(kernel, "_module_pid", here) == here:  # forked children tell nobody
+            hook(kernel.module, kernel.function, kernel.name, kernel.metadata_group, kernel.hash)
+        kernel.module = None
+
+    compiler.CompiledKernel.__del__ = finish
 
 
 def _reach(value: Any, found: dict[int, JITFunction]) -> None:

@@ -268,3 +268,41 @@ def test_the_host_side_is_that_of_tritons_c_extension(monkeypatch):
     compiled = add_kernel.warmup(torch.float32, torch.float32, torch.float32, 64, BLOCK=64, grid=(1,))
     binary = compiled.asm["hsaco"]
     assert ours.load_binary("add_kernel", binary, 0, 0)[2:] == theirs.load_binary("add_kernel", binary, 0, 0)[2:]
+
+
+def test_hooks_hear_of_a_kernels_load_and_end_once(monkeypatch):
+    """A module told of is one, is loaded once for several launches, and its end needs no driver."""
+    from triton import knobs
+
+    heard: list[tuple[str, bool, str]] = []
+    for name in ("kernel_load_start_hook", "kernel_load_end_hook", "kernel_unload_hook", "launch_enter_hook"):
+        monkeypatch.setattr(knobs.runtime, name, knobs.HookChain())
+    for name in ("load_start", "load_end", "unload"):
+        getattr(knobs.runtime, f"kernel_{name}_hook").add(
+            lambda module, function, kernel, group, key, name=name: heard.append((name, module is not None, kernel)))
+    knobs.runtime.launch_enter_hook.add(lambda metadata: heard.append(("launch", True, metadata.get()["name"])))
+    kernel = triton.jit(add_kernel.fn)
+    x, out = torch.ones(8), torch.zeros(8)
+    for _ in range(2):
+        compiled = kernel[(1,)](x, x, out, 8, BLOCK=8)
+    assert [(name, is_one) for name, is_one, _ in heard] == [
+        ("load_start", False), ("load_end", True), ("launch", True), ("launch", True)]
+    sim.disable_triton()
+    compiled.__del__()
+    assert heard[4:] == [("unload", True, "add_kernel")] and compiled.module is None
+    compiled.__del__()
+    assert len(heard) == 5
+    sim.enable_triton()
+    assert kernel[(1,)](x, x, out, 8, BLOCK=8).module is not None  # loaded again
+
+
+@pytest.mark.parametrize("level", ["ttir", "ttgir"])
+def test_a_kernel_of_a_file_of_ir_runs_and_is_checked(tmp_path, level):
+    x, out = torch.arange(64.0), torch.zeros(64)
+    text = unmasked_kernel.warmup(x, out, BLOCK=64, grid=(1,)).asm[level]
+    (tmp_path / f"unmasked.{level}").write_text(text)
+    kernel = triton.compile(str(tmp_path / f"unmasked.{level}"))
+    kernel[(1, 1, 1)](x, out)
+    assert torch.equal(out, x)
+    with pytest.raises(SimulatorError, match="unmasked_kernel argument 1"):
+        kernel[(1, 1, 1)](x, out[:60].clone())
