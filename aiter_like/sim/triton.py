@@ -26,7 +26,9 @@ from triton.runtime.jit import JITFunction
 
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import reports, session, torch_cuda, triton_host
-from aiter_like.sim.torch_cuda import times
+from aiter_like.sim.torch_cuda import marks, times
+
+_RANGE_START = 11  # hipPointer_attribute: it is there for memory that the simulator's library knows
 
 
 class SimulatorDriver(HIPDriver):
@@ -71,8 +73,12 @@ class SimulatorLauncher(HIPLauncher):
         super().__init__(src, metadata)
         # A kernel of a file of TTIR or TTGIR has no Python function.
         self._name, self._num_params = metadata.name, len(src.fn.arg_names if hasattr(src, "fn") else src.signature)
+        # What this package's operators are given is looked at before they launch.
+        self._is_own = hasattr(src, "fn") and src.fn.__module__.startswith("aiter_like.")
 
     def __call__(self, *args: Any) -> None:
+        if torch_cuda.is_on() and not self._is_own and self._num_params:
+            _refuse_host_tensors(_flat(args[-self._num_params:]))
         if session.checking():
             arguments = tuple(_flat(args[-self._num_params:])) if self._num_params else ()
             session.checked_call(self._name, lambda *_: self._call(args), arguments, None)
@@ -305,6 +311,19 @@ def _simulator_error(name: str, error: RuntimeError) -> RuntimeError:
     session.load().hipGetLastError()  # it is told here, and not to the next caller
     told = reports.as_simulator_error(name, error)
     return told if isinstance(told, SimulatorError) else SimulatorError(f"{name}: {error}")
+
+
+def _refuse_host_tensors(arguments: Iterable[Any]) -> None:
+    """Raises Triton's own ValueError for a tensor in memory that a GPU cannot reach: a program's mistake, which passes
+    here unless it is looked for."""
+    library, start = session.load(), ctypes.c_void_p()
+    for number, tensor in enumerate(arguments):
+        if not isinstance(tensor, torch.Tensor) or marks.index_of(tensor) is not None or marks.is_pinned(tensor):
+            continue
+        address = tensor.data_ptr()
+        if address and library.hipPointerGetAttribute(ctypes.byref(start), _RANGE_START, ctypes.c_void_p(address)):
+            library.hipGetLastError()
+            raise ValueError(f"Pointer argument (at {number}) cannot be accessed from Triton (cpu tensor?)")
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -306,3 +307,18 @@ def test_a_kernel_of_a_file_of_ir_runs_and_is_checked(tmp_path, level):
     assert torch.equal(out, x)
     with pytest.raises(SimulatorError, match="unmasked_kernel argument 1"):
         kernel[(1, 1, 1)](x, out[:60].clone())
+
+
+def test_as_gpu_refuses_tensors_of_the_host_in_tritons_words():
+    with sim.as_gpu():
+        x, out = torch.arange(64.0, device="cuda"), torch.zeros(64).pin_memory()
+        unmasked_kernel[(1,)](x, out, BLOCK=64)  # a GPU reaches pinned memory
+        assert torch.equal(out, x.cpu())
+        with pytest.raises(ValueError, match=r"Pointer argument \(at 1\) cannot be accessed from Triton \(cpu t"):
+            unmasked_kernel[(1,)](x, torch.zeros(64), BLOCK=64)
+        memory = ctypes.c_void_p()
+        assert sim.load().hipMalloc(ctypes.byref(memory), ctypes.c_size_t(256)) == 0
+        allocated = torch.frombuffer((ctypes.c_float * 64).from_address(memory.value), dtype=torch.float32)
+        unmasked_kernel[(1,)](x, allocated, BLOCK=64)
+        assert torch.equal(allocated, x.cpu())
+        sim.load().hipFree(memory)
