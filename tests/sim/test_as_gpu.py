@@ -221,6 +221,19 @@ def test_what_torch_cuda_tells(gpu):
         torch.cuda.set_device("cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_histc_of_integers_counts_in_their_type(gpu, dtype):
+    """A GPU has it, the CPU has not."""
+    values = torch.arange(60, dtype=dtype) % 13
+    with pytest.raises(NotImplementedError):
+        torch.histc(values, 13, 0, 12)
+    x = values.cuda()
+    found = torch.histc(x, bins=13, max=12)
+    assert found.is_cuda and found.dtype == dtype and torch.equal(found.cpu(), torch.bincount(values).to(dtype))
+    assert torch.equal(x.histc(4, min=3.9, max=7), torch.tensor([5, 5, 5, 10], dtype=dtype, device="cuda"))  # 3, …, 7
+    assert torch.equal(x.histc(13), found) and x[:0].histc(2).tolist() == [0, 0]
+
+
 def test_memory_is_counted(gpu):
     before = torch.cuda.memory_allocated()
     tensor = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
