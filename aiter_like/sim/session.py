@@ -25,7 +25,7 @@ from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, complete, parse_ch
 if TYPE_CHECKING:
     import torch
 
-_UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
+UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
 
 
 @dataclass
@@ -320,12 +320,20 @@ def _registered(name: str, args: tuple, writes: Sequence[int] | None) -> Iterato
 
     tensors = [(index, part) for index, arg in enumerate(args)
                for part in (arg if isinstance(arg, (tuple, list)) else (arg,)) if isinstance(part, Tensor)]
-    count = len(tensors)
-    bases = (ctypes.c_uint64 * count)(*[tensor.data_ptr() for _, tensor in tensors])
-    sizes = (ctypes.c_uint64 * count)(*[_extent(tensor) for _, tensor in tensors])
-    labels = [f"{name} argument {index} {tuple(tensor.shape)}".encode() for index, tensor in tensors]
-    names = (ctypes.c_char_p * count)(*labels)
-    writable = (ctypes.c_uint8 * count)(*[_UNKNOWN if writes is None else index in writes for index, _ in tensors])
+    with ranges_known([(tensor.data_ptr(), _extent(tensor), f"{name} argument {index} {tuple(tensor.shape)}",
+                        UNKNOWN if writes is None else index in writes) for index, tensor in tensors]):
+        yield
+
+
+@contextlib.contextmanager
+def ranges_known(ranges: Sequence[tuple[int, int, str, int]]) -> Iterator[None]:
+    """Memory that is the device's in the block: address, bytes, name, and 0 or 1 for whether kernels may write it, or
+    UNKNOWN where it is not for the caller to say."""
+    count = len(ranges)
+    bases = (ctypes.c_uint64 * count)(*[base for base, *_ in ranges])
+    sizes = (ctypes.c_uint64 * count)(*[size for _, size, *_ in ranges])
+    names = (ctypes.c_char_p * count)(*[name.encode() for *_, name, _ in ranges])
+    writable = (ctypes.c_uint8 * count)(*[flag for *_, flag in ranges])
     library = load()
     merged = library.aiter_like_sim_register(count, bases, sizes, names, writable)
     try:

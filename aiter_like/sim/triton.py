@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import reports, session, torch_cuda, triton_host
-from aiter_like.sim.torch_cuda import marks, times
+from aiter_like.sim.torch_cuda import marks, pointers, times
 
 _RANGE_START = 11  # hipPointer_attribute: it is there for memory that the simulator's library knows
 
@@ -81,8 +81,14 @@ class SimulatorLauncher(HIPLauncher):
             _refuse_host_tensors(_flat(args[-self._num_params:]))
         if session.checking():
             arguments = tuple(_flat(args[-self._num_params:])) if self._num_params else ()
-            session.checked_call(self._name, lambda *_: self._call(args), arguments, None)
+            session.checked_call(self._name, lambda *_: self._call_checked(args, arguments), arguments, None)
         else:
+            self._call(args)
+
+    def _call_checked(self, args: tuple, arguments: tuple) -> None:
+        ranges = pointers.reached(arguments) if torch_cuda.is_on() else []
+        with session.ranges_known([(base, size, f"{self._name}: {what}", session.UNKNOWN)
+                                   for base, size, what in ranges]):
             self._call(args)
 
     def _call(self, args: tuple) -> None:

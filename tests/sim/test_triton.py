@@ -322,3 +322,20 @@ def test_as_gpu_refuses_tensors_of_the_host_in_tritons_words():
         unmasked_kernel[(1,)](x, allocated, BLOCK=64)
         assert torch.equal(allocated, x.cpu())
         sim.load().hipFree(memory)
+
+
+@triton.jit
+def table_kernel(table, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(table + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.program_id(0) * BLOCK + at, tl.load(x + at, at < n))
+
+
+def test_as_gpu_knows_the_memory_behind_a_table_of_pointers():
+    with sim.as_gpu():
+        parts = [torch.rand(64, device="cuda") for _ in range(3)]
+        out, table = torch.zeros(3, 64, device="cuda"), torch.tensor([part.data_ptr() for part in parts], device="cuda")
+        table_kernel[(3,)](table, out, 64, BLOCK=64)
+        assert torch.equal(out, torch.stack(parts))
+        with pytest.raises(SimulatorError, match=r"past the end of `table_kernel: memory that argument 0 points to`"):
+            table_kernel[(3,)](table, torch.zeros(3, 128, device="cuda"), 65, BLOCK=128)

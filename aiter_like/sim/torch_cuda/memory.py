@@ -100,6 +100,11 @@ class Memory:
             self._count(-1, -size, -count)
             self._trace(("free_requested", "free_completed"), address, size)
 
+    def blocks(self) -> list[tuple[int, int]]:
+        """Those in use: address and bytes."""
+        with self._lock:
+            return [(address, count) for address, _, count, _ in self._blocks.values()]
+
     def reset(self, *, is_peak: bool) -> None:
         """Peaks, or sums of what came and went, are counted from now on."""
         with self._lock:
