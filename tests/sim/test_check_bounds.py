@@ -72,6 +72,36 @@ def test_scratch_beyond_the_lanes_allocation():
     assert not _reports("scratch_store_dword off, v5, off offset:60", scratch_bytes=64)
 
 
+_NARROW = """
+global_load_dword v3, v0, s[10:11]
+s_waitcnt vmcnt(0)
+v_add_u32 v2, 1, v3
+global_atomic_cmpswap v4, v0, v[2:3], s[10:11] sc0"""
+
+
+def test_atomics_of_16_bits_touch_the_dword_around_them():
+    one = "s_mov_b64 exec, 1\n"
+    assert not _reports(one + _NARROW, 2)
+    assert not _reports(f"{one}v_add_u32 v0, 4, v0{_NARROW}", 6)
+    found = _reports(_NARROW, 128)  # 64 values: the 33rd dword begins past their end
+    assert [report["lanes"] for report in found] == [0xFFFFFFFF << 32] * 2 and "past the end of" in found[0]["message"]
+
+
+@pytest.mark.parametrize("body", [
+    "global_load_dword v3, v0, s[10:11]", "global_store_dword v0, v5, s[10:11]", "global_atomic_add v0, v5, s[10:11]",
+    _NARROW.replace("v3, v0", "v3, v5")])
+def test_what_is_no_atomic_of_16_bits_ends_where_its_memory_ends(body):
+    """The last one loads a dword at another address register than the compare-and-swap's."""
+    found = _reports(f"s_mov_b64 exec, 1\n{body}", 2)
+    assert len(found) == 1 and "runs 2 bytes past its end" in found[0]["message"]
+
+
+def test_a_scalar_load_may_be_that_of_a_narrow_value():
+    for size in (1, 2, 3):
+        assert not _reports("s_load_dword s20, s[10:11], 0x4", 4 + size)
+    only(_reports("s_load_dword s20, s[10:11], 0x4", 4), "bounds", "s_load_dword .*", "past the end")
+
+
 def test_scalar_load():
     only(_reports("s_load_dwordx2 s[20:21], s[10:11], 0x200"), "bounds", r"s_load_dwordx2 s\[20:21\].*", "past the end")
     assert not _reports("s_load_dwordx4 s[20:23], s[10:11], 0xf0")
