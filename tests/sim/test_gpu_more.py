@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """More of what programs ask of torch within sim.as_gpu(): storages, pools, determinism, products of 8-bit numbers,
-profiles, compiled modules."""
+profiles, compiled modules, exported programs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -142,3 +143,28 @@ def test_types_that_the_cpu_lacks():
         functional.avg_pool3d(x.detach().cpu(), 2)
     with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
         torch.histc(torch.tensor([1], dtype=torch.int32))
+
+
+def test_exported_and_saved_programs(tmp_path):
+    """Both end in torch's C++, which in the first case ended the process."""
+    model, x = nn.Linear(2, 2).cuda(), torch.ones(1, 2, device="cuda")
+    exported = torch.export.export(model, (x,)).module()
+    assert exported(x).is_cuda and exported(x).equal(model(x))
+    torch.jit.trace(model, x).save(tmp_path / "traced.pt")
+    loaded = torch.jit.load(tmp_path / "traced.pt", map_location="cuda")
+    assert loaded(x).is_cuda and all(one.is_cuda for one in loaded.parameters())
+    assert not next(torch.jit.load(tmp_path / "traced.pt").parameters()).is_cuda
+    before = torch.cuda.memory_allocated()
+    with FakeTensorMode():
+        fake = nn.Linear(1 << 20, 1 << 20, device="cuda")
+        fake(torch.ones(1, 1 << 20, device="cuda")).sum().backward()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_memory_for_other_libraries():
+    x = torch.arange(6, dtype=torch.int16, device="cuda").view(2, 3)
+    assert x.t().__cuda_array_interface__ == {"typestr": "<i2", "shape": (3, 2), "strides": (2, 6), "version": 2,
+                                              "data": (x.data_ptr(), False)}
+    assert x.__cuda_array_interface__["strides"] is None and not hasattr(x.cpu(), "__cuda_array_interface__")
+    with pytest.raises(RuntimeError, match="requires grad"):
+        _ = torch.ones(1, device="cuda", requires_grad=True).__cuda_array_interface__

@@ -17,6 +17,7 @@ from aiter_like.sim.torch_cuda import memory
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 registered: list[tuple[int, int]] = []
 """Where memory of the host begins and ends that a program has pinned itself."""
+_DEVICE = torch.UntypedStorage.device
 _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
 
 
@@ -83,7 +84,7 @@ def index_of_storage(holder: Any) -> int | None:
 def put_storage(holder: Any, index: int | None, address: int | None = None) -> None:
     """As `put`, of a storage."""
     count = 0
-    if isinstance(holder, torch.UntypedStorage):
+    if isinstance(holder, torch.UntypedStorage) and _DEVICE.__get__(holder).type != "meta":  # a fake one has no memory
         count = holder.nbytes()
         if address is None:
             address = holder.data_ptr()

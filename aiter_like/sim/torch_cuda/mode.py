@@ -214,8 +214,22 @@ def _pin_memory(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 
 
 def _device_of(func: Callable, args: tuple, kwargs: dict) -> torch.device:
-    index = marks.index_of(args[0])
-    return func(*args, **kwargs) if index is None else devices.of_index(index)
+    index, place = marks.index_of(args[0]), func(*args, **kwargs)
+    return place if index is None or place.type == "meta" else devices.of_index(index)
+
+
+def _array_interface(func: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """What CuPy, Numba and others read: the memory of a tensor on a GPU, which is the host's, too."""
+    tensor = args[0]
+    if marks.index_of(tensor) is None:
+        return func(*args, **kwargs)
+    if tensor.requires_grad:
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad. If gradients aren't "
+                           "required, use var.detach() to get Variable that doesn't require grad.")
+    like = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    strides = None if tensor.is_contiguous() else tuple(one * tensor.element_size() for one in tensor.stride())
+    return {"typestr": like.str, "shape": tuple(tensor.shape), "strides": strides, "version": 2,
+            "data": (tensor.data_ptr() if tensor.numel() else 0, False)}
 
 
 def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -297,6 +311,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.numpy: _to_numpy,
     torch.Tensor.__array__: _to_numpy,
     torch.Tensor.device.__get__: _device_of,
+    torch.Tensor.__cuda_array_interface__.__get__: _array_interface,
     torch.Tensor.is_cuda.__get__: lambda func, args, kwargs: marks.index_of(args[0]) is not None,
     torch.Tensor.is_cpu.__get__: lambda func, args, kwargs: func(*args) and marks.index_of(args[0]) is None,
 }

@@ -19,6 +19,7 @@ from aiter_like.sim.torch_cuda import (
     comm,
     devices,
     dlpack,
+    fakes,
     files,
     generators,
     graphs,
@@ -81,7 +82,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
                 (torch.Tensor, "record_stream", lambda self, stream: None))
-    for module in (autocast, collectives, comm, dlpack, low_level, scripted, storages, tensor_types):
+    for module in (autocast, collectives, comm, dlpack, fakes, low_level, scripted, storages, tensor_types):
         yield from module.replacements()
 
 

@@ -17,6 +17,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Names of torch: holder, name, what it means now."""
     for kind in (torch._C.ScriptMethod, torch._C.ScriptFunction):
         yield kind, "__call__", _following(kind.__call__)
+    yield torch.jit, "load", _loading(torch.jit.load)
     for name in ("nested_tensor", "as_nested_tensor"):
         yield torch.nested, name, _nested(getattr(torch.nested, name))
 
@@ -29,6 +30,18 @@ def _following(original: Callable) -> Callable:
         return results
 
     return call
+
+
+def _loading(original: Callable) -> Callable:
+    """torch.jit.load, whose map_location may name a GPU."""
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        index = None if map_location is None else devices.index_of(map_location)
+        module = original(f, map_location if index is None else "cpu", *args, **kwargs)
+        for tensor in (*module.parameters(), *module.buffers()) if index is not None else ():
+            marks.put(tensor, index)
+        return module
+
+    return load
 
 
 def _nested(original: Callable) -> Callable:
