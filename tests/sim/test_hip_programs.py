@@ -59,6 +59,16 @@ def test_the_same_as_a_library(everyday):
     assert done.returncode == 0 and done.stdout.count(": 0 of ") == 19, done.stdout + done.stderr
 
 
+def test_macros_of_programs_do_not_meet_names_of_the_headers(tmp_path):
+    """Sizes are often macros of one letter. HIP's own headers have templates of a T and a U, so that those are free."""
+    names = ["hip_runtime", "hip_fp16", "hip_bf16", "hip_fp8", "hip_complex", "hip_cooperative_groups", "hip_ext"]
+    (tmp_path / "a.hip").write_text("".join(f"#include <hip/{name}.h>\n" for name in names))
+    macros = [f"-D{letter}=16" for letter in "ABCDEFGHIJKLMNOPQRSVWXYZ"]
+    done = subprocess.run([rocm.folder() / "bin/hipcc", "-fsyntax-only", *macros, str(tmp_path / "a.hip")],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_programs_call_wrongly(everyday):
     done = subprocess.run([str(everyday), "misuse"], env=os.environ | {"AITER_LIKE_SIM": "check"}, capture_output=True,
                           text=True, check=False)

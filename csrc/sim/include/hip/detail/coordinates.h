@@ -3,14 +3,14 @@
 #pragma once
 #include "hip/detail/language.h"
 
-#define AITER_LIKE_COORDINATES(type, X, Y, Z)                                                   \
+#define AITER_LIKE_COORDINATES(type, of_x, of_y, of_z)                                          \
   struct type {                                                                                 \
     __declspec(property(get = get_x)) unsigned x;                                               \
     __declspec(property(get = get_y)) unsigned y;                                               \
     __declspec(property(get = get_z)) unsigned z;                                               \
-    __device__ static unsigned get_x() { return X; }                                            \
-    __device__ static unsigned get_y() { return Y; }                                            \
-    __device__ static unsigned get_z() { return Z; }                                            \
+    __device__ static unsigned get_x() { return of_x; }                                         \
+    __device__ static unsigned get_y() { return of_y; }                                         \
+    __device__ static unsigned get_z() { return of_z; }                                         \
     __device__ operator dim3() const { return {get_x(), get_y(), get_z()}; }                    \
     __device__ operator uint3() const { return {get_x(), get_y(), get_z()}; }                   \
   };

@@ -22,8 +22,8 @@ struct alignas(sizeof(T)) HIP_vector_type<T, 1> {
   T x;
   HIP_vector_type() = default;
   explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T x) : x(x) {}
-  template <class A, class = hip_detail::convertible<T, A>>
-  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A x) : x(static_cast<T>(x)) {}
+  template <class Given, class = hip_detail::convertible<T, Given>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(Given x) : x(static_cast<T>(x)) {}
 };
 
 template <class T>
@@ -33,10 +33,10 @@ struct alignas(2 * sizeof(T)) HIP_vector_type<T, 2> {
   HIP_vector_type() = default;
   explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y) : x(x), y(y) {}
-  template <class A, class = hip_detail::convertible<T, A>>
-  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A all) : HIP_vector_type(static_cast<T>(all)) {}
-  template <class A, class B, class = hip_detail::convertible<T, A, B>>
-  constexpr AITER_LIKE_BOTH HIP_vector_type(A x, B y)
+  template <class Given, class = hip_detail::convertible<T, Given>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(Given all) : HIP_vector_type(static_cast<T>(all)) {}
+  template <class OfX, class OfY, class = hip_detail::convertible<T, OfX, OfY>>
+  constexpr AITER_LIKE_BOTH HIP_vector_type(OfX x, OfY y)
       : x(static_cast<T>(x)), y(static_cast<T>(y)) {}
 };
 
@@ -47,10 +47,10 @@ struct HIP_vector_type<T, 3> {
   HIP_vector_type() = default;
   explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z) : x(x), y(y), z(z) {}
-  template <class A, class = hip_detail::convertible<T, A>>
-  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A all) : HIP_vector_type(static_cast<T>(all)) {}
-  template <class A, class B, class C, class = hip_detail::convertible<T, A, B, C>>
-  constexpr AITER_LIKE_BOTH HIP_vector_type(A x, B y, C z)
+  template <class Given, class = hip_detail::convertible<T, Given>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(Given all) : HIP_vector_type(static_cast<T>(all)) {}
+  template <class OfX, class OfY, class OfZ, class = hip_detail::convertible<T, OfX, OfY, OfZ>>
+  constexpr AITER_LIKE_BOTH HIP_vector_type(OfX x, OfY y, OfZ z)
       : x(static_cast<T>(x)), y(static_cast<T>(y)), z(static_cast<T>(z)) {}
 };
 
@@ -61,10 +61,10 @@ struct alignas(4 * sizeof(T)) HIP_vector_type<T, 4> {
   HIP_vector_type() = default;
   explicit constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all), w(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
-  template <class A, class = hip_detail::convertible<T, A>>
-  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(A all) : HIP_vector_type(static_cast<T>(all)) {}
-  template <class A, class B, class C, class D, class = hip_detail::convertible<T, A, B, C, D>>
-  constexpr AITER_LIKE_BOTH HIP_vector_type(A x, B y, C z, D w)
+  template <class Given, class = hip_detail::convertible<T, Given>>
+  explicit constexpr AITER_LIKE_BOTH HIP_vector_type(Given all) : HIP_vector_type(static_cast<T>(all)) {}
+  template <class OfX, class OfY, class OfZ, class OfW, class = hip_detail::convertible<T, OfX, OfY, OfZ, OfW>>
+  constexpr AITER_LIKE_BOTH HIP_vector_type(OfX x, OfY y, OfZ z, OfW w)
       : x(static_cast<T>(x)), y(static_cast<T>(y)), z(static_cast<T>(z)), w(static_cast<T>(w)) {}
 };
 
@@ -79,30 +79,31 @@ using same = typename Same<T>::type;  // an argument of this type is converted, 
 
 }  // namespace hip_detail
 
-#define AITER_LIKE_VECTOR_OPERATOR(op)                                                                              \
-  template <class T, unsigned N>                                                                                    \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(const HIP_vector_type<T, N>& a,                       \
-                                                              const HIP_vector_type<T, N>& b) {                     \
-    HIP_vector_type<T, N> result{};                                                                                 \
-    result.x = static_cast<T>(a.x op b.x);                                                                          \
-    if constexpr (N > 1) result.y = static_cast<T>(a.y op b.y);                                                     \
-    if constexpr (N > 2) result.z = static_cast<T>(a.z op b.z);                                                     \
-    if constexpr (N > 3) result.w = static_cast<T>(a.w op b.w);                                                     \
-    return result;                                                                                                  \
-  }                                                                                                                 \
-  template <class T, unsigned N>                                                                                    \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(const HIP_vector_type<T, N>& a,                       \
-                                                              hip_detail::same<T> b) {                              \
-    return a op HIP_vector_type<T, N>(b);                                                                           \
-  }                                                                                                                 \
-  template <class T, unsigned N>                                                                                    \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(hip_detail::same<T> a,                                \
-                                                              const HIP_vector_type<T, N>& b) {                     \
-    return HIP_vector_type<T, N>(a) op b;                                                                           \
-  }                                                                                                                 \
-  template <class T, unsigned N, class B>                                                                           \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator op##=(HIP_vector_type<T, N>& a, const B& b) {           \
-    return a = a op b;                                                                                              \
+#define AITER_LIKE_VECTOR_OPERATOR(op)                                                                                 \
+  template <class T, unsigned kCount>                                                                                  \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(const HIP_vector_type<T, kCount>& a,                \
+                                                              const HIP_vector_type<T, kCount>& b) {                   \
+    HIP_vector_type<T, kCount> result{};                                                                               \
+    result.x = static_cast<T>(a.x op b.x);                                                                             \
+    if constexpr (kCount > 1) result.y = static_cast<T>(a.y op b.y);                                                   \
+    if constexpr (kCount > 2) result.z = static_cast<T>(a.z op b.z);                                                   \
+    if constexpr (kCount > 3) result.w = static_cast<T>(a.w op b.w);                                                   \
+    return result;                                                                                                     \
+  }                                                                                                                    \
+  template <class T, unsigned kCount>                                                                                  \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(const HIP_vector_type<T, kCount>& a,                \
+                                                              hip_detail::same<T> b) {                                 \
+    return a op HIP_vector_type<T, kCount>(b);                                                                         \
+  }                                                                                                                    \
+  template <class T, unsigned kCount>                                                                                  \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(hip_detail::same<T> a,                              \
+                                                              const HIP_vector_type<T, kCount>& b) {                   \
+    return HIP_vector_type<T, kCount>(a) op b;                                                                         \
+  }                                                                                                                    \
+  template <class T, unsigned kCount, class Other>                                                                     \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount>& operator op##=(HIP_vector_type<T, kCount>& a,                  \
+                                                                       const Other& b) {                               \
+    return a = a op b;                                                                                                 \
   }
 AITER_LIKE_VECTOR_OPERATOR(+)
 AITER_LIKE_VECTOR_OPERATOR(-)
@@ -116,67 +117,67 @@ AITER_LIKE_VECTOR_OPERATOR(<<)
 AITER_LIKE_VECTOR_OPERATOR(>>)
 #undef AITER_LIKE_VECTOR_OPERATOR
 
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator-(const HIP_vector_type<T, N>& a) {
-  return HIP_vector_type<T, N>(T(0)) - a;
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator-(const HIP_vector_type<T, kCount>& a) {
+  return HIP_vector_type<T, kCount>(T(0)) - a;
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator~(const HIP_vector_type<T, N>& a) {
-  return a ^ HIP_vector_type<T, N>(static_cast<T>(~T(0)));
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator~(const HIP_vector_type<T, kCount>& a) {
+  return a ^ HIP_vector_type<T, kCount>(static_cast<T>(~T(0)));
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator++(HIP_vector_type<T, N>& a) {
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount>& operator++(HIP_vector_type<T, kCount>& a) {
   return a += T(1);
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator--(HIP_vector_type<T, N>& a) {
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount>& operator--(HIP_vector_type<T, kCount>& a) {
   return a -= T(1);
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator++(HIP_vector_type<T, N>& a, int) {
-  const HIP_vector_type<T, N> before = a;
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator++(HIP_vector_type<T, kCount>& a, int) {
+  const HIP_vector_type<T, kCount> before = a;
   ++a;
   return before;
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator--(HIP_vector_type<T, N>& a, int) {
-  const HIP_vector_type<T, N> before = a;
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator--(HIP_vector_type<T, kCount>& a, int) {
+  const HIP_vector_type<T, kCount> before = a;
   --a;
   return before;
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH bool operator==(const HIP_vector_type<T, N>& a, const HIP_vector_type<T, N>& b) {
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH bool operator==(const HIP_vector_type<T, kCount>& a, const HIP_vector_type<T, kCount>& b) {
   bool equal = a.x == b.x;
-  if constexpr (N > 1) equal = equal && a.y == b.y;
-  if constexpr (N > 2) equal = equal && a.z == b.z;
-  if constexpr (N > 3) equal = equal && a.w == b.w;
+  if constexpr (kCount > 1) equal = equal && a.y == b.y;
+  if constexpr (kCount > 2) equal = equal && a.z == b.z;
+  if constexpr (kCount > 3) equal = equal && a.w == b.w;
   return equal;
 }
-template <class T, unsigned N>
-constexpr AITER_LIKE_BOTH bool operator!=(const HIP_vector_type<T, N>& a, const HIP_vector_type<T, N>& b) {
+template <class T, unsigned kCount>
+constexpr AITER_LIKE_BOTH bool operator!=(const HIP_vector_type<T, kCount>& a, const HIP_vector_type<T, kCount>& b) {
   return !(a == b);
 }
-#define AITER_LIKE_VECTOR_COMPARISON(op)                                                                            \
-  template <class T, unsigned N>                                                                                    \
-  constexpr AITER_LIKE_BOTH bool operator op(const HIP_vector_type<T, N>& a, hip_detail::same<T> b) {               \
-    return a op HIP_vector_type<T, N>(b);                                                                           \
-  }                                                                                                                 \
-  template <class T, unsigned N>                                                                                    \
-  constexpr AITER_LIKE_BOTH bool operator op(hip_detail::same<T> a, const HIP_vector_type<T, N>& b) {               \
-    return HIP_vector_type<T, N>(a) op b;                                                                           \
+#define AITER_LIKE_VECTOR_COMPARISON(op)                                                                               \
+  template <class T, unsigned kCount>                                                                                  \
+  constexpr AITER_LIKE_BOTH bool operator op(const HIP_vector_type<T, kCount>& a, hip_detail::same<T> b) {             \
+    return a op HIP_vector_type<T, kCount>(b);                                                                         \
+  }                                                                                                                    \
+  template <class T, unsigned kCount>                                                                                  \
+  constexpr AITER_LIKE_BOTH bool operator op(hip_detail::same<T> a, const HIP_vector_type<T, kCount>& b) {             \
+    return HIP_vector_type<T, kCount>(a) op b;                                                                         \
   }
 AITER_LIKE_VECTOR_COMPARISON(==)
 AITER_LIKE_VECTOR_COMPARISON(!=)
 #undef AITER_LIKE_VECTOR_COMPARISON
 
-#define AITER_LIKE_VECTORS(T, name)                                                                    \
-  using name##1 = HIP_vector_type<T, 1>;                                                               \
-  using name##2 = HIP_vector_type<T, 2>;                                                               \
-  using name##3 = HIP_vector_type<T, 3>;                                                               \
-  using name##4 = HIP_vector_type<T, 4>;                                                               \
-  constexpr AITER_LIKE_BOTH name##1 make_##name##1(T x) { return name##1(x); }                         \
-  constexpr AITER_LIKE_BOTH name##2 make_##name##2(T x, T y) { return {x, y}; }                        \
-  constexpr AITER_LIKE_BOTH name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                \
+#define AITER_LIKE_VECTORS(T, name)                                                                                    \
+  using name##1 = HIP_vector_type<T, 1>;                                                                               \
+  using name##2 = HIP_vector_type<T, 2>;                                                                               \
+  using name##3 = HIP_vector_type<T, 3>;                                                                               \
+  using name##4 = HIP_vector_type<T, 4>;                                                                               \
+  constexpr AITER_LIKE_BOTH name##1 make_##name##1(T x) { return name##1(x); }                                         \
+  constexpr AITER_LIKE_BOTH name##2 make_##name##2(T x, T y) { return {x, y}; }                                        \
+  constexpr AITER_LIKE_BOTH name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                                \
   constexpr AITER_LIKE_BOTH name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 AITER_LIKE_VECTORS(char, char)
 AITER_LIKE_VECTORS(unsigned char, uchar)
