@@ -19,6 +19,7 @@ FUNCTIONS = frozenset((functional.layer_norm, torch.layer_norm, functional.embed
 
 _LACKING = frozenset((torch.histc, torch.Tensor.histc, functional.avg_pool3d, functional.multi_margin_loss))
 """histc of integers, and the others of 16 bits, are a GPU's alone. Else a GPU refuses what the CPU does."""
+_REFUSED = ("not implemented for '", "without overflow")  # the latter for no elements of uint8
 _TYPES = (torch.float16, torch.bfloat16)
 _KEPT = ("out", "dtype", "max_norm", "sparse")  # options under which a function of float32 would not be the same one
 
@@ -45,9 +46,9 @@ def called(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 
 def instead(func: Callable, args: tuple, kwargs: dict, error: RuntimeError) -> torch.Tensor | None:
     """What a call gives on a GPU that the CPU refuses for the type of its tensors: computed in float32, or float64 for
-    integers, and rounded to that type. None: it is no such call.
+    integers, whose limits are integers too, and rounded to that type. None: it is no such call.
     """
-    if func not in _LACKING or "not implemented for '" not in str(error) or kwargs.get("out") is not None:
+    if func not in _LACKING or kwargs.get("out") is not None or not any(text in str(error) for text in _REFUSED):
         return None
     first = next(marks.tensors((args, kwargs)))
     if marks.index_of(first) is None:
@@ -55,6 +56,8 @@ def instead(func: Callable, args: tuple, kwargs: dict, error: RuntimeError) -> t
     wider = torch.float32 if first.dtype in _TYPES else torch.float64
 
     def widened(value: Any) -> Any:
+        if wider is torch.float64 and isinstance(value, float):
+            return int(value)
         return value.to(wider) if isinstance(value, torch.Tensor) and value.dtype == first.dtype else value
 
     return func(*map(widened, args), **{name: widened(value) for name, value in kwargs.items()}).to(first.dtype)
