@@ -18,7 +18,7 @@ namespace aiter_like {
 constexpr int kXcds = 8;              // of an MI300X, which deals workgroups to them round-robin
 constexpr int kBlockN = 64;           // keys per block
 constexpr int kMostPartsPerCu = 2;    // bounds the workspace
-constexpr int kMostRoundsOfAll = 3;   // of parts on all CUs, where all query blocks are split
+constexpr int kMostRoundsOfAll = 3;   // … where all query blocks are split: as many parts on each CU
 constexpr int kLeastSplitBlocks = 16; // key blocks below which a query block is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // time of prologue and epilogue, in key blocks
