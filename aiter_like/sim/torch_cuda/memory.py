@@ -103,7 +103,7 @@ class Memory:
     def blocks(self) -> list[tuple[int, int]]:
         """Those in use: address and bytes."""
         with self._lock:
-            return [(address, count) for address, _, count, _ in self._blocks.values()]
+            return [(address, count) for address, _, count, *_ in self._blocks.values()]
 
     def reset(self, *, is_peak: bool) -> None:
         """Peaks, or sums of what came and went, are counted from now on."""
