@@ -25,7 +25,7 @@ from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, complete, parse_ch
 if TYPE_CHECKING:
     import torch
 
-UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
+UNKNOWN = 2  # aiter_like_sim_register takes such memory for writable unless it is known already.
 
 
 @dataclass

@@ -23,7 +23,7 @@ constexpr int kLeastSplitBlocks = 16; // key blocks below which a query block is
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // time of prologue and epilogue, in key blocks
 constexpr int kMergeOverhead = 3;     // time of a part's merge, in key blocks
-constexpr int kMergedBytes = 12 << 20;  // what memory moves in the time of a key block, 3.2 us on the cycle model
+constexpr int kMergedBytes = 12 << 20;  // Memory moves so many in the time of a key block, 3.2 us on the cycle model.
 constexpr int kBandRounds = 4;        // least number of query blocks per CU in a band of heads
 
 /// How many query heads of a KV head's group share the rows of workgroups: as many as leave the fewest workgroups, and
@@ -101,8 +101,8 @@ struct KeySplit {
     return best == 1 ? none : KeySplit{query_blocks - tail, best};
   }
 
-  /// The split of sequences of whose lengths the host knows but bounds: of all query blocks, or of none. part_bytes:
-  /// what a part of all rows gives, which is written and read.
+  /// The split of sequences of whose lengths the host knows but bounds: of all query blocks, or of none. A part of all
+  /// rows gives part_bytes, which are written and read.
   static KeySplit plan_all(int query_blocks, int key_blocks, int64_t part_bytes, int num_cus) {
     int best = 1, least = 0;
     for (int parts = 1; parts == 1 || (key_blocks >= kLeastSplitBlocks && key_blocks / parts >= kLeastPartBlocks);

@@ -19,7 +19,7 @@ from aiter_like.ops.attention.unified_attention_ck import takes_turns
 _BLOCK_KEYS = 64
 _LEAST_QUERIES = 32
 """Of a sequence on average for tiles: these take 128 rows of one head, and read all keys for them, however few."""
-_TURNS_ROWS = {64: 512, 128: 384}  # of a workgroup whose waves take turns, by head dimension
+_TURNS_ROWS = {64: 512, 128: 384}  # A workgroup whose waves take turns has so many, by head dimension.
 _TURNS_START, _TURNS_BLOCK, _TURNS_SHORT = 13.0, 3.2, 2.4
 """us of a workgroup: before and after its keys; for a block of keys; and for one where rows fill one tile."""
 _TURNS_PARTS, _TURNS_MERGE, _MERGED_BYTES = 3, 4.0, 4.1e6

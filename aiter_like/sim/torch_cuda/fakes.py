@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from aiter_like.sim.torch_cuda import devices, marks
 
 _CPU = torch.device("cpu")
-_PLACE = 2  # of the device among the arguments
+_PLACE = 2  # The device is the argument with this number.
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:

@@ -23,7 +23,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Names of torch._C and of what torch says of its build: holder, name, what it means now."""
     for name, answer in (_cuda() | _memory() | _accelerator()).items():
         yield torch._C, name, answer
-    yield torch._C, "_cuda_CUDAAllocator_AllocatorState", type("_AllocatorState", (), {})  # what inductor imports
+    yield torch._C, "_cuda_CUDAAllocator_AllocatorState", type("_AllocatorState", (), {})  # Inductor imports it.
     yield torch._C, "_set_cached_tensors_enabled", lambda enabled: None
     yield torch.backends.cuda, "is_built", lambda: True
     yield torch.cuda, "_is_compiled", lambda: True

@@ -81,10 +81,15 @@ def index_of_storage(holder: Any) -> int | None:
     return place.index if place else None
 
 
+def own_place(storage: torch.UntypedStorage) -> torch.device:
+    """Where torch itself says that a storage is."""
+    return _DEVICE.__get__(storage)
+
+
 def put_storage(holder: Any, index: int | None, address: int | None = None) -> None:
     """As `put`, of a storage."""
     count = 0
-    if isinstance(holder, torch.UntypedStorage) and _DEVICE.__get__(holder).type != "meta":  # a fake one has no memory
+    if isinstance(holder, torch.UntypedStorage) and own_place(holder).type != "meta":  # a fake one has no memory
         count = holder.nbytes()
         if address is None:
             address = holder.data_ptr()

@@ -12,8 +12,6 @@ import torch
 
 from aiter_like.sim.torch_cuda import devices, marks
 
-_DEVICE = torch.UntypedStorage.device
-
 
 class _Hidden(threading.local):
     count = 0
@@ -50,12 +48,12 @@ def to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
 
 def _device(self: torch.UntypedStorage) -> torch.device:
     index = None if _hidden.count else marks.index_of_storage(self)
-    return _DEVICE.__get__(self) if index is None else devices.of_index(index)
+    return marks.own_place(self) if index is None else devices.of_index(index)
 
 
 def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
     index = marks.index_of_storage(self)
-    copy = torch.UntypedStorage(self.nbytes(), device=_DEVICE.__get__(self)).copy_(self)
+    copy = torch.UntypedStorage(self.nbytes(), device=marks.own_place(self)).copy_(self)
     if index is not None:
         marks.put_storage(copy, index)
     return copy
@@ -64,7 +62,7 @@ def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
 def _to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
     place = torch.device(device)
     index = devices.index_of(place)
-    if index == marks.index_of_storage(self) and (index is not None or place == _DEVICE.__get__(self)):
+    if index == marks.index_of_storage(self) and (index is not None or place == marks.own_place(self)):
         return self
     if index is not None:
         return to_gpu(self, index)

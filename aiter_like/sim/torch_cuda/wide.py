@@ -38,8 +38,7 @@ def is_meant(func: Callable, args: tuple, kwargs: dict) -> bool:
 
 def called(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     """The function in float32, rounded once to the type of its first tensor; of gradients likewise."""
-    result = func(*(_widened(arg) for arg in args), **{name: _widened(arg) for name, arg in kwargs.items()})
-    result = result.to(_first(args, kwargs).dtype)
+    result = _run(func, args, kwargs, _widened).to(_first(args, kwargs).dtype)
     marks.follow(result, [*marks.tensors(args), *marks.tensors(kwargs)])
     return result
 
@@ -60,7 +59,11 @@ def instead(func: Callable, args: tuple, kwargs: dict, error: RuntimeError) -> t
             return int(value)
         return value.to(wider) if isinstance(value, torch.Tensor) and value.dtype == first.dtype else value
 
-    return func(*map(widened, args), **{name: widened(value) for name, value in kwargs.items()}).to(first.dtype)
+    return _run(func, args, kwargs, widened).to(first.dtype)
+
+
+def _run(func: Callable, args: tuple, kwargs: dict, widened: Callable[[Any], Any]) -> torch.Tensor:
+    return func(*map(widened, args), **{name: widened(value) for name, value in kwargs.items()})
 
 
 def _first(args: tuple, kwargs: dict) -> torch.Tensor | None:

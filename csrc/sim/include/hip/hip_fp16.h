@@ -13,7 +13,7 @@ struct alignas(4) __half2 {
   using Native = _Float16 __attribute__((ext_vector_type(2)));
   __half x, y;
   __half2() = default;
-  constexpr __host__ __device__ __half2(Native both) : x(both.x), y(both.y) {}  // of a number, too: both are it
+  constexpr __host__ __device__ __half2(Native both) : x(both.x), y(both.y) {}  // A number converts to both elements.
   constexpr __host__ __device__ __half2(__half x, __half y) : x(x), y(y) {}
   __host__ __device__ __half2(__half2_raw raw) : x(__half_raw{raw.x}), y(__half_raw{raw.y}) {}
   __host__ __device__ operator __half2_raw() const { return {__half_as_ushort(x), __half_as_ushort(y)}; }
