@@ -184,7 +184,7 @@ def test_weights_by_descriptor(device, form, activation):
     check(call)
 
 
-@pytest.mark.parametrize("form", ("bf16", "fp8", "blocks", "int8", "mxfp4 weights"))
+@pytest.mark.parametrize("form", ("bf16", "fp8", "blocks", "int8", "mxfp4 weights", "a8 int4 weights"))
 @pytest.mark.parametrize("rows", (16, 128))
 @pytest.mark.parametrize("kernel", ("moe_gemm", "moe_gemm_moved"))
 def test_code_for_hopper(monkeypatch, tmp_path, form, rows, kernel):
@@ -193,9 +193,10 @@ def test_code_for_hopper(monkeypatch, tmp_path, form, rows, kernel):
 
     from aiter_like.ops.moe.triton import moe_gemm
 
-    dtype = {"fp8": torch.float8_e4m3fn, "blocks": torch.float8_e4m3fn, "int8": torch.int8}.get(form, torch.bfloat16)
+    others = {"bf16": torch.bfloat16, "mxfp4 weights": torch.bfloat16, "int8": torch.int8}
+    dtype = others.get(form, torch.float8_e4m3fn)
     key = {"pairs": 4 * rows, "experts": 4, "n": 256, "k": 512, "slots": 1, "block": rows, "dtype": dtypes.name(dtype),
-           "b_dtype": "mxfp4" if form.endswith("weights") else "same", "is_gated": 1, "is_of_pairs": 1,
+           "b_dtype": form.split()[-2] if form.endswith("weights") else "same", "is_gated": 1, "is_of_pairs": 1,
            "is_shuffled": 0, "group_size": {"blocks": 128, "mxfp4 weights": 32}.get(form, 0)}
     call = moe_gemm_tuning.case(key, torch.device("cpu"), 0)
     with compiled_for_hopper(monkeypatch, moe_gemm, moe_gemm) as built:

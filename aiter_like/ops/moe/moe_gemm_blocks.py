@@ -23,6 +23,7 @@ _MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
 _MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
 _LEAST_ROWS, _MANY_ROWS, _PLENTY_ROWS = 23, 192, 1024  # An expert has so many in the mean.
 _SHALLOW = 1024  # elements of a depth: a tile's steps are few
+_SHORT = 256  # likewise: so few that a tile's results take as long
 _CACHED_BYTES = 8 << 20  # The last-level cache keeps a matrix of so many bytes, in whatever order its tiles come.
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
 
@@ -58,7 +59,8 @@ def suited(call: MoeGemmCall, platform: str) -> tuple[int, ...]:
         block_m, block_n, depth = (32, 128, 64) if m <= 32 else (64, 128, 64)
     else:
         block_m, block_n, depth = 128, 128, 64
-        num_warps = 4 if platform == "hip" else 8
+        if platform != "hip" and scaling(call) != "weights":  # a group of four warps shares what it makes of weights
+            num_warps = 8
     block_m = min(block_m, _most_rows(call))
     if is_gated(call.activation) and platform != "hip":
         block_n = max(block_n, 128)  # wgmma takes 64 rows of a matrix
@@ -71,10 +73,16 @@ def step(call: MoeGemmCall, block_k: int) -> int:
 
 
 def suited_to_hopper(call: MoeGemmCall) -> tuple[int, ...]:
-    """HOPPER_NAMES by the sizes (H100, Triton 3.6: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS, 4096 to 16384 tokens). What
-    goes on from tile to tile needs room for a tile of out beside the steps: of fp32 there is none."""
+    """HOPPER_NAMES by the sizes (H100, Triton 3.6: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS, 4096 to 16384 tokens; short
+    depths, 192 and 256, at 4096: 4 to 16 %). What goes on from tile to tile needs room for a tile of out beside the
+    steps: of fp32 there is none."""
     block_m, block_k = 64 if call.block % 128 else 128, 128 // call.a.element_size()
     goes_on = int(call.out.element_size() == 2)
+    if goes_on and call.a.shape[1] <= _SHORT and not is_gated(call.activation):  # writing out bounds it
+        if call.group_size:
+            return 64, 128, block_k, 4, 4, 2, 1, 16
+        if call.a.element_size() == 2:
+            return block_m, 128, block_k, 4, 3, 2, 1, 8
     if call.group_size:
         chosen = (64, 256, block_k, 4, 2, 2, 0) if block_m == 64 else (
             128, 256, block_k, 8, 4 if mean_rows(call) >= _PLENTY_ROWS else 3, 1, 0)

@@ -20,15 +20,15 @@ def sorted_case(device: torch.device, tokens: int, slots: int, experts: int, blo
     generator = torch.Generator().manual_seed(seed)
     ids = torch.rand(tokens, experts, generator=generator).topk(slots, 1).indices
     places = capacity(tokens * slots, experts, block)
+    of_pairs, pairs = ids.flatten().sort(stable=True)
+    counts = of_pairs.bincount(minlength=experts)
+    taken = -(-counts // block)  # blocks
+    before = block * (taken.cumsum(0) - taken) - (counts.cumsum(0) - counts)
     numbers = torch.full((places,), slots << 24 | tokens, dtype=torch.int32)
+    numbers[before[of_pairs] + torch.arange(tokens * slots)] = (pairs % slots << 24 | pairs // slots).int()
     of_blocks = torch.zeros(places // block, dtype=torch.int32)
-    end = 0
-    for expert in range(experts):
-        token, slot = (ids == expert).nonzero(as_tuple=True)
-        numbers[end:end + len(token)] = (slot << 24 | token).int()
-        taken = -(-len(token) // block)
-        of_blocks[end // block:end // block + taken] = expert
-        end += taken * block
+    end = block * int(taken.sum())
+    of_blocks[:end // block] = torch.arange(experts, dtype=torch.int32).repeat_interleave(taken)
     weights = torch.rand(places, generator=generator)
     valid = torch.tensor([end, tokens], dtype=torch.int32)
     return tuple(one.to(device) for one in (numbers, weights, of_blocks, valid))

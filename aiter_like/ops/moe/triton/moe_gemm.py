@@ -210,10 +210,13 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Call
     if tiles == 0:
         return None
     block_k, rows = moe_gemm_blocks.step(call, block_k), moe_gemm_blocks.columns_of(call, block_n)
+    has_rough_sums = is_rough(call.a, target)
+    if has_rough_sums and call.b_format != "same":
+        block_k = min(block_k, ROUGH)  # Triton 3.6 gives each 32 of a step's converted weights their part of ROUGH
     is_moved = kernel == moe_gemm_blocks.MOVED and call.b.data_ptr() % 16 == 0
     grid = (triton.cdiv(tiles, xcds) * xcds, 1, 1)
     others = (float(call.limit) or None, places, call.block, *sizes_of(call))
-    constants = {"ROUGH": ROUGH if is_rough(call.a, target) else None, "IS_MOVED": is_moved, "BLOCK_M": block_m,
+    constants = {"ROUGH": ROUGH if has_rough_sums else None, "IS_MOVED": is_moved, "BLOCK_M": block_m,
                  "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": GROUP, "XCDS": xcds, **constants_of(call),
                  "options": {"num_warps": num_warps, "num_stages": num_stages}}
     moved = [1, rows, block_k // per_byte(call.b_format)] if is_moved else None
