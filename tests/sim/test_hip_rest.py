@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hip_calls import KERNELS, Channels, Copy3D, Extent, KernelNode, Pitched, address, call, made, number
 from hip_program import code_object, library
-from hip_runtime import HipError
+from hip_runtime import HipError, runtime
 
 _TO_DEVICE, _TO_HOST = 1, 2
 
@@ -314,3 +314,36 @@ class TestAnswers:
         with pytest.raises(HipError, match="not a live handle"):
             call("hipMemGetAllocationPropertiesFromHandle", byref(found), again)
         call("hipMemAddressFree", space, size)
+
+
+@pytest.fixture
+def stack():
+    """Sets how large it is, until the test ends."""
+    yield lambda size: call("hipDeviceSetLimit", 0, c_size_t(size))
+    call("hipDeviceSetLimit", 0, c_size_t(1024))
+
+
+def test_a_kernel_that_calls_itself_has_the_stack_that_is_set(stack):
+    """Its compiler cannot tell how much it takes; hipLimitStackSize says what every work-item has."""
+    source = """
+__device__ __attribute__((noinline)) int sum_to(int n) {
+  volatile int kept[8];
+  kept[n & 7] = n;
+  return n ? sum_to(n - 1) + kept[n & 7] : 0;
+}
+extern "C" __global__ void sums(int* out, int n) { out[thread_index()] = sum_to(n); }
+"""
+    sums = np.zeros(64, np.int32)
+    with runtime().module(code_object(source)) as module, runtime().memory() as memory:
+        out = memory.upload(sums)
+
+        def sums_to(number: int) -> set[int]:
+            runtime().launch(module.function("sums"), 1, 64, 0, [out, number])
+            memory.download(out, sums)
+            return set(sums.tolist())
+
+        assert sums_to(5) == {15}
+        with pytest.raises(HipError, match="scratch beyond the lane's 1024 bytes, as hipDeviceSetLimit"):
+            sums_to(500)
+        stack(131056)
+        assert sums_to(500) == {125250}

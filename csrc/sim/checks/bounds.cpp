@@ -275,7 +275,7 @@ u64 Checkers::lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
 
 u64 Checkers::scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
   w.checks->flat_spaces |= 1;
-  const u32 size = w.group->launch->kernel->private_bytes;
+  const u32 size = w.group->launch->private_bytes;
   const u64 inside = within(offset, lanes, touch.bytes, size);
   if (inside != lanes && launch_.on(kCheckBounds)) {
     report_offset(w, i, lanes & ~inside, offset, touch, "scratch beyond the lane's " + bytes_text(size));

@@ -340,7 +340,7 @@ void uninit_begin(Wave& w) {
   for (u16 reg : {102, 103, 104, 105, int{kExec}, kExec + 1}) u.scalar[reg] = 0;
   std::fill_n(&u.scalar[108], 16, 0);          // trap temporaries
   u.lanes[0] = 0;
-  w.checks->scratch.assign(u64{k.private_bytes} * kLanes, 0);
+  w.checks->scratch.assign(u64{l.private_bytes} * kLanes, 0);
 }
 
 void uninit_before(Wave& w, const Inst& i) {

@@ -98,7 +98,7 @@ DEBUG_API char* aiter_like_sim_debug_launch() {
   o.add("code", reinterpret_cast<u64>(l.code)).add("text", l.code->text_begin);
   o.add("text_bytes", l.code->text_end - l.code->text_begin);
   o.add("kernel", k.name).add("entry", k.entry).raw("grid", numbers(l.grid)).raw("block", numbers(l.block));
-  o.add("lds_bytes", u64{l.lds_bytes}).add("private_bytes", u64{k.private_bytes});
+  o.add("lds_bytes", u64{l.lds_bytes}).add("private_bytes", u64{l.private_bytes});
   o.add("kernarg", reinterpret_cast<u64>(l.kernarg)).add("kernarg_bytes", u64{k.kernarg_bytes});
   o.raw("args", args.str()).add("vgprs", u64{k.arch_rows()}).add("agprs", u64{k.accum_rows()});
   o.add("sgprs", u64{k.scalars()}).add("accum_offset", u64{k.accum_offset}).add("one_file", u64{k.one_file});
@@ -208,7 +208,7 @@ DEBUG_API int aiter_like_sim_debug_lds(u64 group, u64 offset, u64 bytes, u8* dat
 
 DEBUG_API int aiter_like_sim_debug_scratch(u64 group, u32 wave, u32 lane, u64 offset, u64 bytes, u8* data, int write) {
   Wave* w = wave_of(group, wave);
-  const u64 lane_bytes = control().launch->kernel->private_bytes;
+  const u64 lane_bytes = control().launch->private_bytes;
   if (!w || !w->scratch || lane >= kLanes) return 0;
   return copy(w->scratch + lane * lane_bytes, offset, bytes, lane_bytes, data, write);
 }

@@ -240,7 +240,7 @@ std::vector<u8> WatchedGroup::contents(const Wave& w, const Watch& watch) const 
     std::memcpy(bytes.data(), &w.s[watch.begin], 4);
   } else {                                     // of each lane, those that are not watched as zeros
     bytes.assign(watch.bytes * kLanes, 0);
-    const u64 lane_bytes = group_.launch->kernel->private_bytes;
+    const u64 lane_bytes = group_.launch->private_bytes;
     for (u64 left = watch.lanes; left; left &= left - 1) {
       const int lane = std::countr_zero(left);
       const void* from = watch.space == Space::vector ? static_cast<const void*>(&w.v[watch.begin][lane])

@@ -119,6 +119,11 @@ size_t* limit_of(DeviceState& d, int which) {
 
 }  // namespace
 
+size_t stack_limit() {
+  const std::lock_guard lock(state().mutex);
+  return state().devices[current_device()].stack;
+}
+
 HIP_API int hipCtxCreate(void** out, u32 flags, int device) {
   if (!out) return set_error(kInvalidValue, "the context's address is null");
   if (const Error error = check_device(device)) return error;
@@ -272,7 +277,8 @@ HIP_API int hipDeviceGetLimit(size_t* out, int which) {
   return limit ? give(out, *limit) : set_error(kUnsupportedLimit, "this limit is not one of the device");
 }
 
-// Scratch memory is as large as a kernel asks for: a limit is remembered, and changes nothing.
+// Scratch memory is as large as a kernel asks for: limits are remembered, and change nothing but the stack of kernels
+// that call what their compiler does not know (launch_state.cpp).
 HIP_API int hipDeviceSetLimit(int which, size_t value) {
   const std::lock_guard lock(state().mutex);
   size_t* limit = limit_of(state().devices[current_device()], which);

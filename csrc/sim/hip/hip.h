@@ -75,6 +75,7 @@ Error guarded(Error otherwise, Body&& body) {
 
 // The calling thread's device.
 int current_device();
+size_t stack_limit();                          // its hipLimitStackSize
 Error check_device(int device);
 
 // The kernel behind a host stub; throws Fault when none is registered there.

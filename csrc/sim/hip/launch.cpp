@@ -62,6 +62,7 @@ LaunchRequest request_of(const Function& f, const Launch& l, const std::string& 
   std::copy_n(grids, 3, r.grid);
   std::copy_n(blocks, 3, r.block);
   r.dynamic_lds_bytes = l.lds_bytes;
+  r.stack_bytes = stack_limit();
   r.kernarg = reinterpret_cast<const u8*>(kernarg.data());
   r.kernarg_bytes = kernarg.size();
   r.cooperative = l.cooperative;

@@ -23,9 +23,13 @@ void global_addresses(const Wave& w, const Inst& i, const Operand& vaddr, const 
 
 template <bool observed>
 void scratch_places(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch, Places& p) {
-  const u32 size = w.group->launch->kernel->private_bytes;
+  const u32 size = w.group->launch->private_bytes;
   p.lanes = observed ? observer(w).scratch(w, i, offset, lanes, touch) : lanes;
-  p.lanes = lanes_within(offset, p.lanes, touch.bytes, size);
+  if (lanes_within(offset, p.lanes, touch.bytes, size) != p.lanes) {  // a neighbour's, or nobody's
+    const bool grows = w.group->launch->kernel->has_dynamic_stack();
+    throw Fault("scratch beyond the lane's " + std::to_string(size) + " bytes" +
+                (grows ? ", as hipDeviceSetLimit(hipLimitStackSize) sets them for kernels with such calls" : ""));
+  }
   const u64 base = reinterpret_cast<u64>(w.scratch);
   for (u64 lane = 0; lane < kLanes; ++lane) p.at[lane] = base + lane * size + offset[lane];
 }

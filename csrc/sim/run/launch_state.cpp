@@ -79,7 +79,7 @@ void fill_packet(const Launch& l, u8* packet) {
     put<u16>(packet + 4 + 2 * i, static_cast<u16>(l.block[i]));
     put<u32>(packet + 12 + 4 * i, l.grid[i] * l.block[i]);
   }
-  put<u32>(packet + 24, l.kernel->private_bytes);
+  put<u32>(packet + 24, l.private_bytes);
   put<u32>(packet + 28, l.lds_bytes);
   put<u64>(packet + 40, reinterpret_cast<u64>(l.kernarg));
 }
@@ -95,6 +95,8 @@ LaunchState::LaunchState(const LaunchRequest& r) {
   std::copy(std::begin(r.block), std::end(r.block), launch.block);
   launch.lds_bytes =
       static_cast<u32>((k.lds_bytes + r.dynamic_lds_bytes + kLdsGranule - 1) / kLdsGranule * kLdsGranule);
+  launch.private_bytes = k.private_bytes;
+  if (k.has_dynamic_stack()) launch.private_bytes = std::max(k.private_bytes, static_cast<u32>(r.stack_bytes));
 
   kernarg_storage.assign(k.kernarg_bytes + kGuardBytes + 64, static_cast<u8>(kPoison));
   const u64 raw = reinterpret_cast<u64>(kernarg_storage.data());
@@ -141,7 +143,7 @@ u32 user_sgprs(Wave& w, const Launch& l) {
   if (k.properties & 1 << 3) pointer(kernarg);
   if (k.properties & 1 << 4) pointer(nullptr);                   // dispatch id
   if (k.properties & 1 << 5) throw Fault("the kernel wants flat_scratch_init, which gfx942 does not have");
-  if (k.properties & 1 << 6) w.s[n++] = k.private_bytes;
+  if (k.properties & 1 << 6) w.s[n++] = l.private_bytes;
   for (u32 i = 0; i < k.preload_dwords && n < 32; ++i, ++n) {
     std::memcpy(&w.s[n], kernarg + 4 * (k.preload_offset + i), 4);
   }

@@ -56,7 +56,7 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
   // Every workgroup of a launch has the same undefined state, so results that depend on it differ between seeds only.
   const u32 poison = seed ? static_cast<u32>(Random{seed}.next()) : kPoison;
 
-  const u64 count = num_waves(launch), lane_bytes = launch.kernel->private_bytes, scratch_bytes = lane_bytes * kLanes;
+  const u64 count = num_waves(launch), lane_bytes = launch.private_bytes, scratch_bytes = lane_bytes * kLanes;
   if (!files_) files_ = map(kMaxWaves * kFileStride);
   if (!lds_) lds_ = map(kLdsBytes);
   if (scratch_bytes * count > scratch_bytes_) {
@@ -89,7 +89,7 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
 
 u64 resident_limit(const Launch& launch, bool cooperative) {
   const Kernel& k = *launch.kernel;
-  const u64 per_wave = (k.arch_rows() + k.accum_rows()) * kLanes * sizeof(u32) + u64{k.private_bytes} * kLanes;
+  const u64 per_wave = (k.arch_rows() + k.accum_rows()) * kLanes * sizeof(u32) + u64{launch.private_bytes} * kLanes;
   const u64 shadow = launch.observer ? 2 : 1;            // the checkers' state of a workgroup is about as large
   const u64 bytes = (num_waves(launch) * per_wave + launch.lds_bytes) * shadow + kLdsBytes;
   const u64 block = launch.block[0] * launch.block[1] * launch.block[2];

@@ -64,6 +64,7 @@ struct Launch {
   u32 grid[3] = {1, 1, 1};                     // workgroups
   u32 block[3] = {1, 1, 1};
   u32 lds_bytes = 0;                           // static + dynamic, rounded to 512
+  u32 private_bytes = 0;                       // scratch of a lane
   u8* kernarg = nullptr;
   u8* packet = nullptr;                        // 64-byte AQL packet
   u64 instruction_limit = 0;                   // per wave, 0 = none

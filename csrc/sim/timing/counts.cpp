@@ -156,7 +156,7 @@ class LaunchCounter final : public LaunchObserver {
     std::copy_n(launch_.block, 3, result.block);
     result.lds_bytes = launch_.lds_bytes;
     result.vgprs = k.vgprs, result.agprs = k.agprs, result.sgprs = k.sgprs;
-    result.private_bytes = k.private_bytes;
+    result.private_bytes = launch_.private_bytes;
     result.vgpr_spills = k.vgpr_spills, result.sgpr_spills = k.sgpr_spills;
     result.occupancy = occupancy(k, u64{launch_.block[0]} * launch_.block[1] * launch_.block[2], launch_.lds_bytes);
     result.workgroups = workgroups_;
