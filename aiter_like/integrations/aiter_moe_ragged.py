@@ -48,7 +48,7 @@ def moe_gemm_int8_smoothquant(
         [pairs, columns], or with `scatter_indx` [tokens, columns].
     """
     op = "moe_gemm_int8_smoothquant"
-    _check_lists(op, routing_data)
+    check_lists(op, routing_data)
     check.tensor(op, "x", x, rank=2, dtypes=(torch.int8,))
     check.tensor(op, "w", w, rank=3, dtypes=(torch.int8,), device=x.device, last_contiguous=False)
     check.flag(op, "apply_activation", apply_activation)
@@ -122,7 +122,7 @@ def moe_gemm_a8w8(
     if reasons:
         raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}: {next(iter(reasons.values()))}", op,
                                reasons)
-    _check_lists(op, routing_data)
+    check_lists(op, routing_data)
     kind = dtypes.fp8_of(target_of(x.device).arch)
     check.tensor(op, "x", x, rank=2, dtypes=(kind,))
     check.tensor(op, "w", w, rank=3, dtypes=(kind,), device=x.device, last_contiguous=False)
@@ -135,8 +135,6 @@ def moe_gemm_a8w8(
         torch.bfloat16 if quant_static_scale is not None else out_dtype,
         (alpha, limit, swiglu_add_residual) if apply_swiglu else None)
     return found if quant_static_scale is None else downcast_to_static_fp8(found, quant_static_scale.float())
-
-
 
 
 def fused_moe_int8_smoothquant(hidden_states: Tensor, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor,
@@ -226,7 +224,7 @@ def _times_blocks(op: str, x: Tensor, scales: Tensor, block: tuple[int, int]) ->
     return x.float() * wide[:, :x.shape[1], :x.shape[2]]
 
 
-def _check_lists(op: str, routing_data: RoutingData | None) -> None:
+def check_lists(op: str, routing_data: RoutingData | None) -> None:
     if routing_data is None or routing_data.expt_data is None:
         raise ValueError(f"{op}: routing_data must be given, with expt_data")
 
@@ -240,21 +238,40 @@ def _ragged(op: str, x: Tensor, weights: Tensor, x_scale: Tensor | None, w_scale
         lists: of `routing`, each pair's row of `x` and each pair's place.
         gate: alpha, limit and whether 1 is added; None: there is none.
     """
-    routing_data, gather_indx, scatter_indx = lists
-    slots, offsets = routing_data.n_expts_act, routing_data.expt_data.token_offs_raw
+    routing_data, gather_indx, _ = lists
+    check_places(op, x, lists, gammas)
+    rows = None if gather_indx is None else (gather_indx.to(torch.int32) // routing_data.n_expts_act)
+    y = aiter_like.grouped_gemm(x, weights, routing_data.expt_data.token_offs_raw, x_scale, w_scale, bias,
+                                row_index=rows, dtype=dtype_between(lists, gammas, out_dtype, gate))
+    return finished(y, lists, gammas, out_dtype, gate)
+
+
+def check_places(op: str, x: Tensor, lists: tuple[RoutingData, Tensor | None, Tensor | None],
+                 gammas: Tensor | None) -> int:
+    """What does not have an element for each pair is refused; how many pairs there are."""
+    _, gather_indx, scatter_indx = lists
     pairs = len(x) if gather_indx is None else gather_indx.numel()
     for name, tensor in (("scatter_indx", scatter_indx), ("gammas", gammas)):
         if tensor is not None and tensor.numel() != pairs:
             raise ValueError(f"{op}: {name} must have {pairs} elements, one for each pair, got {tensor.numel()}")
-    rows = None if gather_indx is None else (gather_indx.to(torch.int32) // slots)
-    is_last = gate is None and (gammas is None or scatter_indx is not None)
-    y = aiter_like.grouped_gemm(x, weights, offsets, x_scale, w_scale, bias, row_index=rows,
-                                dtype=out_dtype if is_last else torch.float32)
+    return pairs
+
+
+def dtype_between(lists: tuple[RoutingData, Tensor | None, Tensor | None], gammas: Tensor | None,
+                  out_dtype: torch.dtype, gate: tuple[float, float | None, bool] | None) -> torch.dtype:
+    """Of products: the result's, unless torch goes on with them."""
+    return out_dtype if gate is None and (gammas is None or lists[2] is not None) else torch.float32
+
+
+def finished(y: Tensor, lists: tuple[RoutingData, Tensor | None, Tensor | None], gammas: Tensor | None,
+             out_dtype: torch.dtype, gate: tuple[float, float | None, bool] | None) -> Tensor:
+    """What follows the products of places [pairs, columns]: the gate, `gammas`, and the sums of tokens."""
+    scatter_indx = lists[2]
     if gate is not None:
         y = _gated(y, *gate)
     if scatter_indx is None:
         return (y if gammas is None else y * gammas.reshape(-1, 1)).to(out_dtype)
-    places = scatter_indx.to(torch.int32).view(-1, slots)
+    places = scatter_indx.to(torch.int32).view(-1, lists[0].n_expts_act)
     factors = torch.ones(places.shape, device=y.device) if gammas is None else gammas.float()[places.long()]
     out = torch.empty(len(places), y.shape[1], dtype=out_dtype, device=y.device)
     aiter_like.moe_unpermute(out, y, factors, places)

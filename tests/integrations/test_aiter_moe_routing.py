@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_moe_ragged, aiter_moe_routing
+from aiter_like.integrations import aiter_moe_ragged, aiter_moe_ragged_blocks, aiter_moe_routing
 
 TOKENS, EXPERTS, SLOTS = 13, 8, 3
 SCORES = {"sqrtsoftplus": lambda x: F.softplus(x).sqrt(), "sigmoid": torch.sigmoid, "softmax": lambda x: x}
@@ -168,6 +168,49 @@ def test_ragged_products_of_fp8(simulated, gate, scatter):
                                             swiglu_add_residual=gate, **options)
     assert narrow.dtype == x.dtype
     torch.testing.assert_close(narrow.double() * scale.double(), expected, rtol=0.08, atol=2 * scale.item())
+
+
+@pytest.mark.parametrize("dtype", (torch.float8_e4m3fnuz, torch.float8_e4m3fn))
+@pytest.mark.parametrize(("gather", "scatter", "gate", "is_of_rows"),
+                         [(False, False, False, True), (True, False, True, False), (False, True, True, True),
+                          (True, True, False, False)])
+def test_ragged_products_by_scales_of_blocks(simulated, dtype, gather, scatter, gate, is_of_rows):
+    """Of sizes that no block divides; AITER's own test hands over e4m3fn, which is not the device's."""
+    k, n, block = 200, 144, (128, 128, 128)
+    routed = aiter_moe_routing.routing(numbers(TOKENS, EXPERTS), SLOTS)
+    x = (numbers(TOKENS * (1 if gather else SLOTS), k, seed=3)).to(dtype)
+    w = numbers(EXPERTS, k, n, seed=2).to(dtype)
+    x_scale, w_scale = numbers(len(x) if is_of_rows else 1, 2, seed=6), numbers(EXPERTS, 2, 2, seed=7)
+    bias, gammas = numbers(EXPERTS, n, seed=4), numbers(TOKENS * SLOTS, seed=5)
+    wide = (aiter_moe_ragged.dequant_x_blockscale(x, x_scale, is_of_rows, block),
+            aiter_moe_ragged.dequant_w_blockscale(w, w_scale, block))
+    lists = routed[1] if gather else None, routed[2] if scatter else None
+    options = {"alpha": 1.5, "limit": 1.0}
+    expected = expected_product(*wide, bias, routed, gather, scatter, gammas, gate)
+    found = aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(
+        x, w, x_scale, w_scale, None, None, None, bias, routed[0], *lists, gammas, torch.float32, gate,
+        per_row_x_scale=is_of_rows, **options)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_ragged_products_by_one_scale_beside_blocks(simulated):
+    """Results of fp8; NaN of e4m3fn stays NaN, and its −0 a number."""
+    routed = aiter_moe_routing.routing(numbers(TOKENS, EXPERTS), SLOTS)
+    x, w = numbers(TOKENS * SLOTS, 128).to(torch.float8_e4m3fn), numbers(EXPERTS, 128, 16, seed=2)
+    bits, w = x.view(torch.uint8), w.to(torch.float8_e4m3fn)
+    bits[0, :2], bits[1, 3], bits[2, 4] = 0x80, 0x7F, 0xFF
+    scales = torch.tensor(0.25), numbers(EXPERTS, 1, 1, seed=3)
+    bias, scale = numbers(EXPERTS, 16, seed=4), torch.tensor(4.0)
+    expected = expected_product(x.float() * 0.25, w.float() * scales[1], bias, routed, False, False, None, False)
+    found = aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w, None, scales[1], scales[0], None, scale, bias,
+                                                             routed[0])
+    assert found.dtype == torch.float8_e4m3fn and found[1:3].isnan().all() and not found[3:].isnan().any()
+    torch.testing.assert_close(4 * found.double(), expected, rtol=0.07, atol=0.1, equal_nan=True)
+    with pytest.raises(ValueError, match=r"moe_gemm_a8w8_blockscale: w_block_scales must have shape \(8, 1, 1\)"):
+        aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w, w_block_scales=scales[1][:2], routing_data=routed[0])
+    with pytest.raises(TypeError, match="moe_gemm_a8w8_blockscale: w must have dtype torch.float8_e4m3fn"):
+        aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w.view(torch.float8_e4m3fnuz), routing_data=routed[0])
 
 
 def test_scales_of_blocks_in_torch():
