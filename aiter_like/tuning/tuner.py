@@ -183,10 +183,10 @@ class Run:
         place = journal.identity(str(self.folder.resolve()), self.hello["name"])
         return cache_root() / "tuning" / f"{self.op.name}.{self.hello['arch']}.{place}.jsonl"
 
-    def is_over(self) -> bool:
-        """Whether no further candidate may be started."""
+    def is_over(self, part: float = 1.0) -> bool:
+        """Whether no further candidate may be started, for `part` of the budget is spent."""
         budget = self.options.budget
-        return self.is_stopped or (budget is not None and time.monotonic() - self.start > budget)
+        return self.is_stopped or (budget is not None and time.monotonic() - self.start > part * budget)
 
     def _with_worker(self, work: Callable[[Worker], Any]) -> Any:
         worker = self.idle.get()

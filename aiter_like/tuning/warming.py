@@ -23,6 +23,7 @@ PHASE = "kernels compiled"
 TRIAL_SECONDS = 3.0  # a guess
 _CHUNK = 3  # A request has so many trials, for which the arguments of a shape are made once.
 _OVERHEAD_BYTES = 2 << 30  # A process takes them on the GPU, beside a shape's arguments.
+_PART = 0.5  # of a budget, the plans included: first shapes have their rows then, later ones compile in their trials
 _FEWEST = 8  # So many candidates are worth the start of more processes.
 
 Unit = tuple[Result, Sequence[Trial]]
@@ -40,8 +41,8 @@ class Run(Protocol):
             timeout: float | None = None, **more: Any) -> dict[str, Any]:
         """What a worker answers about a shape; raises Lost when it does not."""
 
-    def is_over(self) -> bool:
-        """Whether no further candidate may be started."""
+    def is_over(self, part: float = 1.0) -> bool:
+        """Whether no further candidate may be started, for `part` of the budget is spent."""
 
 
 def warm(run: Run, results: Sequence[Result]) -> None:
@@ -81,7 +82,7 @@ def _processes(run: Run, units: Sequence[Unit]) -> int:
 def _serve(run: Run, worker: Worker, todo: queue.SimpleQueue[Unit]) -> None:
     """Has one process, that this thread starts and ends, call what is left."""
     try:
-        while not run.is_over():
+        while not run.is_over(_PART):
             try:
                 result, trials = todo.get_nowait()
             except queue.Empty:

@@ -20,7 +20,7 @@ import pytest
 from aiter_like.dispatch import table
 from aiter_like.errors import TuningError
 from aiter_like.tuning import journal, pool, tuner, writer
-from aiter_like.tuning.tuner import Options, tune
+from aiter_like.tuning.tuner import Options, Run, tune
 
 HERE = Path(__file__).parent
 FAILS = 600  # seconds after which an event that does not come is a failure
@@ -98,6 +98,15 @@ def test_what_compiles_at_its_first_call_is_called_in_other_processes_before_it_
     warmed = [us for process, us in lines if process != trying]
     assert sorted(warmed) == sorted(str(us) for mode, us in planted.COMPILED[9] if mode == "note"), "each once"
     assert [process == trying for process, _ in lines] == sorted(process == trying for process, _ in lines)
+
+
+def test_a_budget_leaves_time_for_trials_of_what_did_not_compile_before(tmp_path, monkeypatch):
+    monkeypatch.setenv(planted.NOTES, str(tmp_path / "notes"))
+    monkeypatch.setattr(Run, "is_over", lambda self, part=1.0: part < 1)
+    (result,) = tune("planted", [key(9)], options(tmp_path, budget=1.0)).results
+    assert result.plan.trials[result.best].params == {"mode": "note", "us": 4.0}
+    processes = {line.split()[0] for line in (tmp_path / "notes").read_text().splitlines()}
+    assert len(processes) == 1, "those of the trials alone"
 
 
 def test_of_one_backend_alone_and_the_present_choice(tmp_path):
