@@ -87,6 +87,9 @@ class HostUtils:
             raise RuntimeError("gfx942 has no clusters: num_ctas must be 1")
         if enter is not None:
             enter(metadata)
+        if len(args) < len(annotations):
+            raise TypeError(f"a launch of this kernel takes {len(annotations)} arguments, constants included, got "
+                            f"{len(args)}")
         cells = [make(value) for make, value in zip(signature, _reaching(annotations, args), strict=True)]
         cells += [self._pointer(global_scratch), self._pointer(profile_scratch)]
         params = (ctypes.c_void_p * len(cells))(*map(ctypes.addressof, cells))

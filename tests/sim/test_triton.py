@@ -324,6 +324,14 @@ def test_as_gpu_refuses_tensors_of_the_host_in_tritons_words():
         sim.load().hipFree(memory)
 
 
+def test_a_launch_of_a_compiled_kernel_without_its_constants_says_so():
+    x, out = torch.randn(64), torch.zeros(64)
+    compiled = unmasked_kernel[(1,)](x, out, BLOCK=64)
+    compiled[(1, 1, 1)](x, out, 64)
+    with pytest.raises(TypeError, match="takes 3 arguments, constants included, got 2"):
+        compiled[(1, 1, 1)](x, out)
+
+
 @triton.jit
 def table_kernel(table, out, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
