@@ -77,3 +77,61 @@ def test_files_whose_storages_a_function_places(tmp_path):
     torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "file")
     loaded = torch.load(tmp_path / "file", map_location=lambda storage, location: storage.cuda(0))
     assert loaded["weight"].is_cuda and loaded["bias"].is_cuda
+
+
+@pytest.fixture
+def aten():
+    library = torch.library.Library("aten", "IMPL")
+    yield library
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_kernels_of_torch_s_own_operators_for_the_gpu(aten):
+    seen = []
+
+    def add(x, y, *, alpha=1):
+        seen.append((x.is_cuda, y))
+        return torch.sub(x, y)
+
+    aten.impl("add.Tensor", add, "CUDA")
+    there, here = torch.ones(2, device="cuda"), torch.ones(2)
+    assert (there + 3).tolist() == [-2, -2] and (there + 3).is_cuda and seen == [(True, 3)] * 2
+    assert (here + here).tolist() == [2, 2] and (here.half() + 0.1).dtype == torch.float16 and len(seen) == 2
+    assert (torch.tensor(1) + 0.5).dtype == torch.float32 and (torch.ones((), dtype=torch.float16) + 1.0).dtype == (
+        torch.float16)
+    there.requires_grad_()
+    (there + 3).sum().backward()
+    assert there.grad.is_cuda and there.grad.tolist() == [1, 1]
+    aten._destroy()
+    assert (there + 3).tolist() == [4, 4] and len(seen) == 3
+
+
+def test_kernels_of_torch_s_own_operators_within_its_functions(aten):
+    """Also for what a function of C++ calls on its way, for functions that make tensors, and for indices of the host.
+    """
+    seen = []
+
+    def softmax(x, dim, half_to_float):
+        seen.append((x.is_cuda, x.dtype))
+        return torch.full_like(x, 7)
+
+    def index(x, indices):
+        seen.append([one.is_cuda for one in indices])
+        return torch.zeros(1, device=x.device)
+
+    def ones(size, *, device=None, **options):
+        seen.append(device)
+        return torch.full(size, 5.0, device=device)
+
+    for name, fn in (("_softmax", softmax), ("index.Tensor", index), ("ones", ones),
+                     ("_cslt_compress", lambda x: x * 2)):  # the CPU has no kernel of the last one
+        aten.impl(name, fn, "CUDA")
+    x = torch.zeros(3, dtype=torch.int32, device="cuda")
+    assert torch.softmax(x, 0, dtype=torch.float32).tolist() == [7, 7, 7] and seen.pop() == (True, torch.float32)
+    assert x[torch.tensor([0, 1])].is_cuda and seen.pop() == [True]
+    assert torch.ones(2, device="cuda").tolist() == [5, 5] and seen.pop() == torch.device("cuda", 0)
+    assert torch._cslt_compress(torch.arange(2, device="cuda")).tolist() == [0, 2]
+    with pytest.raises(NotImplementedError, match="Could not run 'aten::_cslt_compress' .* from the 'CPU' backend"):
+        torch._cslt_compress(torch.arange(2))
+    assert torch.ones(2).tolist() == [1, 1] and torch.softmax(torch.zeros(2), 0).tolist() == [0.5, 0.5] and not seen

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from aiter_like.sim.torch_cuda import gradients, marks
+from aiter_like.sim.torch_cuda import gradients, marks, overrides
 
 _OWN = ("aten", "aiter_like", "prims", "prim")
 """Namespaces whose operators stay as they are."""
@@ -29,6 +29,9 @@ def _adding(mode: TorchFunctionMode, original: Callable) -> Callable:
     """Library.impl."""
     def impl(self: Any, op_name: Any, fn: Callable, dispatch_key: str = "", **options: Any) -> None:
         key = dispatch_key or self.dispatch_key
+        if self.ns == "aten" and key in overrides.KEYS and fn is not torch.library.fallthrough_kernel:
+            return overrides.add(self, op_name, fn, key, original=original, is_on=lambda: mode.is_on,
+                                 switched_on=lambda: gradients.switched_on(mode), **options)
         key = _SAME.get(key, key)
         is_plain = self.ns in _OWN or key == "Meta" or fn is torch.library.fallthrough_kernel
         if is_plain or options.get("with_keyset"):

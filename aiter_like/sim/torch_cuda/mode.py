@@ -20,6 +20,7 @@ from aiter_like.sim.torch_cuda import (
     dlpack,
     generators,
     marks,
+    overrides,
     products,
     refusals,
     tensor_types,
@@ -79,9 +80,9 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     has_default = not is_placed and _device.CURRENT_DEVICE is not None and func in _device_constructors()
     if generators.is_drawing(func) and not has_default:  # The default device makes its own call.
         place = index if is_placed else _first_place(args, kwargs)
-        results = generators.call(lambda named: _made(func, args, named, index is not None), func, kwargs, place)
+        results = generators.call(lambda named: _made(func, args, named, index), func, kwargs, place)
     else:
-        results = _made(func, args, kwargs, index is not None)
+        results = _made(func, args, kwargs, index)
     if is_pinned:
         return marks.put(results, None)
     if not is_placed:
@@ -101,9 +102,9 @@ def _first_place(args: tuple, kwargs: dict) -> int | None:
     return next((place for place in places if place is not None), None)
 
 
-def _made(func: Callable, args: tuple, kwargs: dict, is_placed: bool) -> Any:
+def _made(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
     try:
-        results = func(*args, **kwargs)
+        results = overrides.called(func, args, kwargs, index)
         determinism.follow(func, args, kwargs, results)
         return results
     except RuntimeError as error:
@@ -112,7 +113,7 @@ def _made(func: Callable, args: tuple, kwargs: dict, is_placed: bool) -> Any:
             return results
         told = refusals.out_of_memory(error)
         tensors = (*marks.tensors(args), *marks.tensors(kwargs))
-        if told is None or not (is_placed or any(marks.index_of(one) is not None for one in tensors)):
+        if told is None or not (index is not None or any(marks.index_of(one) is not None for one in tensors)):
             raise
         raise told from error
 

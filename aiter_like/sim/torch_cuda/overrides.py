@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Kernels that programs give torch's own operators within sim.as_gpu(): those for "CUDA" serve tensors on the GPU,
+those for "CPU" tensors of the host, and torch's own kernel serves the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from aiter_like.sim.torch_cuda import devices, marks
+
+
+class _Call(threading.local):
+    """The function of torch that runs on this thread.
+
+    Attributes:
+        place: the number of the GPU that it works on; None: of none.
+        index: the GPU that it names itself, by device=….
+        arguments: what it was given.
+    """
+
+    place: int | None = None
+    index: int | None = None
+    arguments: tuple = ()
+
+
+_call = _Call()
+_given: set[str] = set()
+KEYS = {"CPU": "CPU", "CUDA": "CPU", "AutogradCPU": "AutogradCPU", "AutogradCUDA": "AutogradCPU"}
+"""Of the keys that such kernels have, the one that torch calls them by here."""
+
+
+def add(library: Any, operator: Any, fn: Callable, key: str, *, original: Callable,
+        switched_on: Callable[[], AbstractContextManager], is_on: Callable[[], bool], **options: Any) -> None:
+    """Library.impl of an operator of torch's own for one of KEYS.
+
+    Args:
+        original: Library.impl.
+        switched_on: makes a block in which the mode of sim.as_gpu() is on.
+        is_on: whether the block of sim.as_gpu() is open.
+        options: those of Library.impl.
+    """
+    name = library._resolve_op_name(operator, "impl")
+    name = name if "::" in name else f"{library.ns}::{name}"
+    below = _kernel_of(name, KEYS[key])
+    has_keys = options.pop("with_keyset", False)
+    is_of_gpu = "CUDA" in key
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        place = _place(args, kwargs)
+        if not is_on() or (place is not None) != is_of_gpu:
+            if below is None:
+                raise NotImplementedError(f"Could not run '{name}' with arguments from the "
+                                          f"'{'CUDA' if place is not None else 'CPU'}' backend")
+            return below.call_boxed(keys, *_with_tensors(name, args), **kwargs)
+        if place is not None:
+            args, kwargs = _on_gpu(args, place), _on_gpu(kwargs, place)
+            if _call.index is not None and kwargs.get("device") is not None:
+                kwargs = kwargs | {"device": devices.of_index(place)}
+        before = _call.place, _call.index, _call.arguments
+        _call.place, _call.index, _call.arguments = None, None, ()
+        try:
+            with switched_on():
+                return fn(keys, *args, **kwargs) if has_keys else fn(*args, **kwargs)
+        finally:
+            _call.place, _call.index, _call.arguments = before
+
+    original(library, operator, kernel, KEYS[key], with_keyset=True, **options)
+    _given.add(name)
+
+
+def called(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
+    """The results of a function of torch, of which such kernels may be a part.
+
+    Args:
+        index: the number of the GPU that its device=… names; None: it names none.
+    """
+    if not _given:
+        return func(*args, **kwargs)
+    before = _call.place, _call.index, _call.arguments
+    _call.place, _call.index, _call.arguments = index, index, (args, kwargs)
+    if index is None:
+        _call.place = _marked(args, kwargs)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _call.place, _call.index, _call.arguments = before
+
+
+def _kernel_of(name: str, key: str) -> Any:
+    """Torch's kernel of an operator; None: there is none, as for what is a GPU's alone."""
+    try:
+        return torch.library.get_kernel(name, key)
+    except RuntimeError as error:
+        if "no kernel" not in str(error):
+            raise
+        return None
+
+
+def _marked(args: tuple, kwargs: dict) -> int | None:
+    places = map(marks.index_of, (*marks.tensors(args), *marks.tensors(kwargs)))
+    return next((place for place in places if place is not None), None)
+
+
+def _place(args: tuple, kwargs: dict) -> int | None:
+    """Where a kernel's arguments are: values that a function of C++ has made on its way are where that works."""
+    found = _marked(args, kwargs)
+    return _call.place if found is None else found
+
+
+def _on_gpu(value: Any, place: int) -> Any:
+    """Arguments of a kernel of the GPU: what C++ has made is there; tensors of the host that the function was given,
+    such as indices, are copied.
+    """
+    if isinstance(value, dict):
+        return {name: _on_gpu(one, place) for name, one in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_on_gpu(one, place) for one in value)
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 or marks.index_of(value) is not None:
+        return value
+    holder = marks.holder_of(value)
+    is_of_host = any(marks.holder_of(one) is holder for one in marks.tensors(_call.arguments))
+    return marks.put(value.clone() if is_of_host else value, place)
+
+
+def _with_tensors(name: str, args: tuple) -> list[Any]:
+    """Arguments for torch's own kernel: torch gives kernels of Python numbers where an operator has tensors. A number
+    promotes as it does beside the first tensor.
+    """
+    first = next(marks.tensors(args), None)
+    if first is None or not any(isinstance(one, (bool, int, float, complex)) for one in args):
+        return list(args)
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    schema = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")._schema
+    return [torch.tensor(one, dtype=_type_of(one, first))
+            if isinstance(one, (bool, int, float, complex)) and str(argument.type) == "Tensor" else one
+            for one, argument in zip(args, schema.arguments, strict=False)]
+
+
+def _type_of(number: Any, beside: torch.Tensor) -> torch.dtype:
+    """A type of a tensor without dimensions which leads where the number does, and loses none of its digits if it can.
+    """
+    meant = torch.result_type(beside, number)
+    wide = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}[type(number)]
+    return wide if beside.dim() and torch.result_type(beside, torch.empty((), dtype=wide)) == meant else meant
