@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from aiter_like import sim
@@ -105,6 +106,33 @@ def test_scaled_products_of_8_bit_numbers(by_rows):
         torch._scaled_mm(a, b.t().contiguous(), *scales)
     with pytest.raises(RuntimeError, match="_scaled_mm: scales must be float32"):
         torch._scaled_mm(a, b.t(), scales[0], scales[1].half())
+
+
+def test_products_whose_results_are_wider():
+    a, b = torch.randn(2, 4, 8, device="cuda").bfloat16(), torch.randn(2, 8, 4, device="cuda").bfloat16()
+    added = torch.randn(2, 4, 4, device="cuda")
+    expected, out = a.float() @ b.float(), added.clone()
+    assert torch.equal(torch.mm(a[0], b[0], out_dtype=torch.float32), expected[0])
+    assert torch.equal(torch.bmm(a, b, out_dtype=torch.bfloat16), a @ b)
+    torch.testing.assert_close(torch.addmm(added[0], a[0], b[0], out_dtype=torch.float32, alpha=2),
+                               added[0] + 2 * expected[0])
+    assert torch.baddbmm(out, a, b, out_dtype=torch.float32, out=out) is out and out.is_cuda
+    torch.testing.assert_close(out, added + expected)
+    with pytest.raises(RuntimeError, match="out_dtype must be the same as input dtype or fp32"):
+        torch.mm(a[0], b[0], out_dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="derivative for aten::mm is not implemented"):
+        torch.mm(a[0].requires_grad_(), b[0], out_dtype=torch.float32).sum().backward()
+    with pytest.raises(NotImplementedError, match=r"mm.dtype' with arguments from the 'CPU' backend"):
+        torch.mm(a[0].cpu(), b[0].cpu(), out_dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_gradients_of_flex_attention():
+    q, k, v = (torch.randn(1, 1, 4, 8, device="cuda", requires_grad=True) for _ in range(3))
+    flex_attention(q, k, v).sum().backward()
+    expected = torch.autograd.grad(nn.functional.scaled_dot_product_attention(q, k, v).sum(), q)
+    assert q.grad.is_cuda
+    torch.testing.assert_close(q.grad, expected[0])
 
 
 def test_profiles_of_a_gpu_alone():

@@ -14,7 +14,7 @@ from torch.utils import _device
 
 from aiter_like import device
 from aiter_like.sim import library
-from aiter_like.sim.torch_cuda import devices, files, generators, gradients, libraries, names, refusals, times
+from aiter_like.sim.torch_cuda import devices, files, generators, gradients, libraries, names, products, refusals, times
 from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
 _lock = threading.Lock()
@@ -56,6 +56,7 @@ def _entered() -> Iterator[None]:
     default_device, mode = _device.CURRENT_DEVICE, Mode()
     with contextlib.ExitStack() as stack:
         stack.enter_context(device.simulated_gpus(devices.count()))
+        stack.enter_context(products.with_out_dtype())
         for holder, name, value in [*names.replacements(), *libraries.replacements(mode),
                                     (threading.Thread, "start", _starting(mode)),
                                     (_device.DeviceContext, "__torch_function__", with_default_device),

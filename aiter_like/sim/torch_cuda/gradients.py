@@ -19,6 +19,8 @@ from aiter_like.sim.torch_cuda import marks
 class _Marking(TorchDispatchMode):
     """Results of operations are where their arguments are: those of C++, which the mode of functions does not see."""
 
+    supports_higher_order_operators = True  # such as the backward pass of flex_attention
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)

@@ -1,16 +1,53 @@
 # SPDX-License-Identifier: MIT
-"""Products of 8-bit tensors with scales, within sim.as_gpu(): torch's own for the CPU knows none of the MI300X's types.
+"""Products within sim.as_gpu() that torch has for a GPU alone: of 8-bit tensors with scales in the MI300X's types, and
+those whose out_dtype is float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 
 from aiter_like.sim.torch_cuda import marks
 
 TYPES = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_WIDER = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm, "baddbmm": torch.baddbmm}
+"""Those with an out_dtype."""
+
+
+@contextlib.contextmanager
+def with_out_dtype() -> Iterator[None]:
+    """A block in which mm, bmm, addmm and baddbmm take out_dtype of tensors on a GPU; they have no derivative there."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, function in _WIDER.items():
+            library.impl(f"{name}.dtype", _wider(name, function), "CPU")
+            library.impl(f"{name}.dtype_out", _wider(name, function), "CPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def _wider(name: str, function: Callable) -> Callable:
+    def product(*args: torch.Tensor, out: torch.Tensor | None = None, **numbers: float) -> torch.Tensor:
+        *added, a, b, wanted = args
+        if marks.index_of(a) is None:
+            raise NotImplementedError(f"Could not run 'aten::{name}.dtype' with arguments from the 'CPU' backend: "
+                                      "out_dtype is for tensors on a GPU")
+        if a.dtype != b.dtype:
+            raise RuntimeError("input dtypes must be the same")
+        if wanted != a.dtype and not (wanted == torch.float32 and a.dtype in (torch.float16, torch.bfloat16)):
+            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
+        if out is not None and out.dtype != wanted:
+            raise RuntimeError("out_dtype must be the same as the dtype of the provided out tensor")
+        if added and added[0].dtype not in (wanted, a.dtype):
+            raise RuntimeError("self dtype must match either out_dtype or the inputs' dtype")
+        values = [one.to(wanted) for one in (*added, a, b)]
+        return function(*values, **numbers) if out is None else function(*values, **numbers, out=out)
+
+    return product
 
 
 def scaled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
