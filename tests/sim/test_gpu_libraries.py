@@ -135,3 +135,18 @@ def test_kernels_of_torch_s_own_operators_within_its_functions(aten):
     with pytest.raises(NotImplementedError, match="Could not run 'aten::_cslt_compress' .* from the 'CPU' backend"):
         torch._cslt_compress(torch.arange(2))
     assert torch.ones(2).tolist() == [1, 1] and torch.softmax(torch.zeros(2), 0).tolist() == [0.5, 0.5] and not seen
+
+
+def test_numbers_among_what_such_kernels_are_given_are_the_host_s(aten):
+    seen = []
+
+    def to_copy(x, *, dtype=None, **options):
+        seen.append(x.is_cuda)
+        return torch.full(x.shape, 3, dtype=dtype, device=x.device)
+
+    aten.impl("bitwise_left_shift", to_copy, "CUDA")  # torch has it with overloads alone, and takes this
+    aten.impl("_to_copy", to_copy, "CUDA")
+    x = torch.ones(2, device="cuda")
+    assert torch.masked_fill(x, torch.tensor([True, False], device="cuda"), 0.5).tolist() == [0.5, 1] and not seen
+    assert x.half().tolist() == [3, 3] and seen == [True]
+    assert torch.ones(2).half().tolist() == [1, 1] and seen == [True]

@@ -29,7 +29,8 @@ def _adding(mode: TorchFunctionMode, original: Callable) -> Callable:
     """Library.impl."""
     def impl(self: Any, op_name: Any, fn: Callable, dispatch_key: str = "", **options: Any) -> None:
         key = dispatch_key or self.dispatch_key
-        if self.ns == "aten" and key in overrides.KEYS and fn is not torch.library.fallthrough_kernel:
+        is_given = self.ns == "aten" and key in overrides.KEYS and fn is not torch.library.fallthrough_kernel
+        if is_given and overrides.is_there(self, op_name):
             return overrides.add(self, op_name, fn, key, original=original, is_on=lambda: mode.is_on,
                                  switched_on=lambda: gradients.switched_on(mode), **options)
         key = _SAME.get(key, key)

@@ -29,6 +29,7 @@ class _Call(threading.local):
     arguments: tuple = ()
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _call = _Call()
 _given: set[str] = set()
 KEYS = {"CPU": "CPU", "CUDA": "CPU", "AutogradCPU": "AutogradCPU", "AutogradCUDA": "AutogradCPU"}
@@ -45,8 +46,7 @@ def add(library: Any, operator: Any, fn: Callable, key: str, *, original: Callab
         is_on: whether the block of sim.as_gpu() is open.
         options: those of Library.impl.
     """
-    name = library._resolve_op_name(operator, "impl")
-    name = name if "::" in name else f"{library.ns}::{name}"
+    name = _name(library, operator)
     below = _kernel_of(name, KEYS[key])
     has_keys = options.pop("with_keyset", False)
     is_of_gpu = "CUDA" in key
@@ -74,6 +74,11 @@ def add(library: Any, operator: Any, fn: Callable, key: str, *, original: Callab
     _given.add(name)
 
 
+def is_there(library: Any, operator: Any) -> bool:
+    """Whether torch has such an operator; it takes kernels of others in silence, and never calls them."""
+    return _schema(_name(library, operator)) is not None
+
+
 def called(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
     """The results of a function of torch, of which such kernels may be a part.
 
@@ -92,6 +97,19 @@ def called(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
         _call.place, _call.index, _call.arguments = before
 
 
+def _name(library: Any, operator: Any) -> str:
+    name = library._resolve_op_name(operator, "impl")
+    return name if "::" in name else f"{library.ns}::{name}"
+
+
+def _schema(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    try:
+        return torch._C._get_schema(base, overload)
+    except RuntimeError:  # "Found no matching schema"
+        return None
+
+
 def _kernel_of(name: str, key: str) -> Any:
     """Torch's kernel of an operator; None: there is none, as for what is a GPU's alone."""
     try:
@@ -108,9 +126,15 @@ def _marked(args: tuple, kwargs: dict) -> int | None:
 
 
 def _place(args: tuple, kwargs: dict) -> int | None:
-    """Where a kernel's arguments are: values that a function of C++ has made on its way are where that works."""
+    """Where a kernel's arguments are: values that a function of C++ has made on its way are where that works, but for
+    those without dimensions, which may be numbers, and are the host's.
+    """
     found = _marked(args, kwargs)
-    return _call.place if found is None else found
+    if found is not None:
+        return found
+    given = [*marks.tensors(args), *marks.tensors(kwargs)]
+    has_dimensions = any(one.dim() for one in given)
+    return _call.place if has_dimensions or (_call.index is not None and not given and "device" in kwargs) else None
 
 
 def _on_gpu(value: Any, place: int) -> Any:
@@ -132,20 +156,19 @@ def _with_tensors(name: str, args: tuple) -> list[Any]:
     """Arguments for torch's own kernel: torch gives kernels of Python numbers where an operator has tensors. A number
     promotes as it does beside the first tensor.
     """
-    first = next(marks.tensors(args), None)
-    if first is None or not any(isinstance(one, (bool, int, float, complex)) for one in args):
+    if not any(type(one) in _NUMBERS for one in args):
         return list(args)
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    schema = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")._schema
+    first = next(marks.tensors(args), None)
     return [torch.tensor(one, dtype=_type_of(one, first))
-            if isinstance(one, (bool, int, float, complex)) and str(argument.type) == "Tensor" else one
-            for one, argument in zip(args, schema.arguments, strict=False)]
+            if type(one) in _NUMBERS and str(argument.type) == "Tensor" else one
+            for one, argument in zip(args, _schema(name).arguments, strict=False)]
 
 
-def _type_of(number: Any, beside: torch.Tensor) -> torch.dtype:
+def _type_of(number: Any, beside: torch.Tensor | None) -> torch.dtype:
     """A type of a tensor without dimensions which leads where the number does, and loses none of its digits if it can.
     """
+    wide = _NUMBERS[type(number)]
+    if beside is None:
+        return wide
     meant = torch.result_type(beside, number)
-    wide = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}[type(number)]
     return wide if beside.dim() and torch.result_type(beside, torch.empty((), dtype=wide)) == meant else meant
