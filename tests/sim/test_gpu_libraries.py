@@ -36,6 +36,15 @@ def test_kernels_for_a_gpu_and_for_the_host():
         torch.ops.as_gpu_test.more(torch.ones(1))
 
 
+def test_kernels_for_any_device_beside_those_for_a_gpu():
+    library = torch.library.Library("as_gpu_test", "FRAGMENT")
+    library.define("most(Tensor x) -> Tensor")
+    library.impl("most", lambda x: x + 1, "CUDA")
+    library.impl("most", lambda x: x + 2, "CompositeExplicitAutograd")
+    assert torch.ops.as_gpu_test.most(torch.ones(1, device="cuda")).item() == 2
+    assert torch.ops.as_gpu_test.most(torch.ones(1)).item() == 3
+
+
 def test_kernels_for_any_device_see_where_tensors_are():
     @torch.library.custom_op("as_gpu_test::place", mutates_args=())
     def place(x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,8 @@ from aiter_like.sim.torch_cuda import gradients, marks, overrides
 _OWN = ("aten", "aiter_like", "prims", "prim")
 """Namespaces whose operators stay as they are."""
 _SAME = {"AutogradCUDA": "AutogradCPU", "AutocastCUDA": "AutocastCPU"}
+_NO_ONES = "IPU"
+"""A key of a device for which no program has kernels: torch calls by it those for any device."""
 _kernels: dict[str, dict[str, Callable]] = {}
 
 
@@ -70,6 +72,9 @@ def _choosing(mode: TorchFunctionMode, name: str, kernels: dict[str, Callable]) 
         if not mode.is_on and key not in kernels:
             key = next(iter(kernels))
         if key not in kernels:
+            found = overrides.kernel_of(name, _NO_ONES)
+            if found is not None:
+                return found.call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
             raise NotImplementedError(f"Could not run '{name}' with arguments from the '{key}' backend: it has a "
                                       f"kernel for {', '.join(kernels)}")
         return kernels[key](*args, **kwargs)

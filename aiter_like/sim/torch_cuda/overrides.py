@@ -47,7 +47,7 @@ def add(library: Any, operator: Any, fn: Callable, key: str, *, original: Callab
         options: those of Library.impl.
     """
     name = _name(library, operator)
-    below = _kernel_of(name, KEYS[key])
+    below = kernel_of(name, KEYS[key])
     has_keys = options.pop("with_keyset", False)
     is_of_gpu = "CUDA" in key
 
@@ -97,6 +97,16 @@ def called(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
         _call.place, _call.index, _call.arguments = before
 
 
+def kernel_of(name: str, key: str) -> Any:
+    """The kernel of an operator that torch calls by a key; None: there is none, as for what is a GPU's alone."""
+    try:
+        return torch.library.get_kernel(name, key)
+    except RuntimeError as error:
+        if "no kernel" not in str(error):
+            raise
+        return None
+
+
 def _name(library: Any, operator: Any) -> str:
     name = library._resolve_op_name(operator, "impl")
     return name if "::" in name else f"{library.ns}::{name}"
@@ -107,16 +117,6 @@ def _schema(name: str) -> Any:
     try:
         return torch._C._get_schema(base, overload)
     except RuntimeError:  # "Found no matching schema"
-        return None
-
-
-def _kernel_of(name: str, key: str) -> Any:
-    """Torch's kernel of an operator; None: there is none, as for what is a GPU's alone."""
-    try:
-        return torch.library.get_kernel(name, key)
-    except RuntimeError as error:
-        if "no kernel" not in str(error):
-            raise
         return None
 
 
