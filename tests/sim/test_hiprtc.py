@@ -170,6 +170,20 @@ def test_programs_are_linked(rtc, tmp_path, capfd):
     assert rtc.hiprtcLinkDestroy(link) == 0 and rtc.hiprtcLinkDestroy(link) == 3
 
 
+def test_what_libraries_take_where_there_is_no_standard_library(rtc):
+    """rocWMMA's types, its number of 16 bits, and the test that tells it that a vector's base may be specialised."""
+    program = Program(rtc, """
+        using number = hip_bfloat16;
+        static_assert(__hip_internal::is_standard_layout<number>{} && __hip_internal::is_trivial<int>::value);
+        using namespace __hip_internal;
+        static_assert(is_same<__hip_internal::int8_t, signed char>{} && sizeof(__hip_internal::uint64_t) == 8);
+        static_assert(conditional<false, int, enable_if<true, long>>::type::type(3) == 3);
+        template <> struct HIP_vector_base<number, 8> { using Native_vec_ = number[8]; Native_vec_ data; };
+        __global__ void k(HIP_vector_type<number, 8>* x, float4* y) { x->data[threadIdx.x % 8] = number(y->data[3]); }
+    """)
+    assert program.compile() == 0, program.log()
+
+
 def test_names_of_variables_and_in_namespaces(rtc):
     program = Program(rtc, "namespace a { __device__ int g; __global__ void k(int* x) { *x = g; } }")
     expressions = ["&a::g", "a::k", " & a::k"]

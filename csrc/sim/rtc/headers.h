@@ -49,6 +49,9 @@ constexpr char kDetailShortFloats[] = {
 constexpr char kDetailSynchronisation[] = {
 #embed "../include/hip/detail/synchronisation.h"
     , '\0'};
+constexpr char kDetailTraits[] = {
+#embed "../include/hip/detail/traits.h"
+    , '\0'};
 constexpr char kDetailVectors[] = {
 #embed "../include/hip/detail/vectors.h"
     , '\0'};
@@ -113,6 +116,7 @@ constexpr Header kHeaders[] = {
     {"hip/detail/printf.h", kDetailPrintf},
     {"hip/detail/short_floats.h", kDetailShortFloats},
     {"hip/detail/synchronisation.h", kDetailSynchronisation},
+    {"hip/detail/traits.h", kDetailTraits},
     {"hip/detail/vectors.h", kDetailVectors},
     {"hip/detail/wave.h", kDetailWave},
     {"hip/device_functions.h", kDeviceFunctions},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// hipRTC: a program's text becomes a code object for gfx942, by the clang that is found. hip/hip_runtime.h of
-// csrc/sim/include stands before each program. Functions of the device library link where a layout of ROCm has it.
+// hipRTC: a program's text becomes a code object for gfx942, by the clang that is found. hip/hip_runtime.h and
+// hip/hip_bfloat16.h of csrc/sim/include stand before each program. Functions of the device library link where a layout
+// of ROCm has it.
 #include "rtc.h"
 
 #include <fcntl.h>
@@ -184,7 +185,7 @@ Result compile(Program& p, int count, const char* const* options, const fs::path
   std::vector<std::string> command{compiler, "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output",
                                    "-nogpuinc", rocm.empty() ? "-nogpulib" : "--rocm-path=" + rocm, "-O3",
                                    "-std=c++17", "-D__HIPCC_RTC__=1", "-I" + folder.string(), "-include",
-                                   "hip/hip_runtime.h"};
+                                   "hip/hip_runtime.h", "-include", "hip/hip_bfloat16.h"};
   add_options(command, count, options);
   const auto with = [&](std::initializer_list<std::string> more) {
     std::vector<std::string> all = command;

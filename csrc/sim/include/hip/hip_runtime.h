@@ -18,12 +18,19 @@
 #endif
 #if !defined(__HIPCC_RTC__)
 #include <assert.h>
-#if defined(__cplusplus)
+#if defined(__cplusplus)  // what HIP's own header brings: programs use std::chrono or std::tuple without a word of it
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <thread>
+#include <tuple>
+#include <type_traits>
 #else
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #endif

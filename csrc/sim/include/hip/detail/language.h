@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The words that HIP adds to C++, and the grid's type.
 #pragma once
+#define HIP_INCLUDE_HIP_AMD_DETAIL_HOST_DEFINES_H  // rocThrust undefines the words where it does not see this
 #if defined(__HIP__)
+#include "hip/detail/traits.h"
 #undef __host__
 #undef __device__
 #undef __global__

@@ -37,15 +37,4 @@
   AITER_LIKE_WITH_NUMBER(Short, bool, <=)        \
   AITER_LIKE_WITH_NUMBER(Short, bool, >)         \
   AITER_LIKE_WITH_NUMBER(Short, bool, >=)
-
-namespace hip_detail {
-
-template <bool kHolds, class T>
-struct If {};
-template <class T>
-struct If<true, T> {
-  using type = T;
-};
-
-}  // namespace hip_detail
 #include "hip/detail/callers_lines_end.h"

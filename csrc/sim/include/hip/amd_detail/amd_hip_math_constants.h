@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: MIT
+// A part of HIP under its name in ROCm, which some libraries include: hip_math_constants.h brings it.
+#pragma once
+#include "hip/hip_math_constants.h"
