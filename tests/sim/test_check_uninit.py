@@ -146,6 +146,27 @@ def test_device_memory_that_nobody_wrote():
     hip.call("hipFree", pointer)
 
 
+def test_objects_with_padding_are_copied_in_silence():
+    """A dword, four bytes that nobody writes, eight more: copied whole, they keep their hole, which is no value."""
+    hip, pointer = runtime(), ctypes.c_void_p()
+    hip.call("hipMalloc", ctypes.byref(pointer), ctypes.c_size_t(3 * 1024))
+    inputs, wait = {"s[4:5]": pointer.value, "v1": LANE * 16, "v[2:3]": LANE.astype(np.uint64)}, "s_waitcnt vmcnt(0)\n"
+    copy = (f"global_load_dwordx4 v[8:11], v1, s[4:5]\n{wait}"
+            f"global_store_dwordx4 v1, v[8:11], s[4:5] offset:1024\n{wait}")
+    only(_reports(copy, inputs), "uninit", "global_store_dwordx4 .*", "stores v8", "memory that nobody wrote")
+    hip.call("hipFree", pointer)
+    hip.call("hipMalloc", ctypes.byref(pointer), ctypes.c_size_t(3 * 1024))
+    inputs["s[4:5]"] = pointer.value
+    assert not _reports("global_store_dword v1, v5, s[4:5]\nglobal_store_dwordx2 v1, v[2:3], s[4:5] offset:8\n" + copy,
+                        inputs)
+    for offset in (0, 8, 12):
+        again = f"global_load_dword v6, v1, s[4:5] offset:{1024 + offset}\n{wait}{STORE.format('v6')}"
+        assert not _reports(again, inputs)
+    hole = f"global_load_dword v6, v1, s[4:5] offset:1028\n{wait}{STORE.format('v6')}"
+    only(_reports(hole, inputs), "uninit", "global_store_dword v0, v6, .*", "memory that nobody wrote")
+    hip.call("hipFree", pointer)
+
+
 def test_registers_at_the_start_of_a_kernel():
     only(_reports(STORE.format("v77")), "uninit", "global_store_dword v0, v77, .*", "never written")
     only(_reports("s_cmp_eq_u32 s40, 0\ns_cbranch_scc1 1f\n1:"), "uninit", "s_cbranch_scc1 .*", "never written")

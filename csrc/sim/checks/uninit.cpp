@@ -160,9 +160,34 @@ u64 undefined_data(const Undefined& u, const Touch& touch, u64 lanes) {
   return found;
 }
 
+// Lanes that store all that one load has read from memory, with holes in it, be it with fields changed: an object whose
+// padding nobody has written. The holes move along; who uses them is told.
+u64 copied_objects(const Undefined& u, const Touch& touch, u64 undefined, const Shadow* bytes) {
+  const u32 rows = undefined && bytes && touch.bytes >= 8 && touch.half == Half::none ? rows_of(touch) : 0;
+  const Inst* load = nullptr;
+  u64 whole = undefined;                                       // lanes without any defined bit
+  for (u32 k = 0; k < rows; ++k) {
+    const u16 row = static_cast<u16>(touch.data + k);
+    whole &= u.lanes[row] & ~u.partial[row];
+    if (!(u.lanes[row] & undefined)) continue;
+    if (load && load != u.origin[row].inst) return 0;
+    load = u.origin[row].inst;
+  }
+  if (!load || load->op->spec.cls == Class::ds || !(load->op->spec.flags & kLoad)) return 0;
+  const Operand& result = load->dst[0];
+  if (result.kind != Kind::vgpr || result.reg != touch.data || result.dwords != rows) return 0;
+  u64 copied = 0;
+  for (u64 left = undefined & ~whole; left; left &= left - 1) {
+    const int lane = first_lane(left);
+    if (bytes->written[lane]) copied |= u64{1} << lane;
+  }
+  return copied;
+}
+
 void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const Shadow* bytes, bool escapes) {
   Undefined& u = w.checks->undefined;
   const u64 undefined = undefined_data(u, touch, lanes);
+  const u64 copied = escapes ? copied_objects(u, touch, undefined, bytes) : undefined;
   if (bytes) {
     for (u64 left = lanes; left; left &= left - 1) {
       const int lane = first_lane(left);
@@ -177,13 +202,11 @@ void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const Sh
   if (!undefined) return;
   for (u32 k = 0; k < rows_of(touch); ++k) {
     const u16 row = static_cast<u16>(touch.data + k);
-    if (escapes) {
-      const u64 here = u.lanes[row] & undefined;
-      if (here) uninit_report(w, i, here, "stores " + name_of(w, {RegRange::vector, 1, row}), u.origin[row]);
+    if (const u64 here = u.lanes[row] & undefined & ~copied) {
+      uninit_report(w, i, here, "stores " + name_of(w, {RegRange::vector, 1, row}), u.origin[row]);
       define(u, row, here);
-      continue;
     }
-    for (u64 left = u.lanes[row] & undefined; left; left &= left - 1) {
+    for (u64 left = u.lanes[row] & copied; left; left &= left - 1) {
       const int lane = first_lane(left);
       u32 bits = undefined_bits(u, row, lane);
       if (touch.half == Half::high) bits >>= 16;
