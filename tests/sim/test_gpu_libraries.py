@@ -153,9 +153,13 @@ def test_numbers_among_what_such_kernels_are_given_are_the_host_s(aten):
         seen.append(x.is_cuda)
         return torch.full(x.shape, 3, dtype=dtype, device=x.device)
 
+    aten.impl("mul.Tensor", to_copy, "CUDA")
+    assert torch.mul(0.5, 3).dtype == torch.float32 and torch.mul(0.5, 3).item() == 1.5
     aten.impl("bitwise_left_shift", to_copy, "CUDA")  # torch has it with overloads alone, and takes this
     aten.impl("_to_copy", to_copy, "CUDA")
     x = torch.ones(2, device="cuda")
     assert torch.masked_fill(x, torch.tensor([True, False], device="cuda"), 0.5).tolist() == [0.5, 1] and not seen
+    wide = torch.zeros(1, device="cuda", dtype=torch.float64)
+    assert torch.masked_fill(wide, wide == 0, 0.1).item() == 0.1
     assert x.half().tolist() == [3, 3] and seen == [True]
     assert torch.ones(2).half().tolist() == [1, 1] and seen == [True]

@@ -154,21 +154,22 @@ def _on_gpu(value: Any, place: int) -> Any:
 
 def _with_tensors(name: str, args: tuple) -> list[Any]:
     """Arguments for torch's own kernel: torch gives kernels of Python numbers where an operator has tensors. A number
-    promotes as it does beside the first tensor.
+    promotes as it does beside the first tensor; beside numbers alone it is of the default type; one alone, which is
+    copied, keeps its digits.
     """
     if not any(type(one) in _NUMBERS for one in args):
         return list(args)
-    first = next(marks.tensors(args), None)
-    return [torch.tensor(one, dtype=_type_of(one, first))
-            if type(one) in _NUMBERS and str(argument.type) == "Tensor" else one
-            for one, argument in zip(args, _schema(name).arguments, strict=False)]
+    arguments = [(one, str(argument.type) == "Tensor" and type(one) in _NUMBERS)
+                 for one, argument in zip(args, _schema(name).arguments, strict=False)]
+    first, is_alone = next(marks.tensors(args), None), sum(is_meant for _, is_meant in arguments) == 1
+    return [torch.tensor(one, dtype=_type_of(one, first, is_alone)) if is_meant else one for one, is_meant in arguments]
 
 
-def _type_of(number: Any, beside: torch.Tensor | None) -> torch.dtype:
+def _type_of(number: Any, beside: torch.Tensor | None, is_alone: bool) -> torch.dtype:
     """A type of a tensor without dimensions which leads where the number does, and loses none of its digits if it can.
     """
     wide = _NUMBERS[type(number)]
     if beside is None:
-        return wide
+        return wide if is_alone else torch.tensor(number).dtype
     meant = torch.result_type(beside, number)
     return wide if beside.dim() and torch.result_type(beside, torch.empty((), dtype=wide)) == meant else meant
