@@ -343,9 +343,13 @@ def ranges_known(ranges: Sequence[tuple[int, int, str, int]]) -> Iterator[None]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first to past the last element."""
+    """Bytes from the first to past the last element; to the end of its memory for an expanded tensor, whose steps of 0
+    programs take away so as to walk that dimension themselves.
+    """
     if tensor.numel() == 0:
         return 0
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 

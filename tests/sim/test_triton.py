@@ -332,6 +332,14 @@ def test_a_launch_of_a_compiled_kernel_without_its_constants_says_so():
         compiled[(1, 1, 1)](x, out)
 
 
+def test_an_expanded_tensor_reaches_to_the_end_of_its_memory():
+    x, out = torch.randn(4, 16), torch.zeros(64)
+    unmasked_kernel[(1,)](x.as_strided((2, 16), (0, 1)), out, BLOCK=64)
+    assert torch.equal(out, x.view(-1))
+    with pytest.raises(SimulatorError, match="past the end of `unmasked_kernel argument 0"):
+        unmasked_kernel[(1,)](x[1:].expand(2, 3, 16), out, BLOCK=64)
+
+
 @triton.jit
 def table_kernel(table, out, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
