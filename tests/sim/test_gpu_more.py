@@ -126,6 +126,31 @@ def test_products_whose_results_are_wider():
         torch.mm(a[0].cpu(), b[0].cpu(), out_dtype=torch.float32)
 
 
+def test_gradients_of_results_that_are_not_used_are_where_these_are():
+    seen = []
+
+    class Split(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x.cpu() * 3, x * 4
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            seen.append([one.is_cuda for one in gradients])
+            return gradients[0] * 2
+
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    Split.apply(x)[0].sum().backward()
+    assert seen == [[True, False, True]] and x.grad.is_cuda and x.grad.tolist() == [2, 2]
+
+
+def test_functions_with_gradients_are_themselves_after_the_block():
+    apply = vars(torch.autograd.Function)["apply"]
+    with sim.as_gpu():  # within that of the fixture
+        pass
+    assert vars(torch.autograd.Function)["apply"] is apply and isinstance(apply, classmethod)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_gradients_of_flex_attention():
     q, k, v = (torch.randn(1, 1, 4, 8, device="cuda", requires_grad=True) for _ in range(3))

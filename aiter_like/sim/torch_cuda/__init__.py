@@ -61,6 +61,9 @@ def _entered() -> Iterator[None]:
                                     (threading.Thread, "start", _starting(mode)),
                                     (_device.DeviceContext, "__torch_function__", with_default_device),
                                     (torch.autograd.graph.saved_tensors_hooks, "__init__", gradients.saving(mode)),
+                                    (torch.autograd.Function, "apply", gradients.applying()),
+                                    (torch.autograd.function.BackwardCFunction, "apply",
+                                     gradients.applying_backwards()),
                                     (torch.autograd, "_engine_run_backward",
                                      gradients.engine(mode, torch.autograd._engine_run_backward))]:
             stack.enter_context(_replaced(holder, name, value))
@@ -100,7 +103,8 @@ def _starting(mode: Mode) -> Any:
 
 @contextlib.contextmanager
 def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name, _ABSENT)
+    names = vars(holder)  # of a class method they have more than getattr() gives
+    before = names[name] if name in names else getattr(holder, name, _ABSENT)
     setattr(holder, name, value)
     try:
         yield

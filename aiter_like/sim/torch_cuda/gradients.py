@@ -41,6 +41,40 @@ def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
     return run
 
 
+_PLACES = "_aiter_like_places"  # of the attribute of a node, for each of its results
+
+
+def applying() -> Any:
+    """torch.autograd.Function's `apply`: the nodes of its results remember where these are."""
+    original = torch.autograd.Function.apply.__func__
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original(cls, *args, **kwargs)
+        given = results if isinstance(results, tuple) else (results,)
+        for one in given:
+            node = one.grad_fn if isinstance(one, torch.Tensor) else None
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                setattr(node, _PLACES, [marks.index_of(each) if isinstance(each, torch.Tensor) else None
+                                        for each in given])
+                break
+        return results
+
+    return classmethod(apply)
+
+
+def applying_backwards() -> Callable:
+    """What calls `backward` of a Function: zeros, torch's gradients of unused results, are where these results were."""
+    original = torch.autograd.function.BackwardCFunction.apply
+
+    def apply(self: Any, *gradients: Any) -> Any:
+        for gradient, place in zip(gradients, getattr(self, _PLACES, ()), strict=False):
+            if place is not None and isinstance(gradient, torch.Tensor) and marks.index_of(gradient) is None:
+                marks.put(gradient, place)
+        return original(self, *gradients)
+
+    return apply
+
+
 def saving(mode: TorchFunctionMode) -> Callable:
     """saved_tensors_hooks' `__init__`: the mode is on in hooks, which functions of torch call while it is off."""
     original = torch.autograd.graph.saved_tensors_hooks.__init__
