@@ -163,3 +163,18 @@ def test_numbers_among_what_such_kernels_are_given_are_the_host_s(aten):
     assert torch.masked_fill(wide, wide == 0, 0.1).item() == 0.1
     assert x.half().tolist() == [3, 3] and seen == [True]
     assert torch.ones(2).half().tolist() == [1, 1] and seen == [True]
+
+
+def test_such_kernels_are_given_the_generator_that_the_program_names(aten):
+    seen = []
+
+    def multinomial(x, count, with_replacement=False, **options):
+        seen.append(options)
+        return torch.zeros(count, dtype=torch.int64, device=x.device)
+
+    aten.impl("multinomial", multinomial, "CUDA")
+    x = torch.ones(4, device="cuda")
+    named = torch.Generator("cuda")
+    torch.multinomial(x, 2)
+    torch.multinomial(x, 2, generator=named)
+    assert seen == [{}, {"generator": named}] and torch.multinomial(torch.ones(1), 1).tolist() == [0]

@@ -180,6 +180,7 @@ def test_lower_names(gpu):
     assert torch.cuda.memory_allocated(torch.cuda.device(0)) == torch.cuda.memory_allocated("cuda:0")
     with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
         torch.cuda.current_stream(torch.device("cpu"))
+    assert torch.cuda.get_device_capability((0, 304)) == (9, 4)  # torch takes what it does not know as the current one
 
 
 def test_results_of_functions_of_c():

@@ -49,13 +49,15 @@ def exchange(device: int) -> int:
 
 
 def number_of(device: Any) -> int:
-    """The number of a device, None being the current one.
+    """The number of a device, None being the current one, as what torch does not know as a device is to it.
 
     Raises:
-        ValueError: it is no GPU's.
+        ValueError: it is another device's.
         RuntimeError: there is no such device.
     """
-    number = current() if device is None else index_of(device)
+    number = None if device is None else index_of(device)
+    if number is None and not isinstance(device, (str, torch.device)):
+        return current()
     if number is None:
         raise ValueError(f"Expected a cuda device, but got: {device}")
     return number

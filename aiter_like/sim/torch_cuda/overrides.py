@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.sim.torch_cuda import devices, marks
+from aiter_like.sim.torch_cuda import devices, generators, marks
 
 
 class _Call(threading.local):
@@ -22,11 +22,19 @@ class _Call(threading.local):
         place: the number of the GPU that it works on; None: of none.
         index: the GPU that it names itself, by device=….
         arguments: what it was given.
+        generator: the one that the program names; None: it names none.
     """
 
     place: int | None = None
     index: int | None = None
     arguments: tuple = ()
+    generator: Any = None
+
+    def swap(self, place: int | None, index: int | None, arguments: tuple, generator: Any) -> tuple:
+        """Sets them; what they were."""
+        before = self.place, self.index, self.arguments, self.generator
+        self.place, self.index, self.arguments, self.generator = place, index, arguments, generator
+        return before
 
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -62,13 +70,14 @@ def add(library: Any, operator: Any, fn: Callable, key: str, *, original: Callab
             args, kwargs = _on_gpu(args, place), _on_gpu(kwargs, place)
             if _call.index is not None and kwargs.get("device") is not None:
                 kwargs = kwargs | {"device": devices.of_index(place)}
-        before = _call.place, _call.index, _call.arguments
-        _call.place, _call.index, _call.arguments = None, None, ()
+            if kwargs.pop("generator", None) is not None and _call.generator is not None:
+                kwargs["generator"] = _call.generator
+        before = _call.swap(None, None, (), None)
         try:
             with switched_on():
                 return fn(keys, *args, **kwargs) if has_keys else fn(*args, **kwargs)
         finally:
-            _call.place, _call.index, _call.arguments = before
+            _call.swap(*before)
 
     original(library, operator, kernel, KEYS[key], with_keyset=True, **options)
     _given.add(name)
@@ -87,14 +96,14 @@ def called(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
     """
     if not _given:
         return func(*args, **kwargs)
-    before = _call.place, _call.index, _call.arguments
-    _call.place, _call.index, _call.arguments = index, index, (args, kwargs)
-    if index is None:
-        _call.place = _marked(args, kwargs)
+    generator = kwargs.get("generator")
+    if any(generator is one for one in generators.defaults()):  # sim.as_gpu() itself names these
+        generator = None
+    before = _call.swap(_marked(args, kwargs) if index is None else index, index, (args, kwargs), generator)
     try:
         return func(*args, **kwargs)
     finally:
-        _call.place, _call.index, _call.arguments = before
+        _call.swap(*before)
 
 
 def kernel_of(name: str, key: str) -> Any:
