@@ -145,8 +145,30 @@ def test_output_modifiers_with_ieee_off(omod, factor, clamp):
 def test_what_no_mode_gives_is_refused():
     with pytest.raises(HipError, match="f16 denormals"):
         run(mode_text(6, 0) + "v_pack_b32_f16 v2, v0, v1", {"v0": values("u32", 1), "v1": values("u32", 2)}, ["v2"])
-    with pytest.raises(HipError, match="mixed f16 and f32"):
-        run(mode_text(4, 0) + "v_fma_mix_f32 v2, v0, v1, v0", {"v0": values("u32", 1), "v1": values("u32", 2)}, ["v2"])
+    with pytest.raises(HipError, match="f16 denormals"):
+        run(mode_text(6, 0) + "v_fma_mix_f32 v2, v0, v1, v0", {"v0": values("u32", 1), "v1": values("u32", 2)}, ["v2"])
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 3])
+def test_mixed_f16_and_f32_flush_as_f32(keep):
+    """Composable Kernel's attention, compiled to flush f32 denormals, scales and narrows by v_fma_mixlo_f16. An f16
+    denormal is kept as a source, in the high half of v5, and as a result: the mode of f16 rules them."""
+    a, b, rng = small("f32", 1), small("f32", 2), np.random.default_rng(14)
+    half = (rng.uniform(-2, 2, a.shape) * 2.0 ** -14).astype(np.float16)
+    large = (rng.uniform(1, 2, a.shape) * 2.0 ** 120).astype(np.float32)
+    tiny = (rng.uniform(0, 2, a.shape) * 2.0 ** -127).astype(np.float32)
+    text = ("v_fma_mix_f32 v6, v2, v3, 0\nv_fma_mix_f32 v7, v5, v5, v3 op_sel:[1,1,0] op_sel_hi:[1,1,0]\n"
+            "v_fma_mixlo_f16 v8, v4, v9, 0\nv_fma_mixlo_f16 v10, v5, 1.0, 0 op_sel:[1,0,0] op_sel_hi:[1,0,0]")
+    got = run(mode_text(4, keep) + text,
+              {"v2": a, "v3": b, "v4": tiny, "v5": half.view(np.uint16).astype(np.uint32) << 16, "v9": large},
+              {"v6": np.float32, "v7": np.float32, "v8": np.uint32, "v10": np.uint32})
+    read, written = not keep & 1, not keep & 2
+    fa, fb, zero, wide = flush(a, read), flush(b, read), np.zeros_like(a), half.astype(np.float32)
+    np.testing.assert_array_equal(canonical(got["v6"]), canonical(flush(exact_fma(fa, fb, zero), written)))
+    np.testing.assert_array_equal(canonical(got["v7"]), canonical(flush(exact_fma(wide, wide, fb), written)))
+    product = (flush(tiny, read) * large).astype(np.float16)
+    np.testing.assert_array_equal(got["v8"] & 0xFFFF, product.view(np.uint16))
+    np.testing.assert_array_equal(got["v10"] & 0xFFFF, np.where(half == 0, 0, half.view(np.uint16)))
 
 
 # ---- VGPR indexing

@@ -82,8 +82,10 @@ u32 denormals(const Wave& w, const Inst& i) {
   const u32 keep32 = w.mode.bits >> 4 & 3, keep64 = w.mode.bits >> 6 & 3;
   if ((keep32 & keep64) == 3) return 0;
   if (names(i, "v_div_")) return 0;                      // these look at exponents and keep denormals
-  if (names(i, "_mix")) throw Fault("MODE: flushing denormals of mixed f16 and f32 is not modelled");
-  const u32 outputs = kept(w, result_type(i)), inputs = kept(w, source_type(i));
+  // Mixed f16 and f32 compute in f32: LLVM selects them for an f32 FMA in each mode of f32. An f16 is a normal f32.
+  const bool mixed = names(i, "_mix");
+  if (mixed && keep64 != 3) throw Fault("MODE: flushing f16 denormals in this instruction is not modelled");
+  const u32 outputs = mixed ? keep32 : kept(w, result_type(i)), inputs = mixed ? keep32 : kept(w, source_type(i));
   return (inputs & 1 ? 0 : kFlushInputs) | (outputs & 2 ? 0 : kFlushOutputs);
 }
 
