@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Lets AITER_LIKE=1 serve transformers, which has no plugins: installs the adapter once its models can be made.
+"""Lets AITER_LIKE=1 serve transformers, which has no plugins: installs the adapter once its models can be made. Lets
+`gpu` in AITER_LIKE_SIM make torch's "cuda" the simulated MI300X once torch is imported.
 
-Imported by aiter_like_startup.pth when an interpreter starts with AITER_LIKE=1, and never else. It lies beside the
-package, because importing the package imports torch: until transformers is used, this costs a name in sys.meta_path.
+Imported by aiter_like_startup.pth when an interpreter starts with one of them, and never else. It lies beside the
+package, because importing the package imports torch: until such a module is used, this costs a name in sys.meta_path.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +18,14 @@ MODULE = "transformers.modeling_utils"  # has the class of all models; `import t
 
 
 class Finder:
-    """Finds MODULE as the others do, and lets the package's adapters be installed after it has run."""
+    """Finds a module as the others do, and calls `then()` after it has run."""
+
+    def __init__(self, module: str, then: Callable[[], None]):
+        self._module, self._then = module, then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """As sys.meta_path asks; None for all other modules."""
-        if name != MODULE:
+        if name != self._module:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
@@ -28,9 +34,9 @@ class Finder:
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                if module.__name__ == MODULE:  # the loader of a zip file has other modules too
+                if module.__name__ == self._module:  # the loader of a zip file has other modules too
                     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-                    install()
+                    self._then()
 
             spec.loader.exec_module = exec_module
         return spec
@@ -53,4 +59,18 @@ def install() -> None:
         logger.warning("transformers keeps its own operators: %s: %s", type(error).__name__, error)
 
 
-sys.meta_path.insert(0, Finder())
+def enter() -> None:
+    """This process is within aiter_like.sim.as_gpu() to its end; what prevents that ends the import of torch."""
+    import atexit
+
+    from aiter_like import sim
+
+    block = sim.as_gpu()
+    block.__enter__()
+    atexit.register(block.__exit__, None, None, None)
+
+
+if os.environ.get("AITER_LIKE") == "1":
+    sys.meta_path.insert(0, Finder(MODULE, install))
+if "gpu" in [part.strip() for part in os.environ.get("AITER_LIKE_SIM", "").split(",")]:
+    sys.meta_path.insert(0, Finder("torch", enter))

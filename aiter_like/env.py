@@ -65,9 +65,9 @@ _REGISTRY = (
              "when the package first logs"),
     Variable("AITER_LIKE_JOBS", _jobs, 0, "parallel build jobs, 0 = one per core", "at each build"),
     Variable("AITER_LIKE_SIM", str, "", "simulator settings, comma list: check, check=NAME (several: NAME+NAME; all, "
-             "with global_race: all), threads=N, fuzz=SEED, devices=N, limit=N, dry, defer; any value also selects the "
-             "simulator for CPU tensors where a GPU is present",
-             "when the simulator is first used"),
+             "with global_race: all), threads=N, fuzz=SEED, devices=N, limit=N, dry, defer, gpu (torch's \"cuda\" is "
+             "the simulated MI300X); any value also selects the simulator for CPU tensors where a GPU is present",
+             "when the simulator is first used; gpu: when torch is imported"),
 )
 
 VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _REGISTRY}

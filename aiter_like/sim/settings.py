@@ -71,7 +71,7 @@ def parse_checks(text: str, separator: str = ",") -> tuple[str, ...]:
 
 def parse_settings(text: str) -> Settings:
     """The settings of AITER_LIKE_SIM: a list of check, check=NAME+NAME, fuzz=SEED, threads=N, devices=N, limit=N, dry,
-    defer; "1": none.
+    defer, gpu, which aiter_like_startup.py reads; "1": none.
 
     Raises:
         ValueError: an unknown setting or a bad value; the message names it.
@@ -86,7 +86,7 @@ def parse_settings(text: str) -> Settings:
             values[_COUNTS[name]] = int(value)
         elif part in ("dry", "defer"):
             values[part] = True
-        elif part != "1":
+        elif part not in ("1", "gpu"):
             raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}+all>, "
-                             "fuzz=SEED, threads=N, devices=N, limit=N, dry, defer")
+                             "fuzz=SEED, threads=N, devices=N, limit=N, dry, defer, gpu")
     return Settings(**values)

@@ -69,7 +69,7 @@ bool set(std::string_view part, Initial& to) {
   if (name == "limit") return number(value, to.settings.instruction_limit);
   if (part == "dry") to.settings.dry = true;
   if (part == "defer") to.settings.defer = true;
-  return part == "dry" || part == "defer" || part == "1";
+  return part == "dry" || part == "defer" || part == "1" || part == "gpu";  // gpu is Python's
 }
 
 const Initial& initial() {
@@ -82,7 +82,7 @@ const Initial& initial() {
       for (const Name& check : kChecks) {
         result.settings.error += (&check == kChecks ? "" : "+") + std::string(check.text);
       }
-      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry, defer";
+      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry, defer, gpu";
       return false;
     });
     return result;
