@@ -221,3 +221,15 @@ def test_memory_for_other_libraries():
     assert x.__cuda_array_interface__["strides"] is None and not hasattr(x.cpu(), "__cuda_array_interface__")
     with pytest.raises(RuntimeError, match="requires grad"):
         _ = torch.ones(1, device="cuda", requires_grad=True).__cuda_array_interface__
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0, 1]), [0, 1], (slice(None), [0, 1]), torch.tensor([True, True])])
+def test_values_of_another_device_at_indices(index):
+    x = torch.zeros(2, 2, device="cuda")
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+        x[index] = torch.ones(2, 2)
+    x[index] = torch.tensor(3.)
+    x[:, 0] = torch.ones(2)  # it is copied
+    assert x.tolist() == [[1, 3], [1, 3]]
+    with pytest.raises(RuntimeError, match="in index_put_"):
+        torch.index_put_(x, (torch.tensor([0]),), torch.ones(1, 2))

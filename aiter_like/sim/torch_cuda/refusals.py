@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -37,6 +38,8 @@ def _functions() -> frozenset[Callable]:
 
 _ON_ONE_DEVICE = _functions()
 _INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
+_WRITING = frozenset((torch.Tensor.__setitem__, torch.index_put, torch.index_put_, torch.Tensor.index_put,
+                      torch.Tensor.index_put_))
 _COPYING = frozenset((torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.copy_))
 _WAITING = frozenset(
     {getattr(torch.Tensor, name) for name in ("item tolist __bool__ __int__ __float__ __index__ __complex__ nonzero "
@@ -62,13 +65,25 @@ def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
 
 
 def check_indices(func: Callable, args: tuple) -> None:
-    """Raises RuntimeError where a tensor is indexed by one of a GPU that it is not on."""
-    if func not in _INDEXING or len(args) < 2:
+    """Raises RuntimeError where a tensor is indexed by one of a GPU that it is not on, or given values of another
+    device at indices."""
+    if (func not in _INDEXING and func not in _WRITING) or len(args) < 2:
         return
     index = marks.index_of(args[0])
     if any(marks.index_of(one) not in (None, index) for one in marks.tensors(args[1])):
         place = "cpu" if index is None else devices.of_index(index)
         raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({place})")
+    is_written = func in _WRITING and len(args) > 2 and isinstance(args[2], torch.Tensor) and args[2].dim()
+    if is_written and _has_numbers(args[1]) and marks.index_of(args[2]) != index and not args[2].is_meta:
+        first, second = ("cpu" if one is None else str(devices.of_index(one)) for one in (index,
+                                                                                      marks.index_of(args[2])))
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                           f"{first} and {second}! (in {func.__name__})")
+
+
+def _has_numbers(index: Any) -> bool:
+    """Whether what stands in brackets has tensors or lists: other values are copied to their place, from any device."""
+    return any(isinstance(one, (torch.Tensor, list)) for one in (index if isinstance(index, tuple) else (index,)))
 
 
 def check_waiting(func: Callable, args: tuple, kwargs: dict) -> None:
