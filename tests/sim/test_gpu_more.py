@@ -233,3 +233,47 @@ def test_values_of_another_device_at_indices(index):
     assert x.tolist() == [[1, 3], [1, 3]]
     with pytest.raises(RuntimeError, match="in index_put_"):
         torch.index_put_(x, (torch.tensor([0]),), torch.ones(1, 2))
+
+
+def test_batch_norm_over_several_gpus():
+    """What torch.nn.SyncBatchNorm calls: two ranks' sums give what one process has of all values."""
+    x = torch.randn(6, 3, 4, device="cuda", requires_grad=True)
+    weight, bias = (torch.rand(3, device="cuda", requires_grad=True) for _ in range(2))
+    running = [torch.zeros(3, device="cuda"), torch.ones(3, device="cuda")]
+    expected = functional.batch_norm(x, *(one.clone() for one in running), weight, bias, True, 0.1, 1e-5)
+    dy = torch.randn_like(expected)
+    expected.backward(dy)
+    expected_running = [one.clone() for one in running]
+    functional.batch_norm(x, *expected_running, None, None, True, 0.1, 1e-5)
+    with torch.no_grad():
+        means, invstds = zip(*(torch.batch_norm_stats(one, 1e-5) for one in (x[:2], x[2:])), strict=True)
+        counts = torch.tensor([8., 16.], device="cuda")
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(x, torch.stack(means), torch.stack(invstds), *running,
+                                                                 0.1, 1e-5, counts)
+        found = torch.batch_norm_elemt(x, weight, bias, mean, invstd, 1e-5)
+        sums = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, True, True)
+        dx = torch.batch_norm_backward_elemt(dy, x, mean, invstd, weight, *sums[:2], counts.int())
+    assert all(one.is_cuda for one in (found, dx, *sums))
+    torch.testing.assert_close([found, dx, *sums[2:], *running], [expected, x.grad, weight.grad, bias.grad,
+                                                                  *expected_running])
+    with pytest.raises(NotImplementedError, match="batch_norm_stats"):
+        torch.batch_norm_stats(torch.ones(2, 3), 1e-5)
+
+
+def test_errors_of_the_runtime_by_number():
+    torch.cuda.check_error(0)
+    with pytest.raises(torch.cuda.CudaError, match=r"out of memory \(2\)"):
+        torch.cuda.check_error(2)
+
+
+def test_memory_of_a_gpu_is_shared():
+    assert torch.ones(1, device="cuda").is_shared() and not torch.ones(1).is_shared()
+
+
+@pytest.mark.parametrize("call", [torch.isin, torch.hypot, torch.searchsorted, torch.bucketize,
+                                  lambda x, y: x.masked_fill_(y > 1, 0), lambda x, y: x.index_fill(0, y.long(), 0)])
+def test_two_devices_in_one_call(call):
+    x = torch.tensor([1., 2.])
+    call(x.cuda(), x.cuda() - 1)
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+        call(x.cuda(), x - 1)

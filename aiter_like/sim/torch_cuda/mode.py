@@ -15,6 +15,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from aiter_like.sim.torch_cuda import (
     autocast,
+    batch_norm,
     determinism,
     devices,
     dlpack,
@@ -190,6 +191,15 @@ def _attention(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
         torch.backends.cuda.enable_math_sdp(False)
 
 
+def _batch_norm(func: Callable, args: tuple, kwargs: dict) -> Any:
+    if marks.index_of(args[0] if args else kwargs["input"]) is None:
+        return func(*args, **kwargs)
+    with torch.no_grad():
+        results = batch_norm.FUNCTIONS[func](*args, **kwargs)
+    marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
+    return results
+
+
 def _scaled_product(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     result = products.scaled(func, args, kwargs)
     return _called(func, args, kwargs) if result is None else result
@@ -295,11 +305,13 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.device: _place,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch._scaled_mm: _scaled_product,
+    **dict.fromkeys(batch_norm.FUNCTIONS, _batch_norm),
     torch.Tensor.to: _to,
     torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),  # nn.Module.to reads the device from it
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
     torch.Tensor.pin_memory: _pin_memory,
+    torch.Tensor.is_shared: lambda func, args, kwargs: marks.index_of(args[0]) is not None or func(*args, **kwargs),
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
     torch._VF._pack_padded_sequence: _packed,
     torch.Tensor.__repr__: _repr,

@@ -40,7 +40,7 @@ KEPT = ("Storage", "Tensor")
 
 KEPT_NAMES = frozenset((
     "amp", "graphs", "memory", "nccl", "nvtx", "profiler", "random", "sparse", "streams", "tunable", "jiterator",
-    "CudaError", "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
+    "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
     # They ask functions that are answered below.
     "device", "device_of", "is_bf16_supported", "is_tf32_supported", "memory_cached",
     "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary", "memory_snapshot",
@@ -106,7 +106,7 @@ def _answers() -> dict[str, Any]:
         "set_rng_state": _set_rng_state,
         "set_rng_state_all": lambda new_states: [_set_rng_state(one, i) for i, one in enumerate(new_states)] and None,
         "MemPool": pools.MemPool, "use_mem_pool": pools.use_mem_pool,
-        "cudart": runtime.Runtime, "check_error": runtime.check_error,
+        "cudart": runtime.Runtime, "check_error": runtime.check_error, "CudaError": runtime.CudaError,
     }
 
 

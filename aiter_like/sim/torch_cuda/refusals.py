@@ -17,9 +17,11 @@ from aiter_like.sim.torch_cuda import devices, marks
 
 _ARITHMETIC = ("add sub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 eq ne "
                "lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor lerp addcmul "
-               "addcdiv where")
+               "addcdiv where heaviside hypot logaddexp logaddexp2 copysign nextafter xlogy float_power gcd lcm "
+               "isclose")
 _PRODUCTS = "matmul mm bmm mv dot outer addmm addmv addbmm baddbmm einsum tensordot kron cross cdist"
-_JOINED = "cat concat concatenate stack hstack vstack dstack index_select gather scatter scatter_add take_along_dim"
+_JOINED = ("cat concat concatenate stack hstack vstack dstack index_select gather scatter scatter_add take_along_dim "
+           "masked_fill masked_select masked_scatter index_add index_copy index_fill searchsorted bucketize isin")
 _LAYERS = ("linear bilinear conv1d conv2d conv3d layer_norm group_norm rms_norm batch_norm embedding cross_entropy "
            "nll_loss mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
            "prelu scaled_dot_product_attention cosine_similarity")

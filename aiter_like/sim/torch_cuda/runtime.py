@@ -7,6 +7,8 @@ import ctypes
 import enum
 from typing import Any
 
+import torch
+
 from aiter_like.sim import session
 from aiter_like.sim.torch_cuda import devices, marks, memory
 
@@ -74,7 +76,14 @@ def check_error(res: Any) -> None:
     """torch.cuda.check_error.
 
     Raises:
-        RuntimeError: a result is none of success.
+        torch.cuda.CudaError: a result is none of success.
     """
     if int(res) != cudaError.success:
-        raise RuntimeError(f"CUDA error: {cudaError(int(res)).name} ({int(res)})")
+        raise CudaError(int(res))
+
+
+class CudaError(torch.cuda.CudaError):
+    """torch.cuda.CudaError, with HIP's text of a result."""
+
+    def __init__(self, code: int):
+        RuntimeError.__init__(self, f"{session.load().hipGetErrorString(int(code)).decode()} ({int(code)})")
