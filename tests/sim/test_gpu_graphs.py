@@ -267,3 +267,39 @@ def test_states_of_random_numbers():
     out = torch.utils.checkpoint.checkpoint(lambda one: functional.dropout(one, 0.5), x, use_reentrant=False)
     out.sum().backward()
     assert torch.equal(x.grad, out.detach()), "the second pass drops the same ones"
+
+
+def test_a_capture_draws_nothing():
+    """Its first replay draws what would be drawn without it, also by a generator that the program registers."""
+    x, own = torch.ones(100, device="cuda"), torch.Generator("cuda")
+
+    def draw():
+        return functional.dropout(x), torch.rand(3, device="cuda", generator=own)
+
+    torch.cuda.manual_seed(5)
+    own.manual_seed(6)
+    clone = own.clone_state()
+    expected = [draw() for _ in range(3)]
+    assert torch.rand(3, device="cuda", generator=clone).equal(expected[0][1])
+    torch.cuda.manual_seed(5)
+    own.manual_seed(6)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(own)
+    with torch.cuda.graph(graph):
+        drawn = draw()
+    graph.replay()
+    found = [[one.clone() for one in drawn], draw()]
+    graph.replay()
+    assert all(one.equal(other) for pair in zip([*found, drawn], expected, strict=True)
+               for one, other in zip(*pair, strict=True))
+
+
+def test_a_capture_is_on_a_stream_of_its_own():
+    with pytest.raises(RuntimeError, match="must be captured on a non-default stream"):
+        torch.cuda.CUDAGraph().capture_begin()
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_more_memory_than_there_is():
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity"):
+        torch.empty(800000000 << 30, dtype=torch.int8, device="cuda")

@@ -253,6 +253,8 @@ def test_batch_norm_over_several_gpus():
         found = torch.batch_norm_elemt(x, weight, bias, mean, invstd, 1e-5)
         sums = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, True, True)
         dx = torch.batch_norm_backward_elemt(dy, x, mean, invstd, weight, *sums[:2], counts.int())
+        same = torch.batch_norm_gather_stats(x, mean[None], invstd[None], None, None, 0.1, 1e-5, count=24)
+    torch.testing.assert_close(same, (mean, invstd))
     assert all(one.is_cuda for one in (found, dx, *sums))
     torch.testing.assert_close([found, dx, *sums[2:], *running], [expected, x.grad, weight.grad, bias.grad,
                                                                   *expected_running])

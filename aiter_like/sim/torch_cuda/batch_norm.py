@@ -5,8 +5,6 @@ CPU: sums of each channel, and what is done with them to each element. Channels 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 
@@ -33,12 +31,10 @@ def stats(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def gather_stats(input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, running_mean: torch.Tensor | None,
                  running_var: torch.Tensor | None, momentum: float, eps: float,
-                 counts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+                 counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """torch.batch_norm_gather_stats_with_counts: those of all ranks ([ranks, channels], and how many values each has)
     as one, and the running ones moved towards it.
     """
-    if not isinstance(counts, torch.Tensor):  # torch.batch_norm_gather_stats: as many everywhere
-        counts = torch.full((mean.shape[0],), counts, dtype=mean.dtype, device=mean.device)
     parts = counts.to(mean.dtype).view(-1, 1)
     total = parts.sum()
     middle = (mean * parts).sum(0) / total
@@ -48,6 +44,14 @@ def gather_stats(input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, 
     if running_var is not None:
         running_var.mul_(1 - momentum).add_((squares / (total - 1)).to(running_var.dtype), alpha=momentum)
     return middle, (squares / total + eps).rsqrt()
+
+
+def gather_equal_stats(input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, running_mean: torch.Tensor | None,
+                       running_var: torch.Tensor | None, momentum: float, eps: float,
+                       count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch.batch_norm_gather_stats: every rank has as many values."""
+    counts = torch.full((mean.shape[0],), count, dtype=mean.dtype, device=mean.device)
+    return gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
 
 
 def elements(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor,
@@ -81,7 +85,7 @@ def backward_elements(grad_out: torch.Tensor, input: torch.Tensor, mean: torch.T
     return (result * _each(invstd if weight is None else invstd * weight, input)).to(input.dtype)
 
 
-FUNCTIONS = {torch.batch_norm_stats: stats, torch.batch_norm_gather_stats: gather_stats,
+FUNCTIONS = {torch.batch_norm_stats: stats, torch.batch_norm_gather_stats: gather_equal_stats,
              torch.batch_norm_gather_stats_with_counts: gather_stats, torch.batch_norm_elemt: elements,
              torch.batch_norm_backward_reduce: backward_sums, torch.batch_norm_backward_elemt: backward_elements}
 """Torch's function → what is called in its place on a GPU's tensors."""

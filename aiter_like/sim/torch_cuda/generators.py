@@ -88,6 +88,14 @@ class Generator(torch.Generator):
         self.offset = offset
         return self
 
+    def clone_state(self) -> torch.Generator:
+        """Another one, which goes on as this one would."""
+        other = Generator(self.device)
+        other.manual_seed(self.initial_seed())
+        other.draw_as(self.drawn())
+        other.offset = self.offset
+        return other
+
     def drawn(self) -> torch.Tensor:
         """What torch draws next, as a state of the CPU."""
         return super().get_state()

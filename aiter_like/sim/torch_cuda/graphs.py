@@ -102,15 +102,21 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False):
         self._steps: list[_Step] | None = None
         self._recorder: _Recorder | None = None
+        self._generators: list[generators.Generator] = []
+        self._drawn: list[tuple[generators.Generator, torch.Tensor, int]] = []
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """What the program does with its GPU is the graph's from now on.
 
         Raises:
-            RuntimeError: there is a capture already.
+            RuntimeError: there is a capture already; the current stream is the default one.
         """
         if is_capturing():
             raise RuntimeError("CUDA error: operation not permitted: a capture has begun already")
+        if streams.current_stream().stream_id == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok "
+                               "to replay them on the default stream.)")
+        self._drawn = [(one, one.drawn(), one.offset) for one in (*generators.defaults(), *self._generators)]
         recorder = _Recorder()
         self._recorder = recorder
         recorder.__enter__()
@@ -132,6 +138,9 @@ class CUDAGraph:
         self._recorder = None
         with torch._C.DisableTorchFunction():
             recorder.restore()
+            for generator, drawn, offset in self._drawn:  # a capture draws nothing: its first replay does
+                generator.draw_as(drawn)
+                generator.offset = offset
         if recorder.why_broken:
             raise RuntimeError(f"CUDA error: operation failed due to a previous error during capture: "
                                f"{recorder.why_broken}")
@@ -165,6 +174,7 @@ class CUDAGraph:
         if getattr(generator, "index", None) is None:
             raise RuntimeError("CUDAGraph.register_generator_state: expected a generator of device type cuda, got "
                                f"one of {generator.device}")
+        self._generators.append(generator)
 
     def instantiate(self) -> None:
         """It is ready as it is."""

@@ -52,7 +52,7 @@ def _cuda() -> dict[str, Callable]:
         "_cuda_getCurrentStream": lambda index: _named(streams.current_stream(index)),
         "_cuda_getDefaultStream": lambda index: _named(streams.default_stream(index)),
         "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).cuda_stream,
-        "_cuda_emptyCache": lambda: None, "_cuda_ipc_collect": lambda: None,
+        "_cuda_emptyCache": lambda: None, "_host_emptyCache": lambda: None, "_cuda_ipc_collect": lambda: None,
         "_cuda_clearCublasWorkspaces": lambda: None, "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_getArchFlags": lambda: "gfx942", "_cuda_set_sync_debug_mode": refusals.set_sync_mode,
         "_cuda_get_sync_debug_mode": lambda: refusals.sync_mode[0],

@@ -128,6 +128,9 @@ def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
     if "DefaultCPUAllocator" not in text:
         return None
     count = re.search(r"(\d+) bytes", text)
-    size = "Tried to allocate more than 1EB memory. " if count and int(count[1]) >= 2**60 else ""
+    size, device = int(count[1]) if count else 0, devices.current()
+    told = ("Tried to allocate more than 1EB memory. " if size >= 2**60 else
+            f"Tried to allocate {size / 2**30:.2f} GiB. GPU {device} has a total capacity of "
+            f"{devices.properties(device).total_memory / 2**30:.2f} GiB. ")
     return torch.OutOfMemoryError(
-        f"CUDA out of memory. {size}This is the simulated MI300X, in the host's memory: {text}")
+        f"CUDA out of memory. {told}This is the simulated MI300X, in the host's memory: {text}")
