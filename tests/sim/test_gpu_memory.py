@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aiter_like import sim
+from aiter_like.sim.torch_cuda import memory
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +85,29 @@ def test_pinned_and_raw_memory():
     assert torch.cuda.memory_allocated() == device
     with pytest.raises(RuntimeError, match="caching_allocator_delete: invalid device pointer"):
         torch.cuda.caching_allocator_delete(address)
+
+
+@pytest.mark.parametrize("context", ["alloc", "all"])
+def test_history_says_where_memory_was_freed(context):
+    torch.cuda.memory._record_memory_history(context=context, clear_history=True)
+    try:
+        torch.empty(700, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    made, *freed = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert made["frames"] and [bool(one["frames"]) for one in freed] == [context == "all"] * 2
+
+
+def test_observers_of_too_little_memory():
+    told, total = [], torch.cuda.get_device_properties(0).total_memory
+    torch._C._cuda_attach_out_of_memory_observer(lambda *facts: told.append(facts))
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        for count in (total // 1000, 1 << 59):  # the host has not so many, either
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(count, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        memory.observers.clear()
+    assert [facts[:3] for facts in told] == [(0, total // 1000, total), (0, 1 << 59, total)]
+    assert told[0][3] <= total // 1_000_000

@@ -279,3 +279,10 @@ def test_two_devices_in_one_call(call):
     call(x.cuda(), x.cuda() - 1)
     with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
         call(x.cuda(), x - 1)
+
+
+def test_a_loss_that_a_gpu_does_not_autocast():
+    x = torch.rand(3, device="cuda")
+    with torch.autocast("cuda"), pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
+        nn.BCELoss()(x, x)
+    nn.BCELoss()(x, x)

@@ -26,11 +26,19 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def widened(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments as autocasting of a GPU gives them to a function that it runs in float32, else as they are."""
-    if func not in _TO_FLOAT32 or not torch.is_autocast_enabled("cpu"):
+    """The arguments as autocasting of a GPU gives them to a function that it runs in float32, else as they are.
+
+    Raises:
+        RuntimeError: a GPU does not autocast the function.
+    """
+    is_banned = func is functional.binary_cross_entropy
+    if not (func in _TO_FLOAT32 or is_banned) or not torch.is_autocast_enabled("cpu"):
         return args, kwargs
     if not any(marks.index_of(one) is not None for one in (*marks.tensors(args), *marks.tensors(kwargs))):
         return args, kwargs
+    if is_banned:
+        raise RuntimeError("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: use "
+                           "binary_cross_entropy_with_logits or BCEWithLogitsLoss, without the sigmoid before it")
     return tuple(map(_wide, args)), {name: _wide(value) for name, value in kwargs.items()}
 
 

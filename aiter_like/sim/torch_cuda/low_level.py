@@ -67,6 +67,9 @@ def _memory() -> dict[str, Callable]:
         "_cuda_setMemoryFraction": set_fraction, "_cuda_getMemoryFraction": lambda index: memory.of(index).fraction,
         "_cuda_memorySnapshot": memory.snapshot, "_cuda_record_memory_history": memory.record_history,
         "_cuda_record_memory_history_legacy": memory.record_history,
+        "_cuda_attach_out_of_memory_observer": memory.observers.append,
+        "_cuda_resetPeakMemoryStats": lambda index: memory.of(index).reset(is_peak=True),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: memory.of(index).reset(is_peak=False),
         "_cuda_memoryStats": lambda index: statistics.nested(memory.of(index)),
         "_cuda_cudaCachingAllocator_raw_alloc": _allocate, "_cuda_cudaCachingAllocator_raw_delete": _delete,
     }

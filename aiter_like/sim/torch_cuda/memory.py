@@ -98,7 +98,7 @@ class Memory:
         with self._lock:
             address, size, count, *_ = self._blocks.pop(number)
             self._count(-1, -size, -count)
-            self._trace(("free_requested", "free_completed"), address, size)
+            self._trace(("free_requested", "free_completed"), address, size, has_frames=history.is_freed)
 
     def blocks(self) -> list[tuple[int, int]]:
         """Those in use: address and bytes."""
@@ -139,16 +139,24 @@ class Memory:
         allowed = int(total * self.fraction)
         if self.now + size <= allowed:
             return
-        self.num_ooms += 1
+        self.is_short_of(count)
         limit = "" if self.fraction == 1 else f"; {allowed / 2**30:.2f} GiB allowed"
         raise torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {count / 2**30:.2f} GiB. GPU {self.index} has a total capacity of "
             f"{total / 2**30:.2f} GiB, of which {self.now / 2**30:.2f} GiB are in use{limit}")
 
-    def _trace(self, actions: tuple[str, ...], address: int, size: int) -> None:
+    def is_short_of(self, count: int) -> None:
+        """Counts and tells that there were not so many bytes."""
+        self.num_ooms += 1
+        total = devices.properties(self.index).total_memory
+        for observe in observers:
+            observe(self.index, count, total, int(total * self.fraction) - self.now)
+
+    def _trace(self, actions: tuple[str, ...], address: int, size: int, has_frames: bool = True) -> None:
         if history.is_all and size:
+            frames = _frames() if has_frames else []
             self.traces.extend({"action": action, "addr": address, "size": size, "stream": 0, "pool_id": (0, 0),
-                                "frames": _frames()} for action in actions)
+                                "frames": frames} for action in actions)
             while len(self.traces) > history.max_entries:
                 self.traces.popleft()
 
@@ -157,7 +165,7 @@ class _History:
     """What torch.cuda.memory._record_memory_history has asked for."""
 
     def __init__(self) -> None:
-        self.has_frames = self.is_all = False
+        self.has_frames = self.is_freed = self.is_all = False
         self.max_entries = sys.maxsize
 
 
@@ -187,7 +195,7 @@ def record_history(enabled: str | bool | None, context: str | None = None, stack
     if enabled not in (None, False, True, "state", "all"):
         raise RuntimeError(f"_record_memory_history: expected enabled to be None, 'state' or 'all', got {enabled!r}")
     history.is_all, history.has_frames = enabled in (True, "all"), bool(enabled) and context is not None
-    history.max_entries = max_entries
+    history.max_entries, history.is_freed = max_entries, context == "all"
     if clear_history:
         for memory in _memories.values():
             memory.traces.clear()
@@ -207,4 +215,6 @@ def _frames() -> list[dict[str, Any]]:
 
 
 history = _History()
+observers: list[Any] = []
+"""What a program has attached: called with device, bytes asked for, the device's bytes, and those that are left."""
 _memories: dict[int | None, Memory] = {}

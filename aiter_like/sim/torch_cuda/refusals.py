@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from aiter_like.sim.torch_cuda import devices, marks
+from aiter_like.sim.torch_cuda import devices, marks, memory
 
 _ARITHMETIC = ("add sub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 eq ne "
                "lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor lerp addcmul "
@@ -129,6 +129,7 @@ def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
         return None
     count = re.search(r"(\d+) bytes", text)
     size, device = int(count[1]) if count else 0, devices.current()
+    memory.of(device).is_short_of(size)
     told = ("Tried to allocate more than 1EB memory. " if size >= 2**60 else
             f"Tried to allocate {size / 2**30:.2f} GiB. GPU {device} has a total capacity of "
             f"{devices.properties(device).total_memory / 2**30:.2f} GiB. ")
