@@ -35,7 +35,7 @@ ON_GPU = {
     "sum": lambda: torch.ones(()) + torch.ones(2, device="cuda"),
     "view": lambda: torch.ones(4, device="cuda").view(2, 2)[0].detach(),
     "several": lambda: torch.ones(4, device="cuda").topk(2)[1],
-    "out": lambda: torch.neg(torch.ones(2), out=torch.empty(2, device="cuda")),
+    "out": lambda: torch.neg(torch.ones(2, device=0), out=torch.empty(2, device="cuda")),
     "parameter": lambda: torch.nn.Parameter(torch.ones(2, device="cuda")),
     "module": lambda: torch.nn.Linear(2, 2).to("cuda").weight,
     "module to by name": lambda: torch.nn.Linear(2, 2).to(device="cuda:0", dtype=torch.float16).weight,

@@ -286,3 +286,31 @@ def test_a_loss_that_a_gpu_does_not_autocast():
     with torch.autocast("cuda"), pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
         nn.BCELoss()(x, x)
     nn.BCELoss()(x, x)
+
+
+def test_results_are_written_where_the_arguments_are():
+    x, out = torch.rand(3, 4, device="cuda"), torch.empty(3, device="cuda")
+    assert torch.prod(x, 1, out=out) is out and out.equal(x.prod(1))
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+        torch.mode(x, 1, out=(torch.empty(3), torch.empty(3, dtype=torch.long)))
+
+
+def test_gradients_are_where_their_tensors_are():
+    x = torch.rand(3, device="cuda", requires_grad=True)
+    with pytest.raises(RuntimeError, match="different device: cpu instead of cuda:0"):
+        x.grad = torch.ones(3)
+    x.grad = torch.ones(3, device="cuda")
+    x.grad = None
+
+    class Without(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+
+    with torch.autograd.profiler.emit_nvtx():
+        Without.apply(x.cpu()).sum().backward()  # no gradient goes back to the GPU
+    assert x.grad is None

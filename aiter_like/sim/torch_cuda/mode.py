@@ -141,7 +141,7 @@ def _return_gradient(result: torch.Tensor, index: int | None) -> None:
     if result.grad_fn is None or marks.is_functional(result):
         return
     place = _CPU if index is None else devices.of_index(index)
-    result.register_hook(lambda gradient: gradient.to(place))
+    result.register_hook(lambda gradient: gradient if gradient is None else gradient.to(place))
 
 
 def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -198,6 +198,18 @@ def _batch_norm(func: Callable, args: tuple, kwargs: dict) -> Any:
         results = batch_norm.FUNCTIONS[func](*args, **kwargs)
     marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
     return results
+
+
+def _set_gradient(func: Callable, args: tuple, kwargs: dict) -> None:
+    tensor, gradient = args
+    if isinstance(gradient, torch.Tensor) and marks.index_of(gradient) != marks.index_of(tensor):
+        raise RuntimeError("assigned grad has data located on a different device: "
+                           f"{_told(marks.index_of(gradient))} instead of {_told(marks.index_of(tensor))}")
+    func(*args, **kwargs)
+
+
+def _told(index: int | None) -> str:
+    return "cpu" if index is None else str(devices.of_index(index))
 
 
 def _scaled_product(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -311,6 +323,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
     torch.Tensor.pin_memory: _pin_memory,
+    torch.Tensor.grad.__set__: _set_gradient,
     torch.Tensor.is_shared: lambda func, args, kwargs: marks.index_of(args[0]) is not None or func(*args, **kwargs),
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
     torch._VF._pack_padded_sequence: _packed,

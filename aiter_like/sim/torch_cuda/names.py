@@ -74,6 +74,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
             f"torch.accelerator.{name}", original, "")
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         yield torch.cuda.nvtx, name, lambda *args, **kwargs: 0
+    for name in ("__enter__", "__exit__"):  # nobody records ranges
+        yield torch.autograd.profiler.emit_nvtx, name, lambda self, *reason: None if reason else self
     yield from ((torch.version, "hip", devices.hip_version()), (torch, "load", files.loading(torch.load)),
                 (torch, "compile", _compile), (torch, "Generator", generators.Generator),
                 (torch.version, "cuda", None), (torch.autograd.profiler.profile, "__init__", _profile()),

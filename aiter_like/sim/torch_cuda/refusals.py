@@ -55,7 +55,8 @@ sync_mode = [0]
 def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
     """Raises RuntimeError where the function takes tensors of one device and gets them of two: a number of the host,
     which a tensor without dimensions is, may meet those of a GPU."""
-    if func not in _ON_ONE_DEVICE:
+    is_called_by_python = not isinstance(func, torch._ops.OpOverload)  # torch's C++ has memory that bears no mark
+    if func not in _ON_ONE_DEVICE and not (is_called_by_python and kwargs.get("out") is not None):
         return
     places = {marks.index_of(tensor): tensor for tensor in (*marks.tensors(args), *marks.tensors(kwargs))
               if marks.index_of(tensor) is not None or tensor.dim()}

@@ -26,7 +26,7 @@ _KEPT = ("out", "dtype", "max_norm", "sparse")  # options under which a function
 
 def is_meant(func: Callable, args: tuple, kwargs: dict) -> bool:
     """Whether this call is to run in float32: it is of 16-bit tensors on a GPU, and float32 changes its values."""
-    if func not in FUNCTIONS or any(kwargs.get(name) for name in _KEPT):
+    if func not in FUNCTIONS or any(kwargs.get(name) is not None and kwargs[name] is not False for name in _KEPT):
         return False
     first = _first(args, kwargs)
     if first is None or first.dtype not in _TYPES or marks.index_of(first) is None:
