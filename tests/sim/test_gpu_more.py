@@ -59,7 +59,7 @@ def test_pools_of_memory():
 
 
 @pytest.mark.parametrize(("name", "call"), [
-    ("cumsum_cuda_kernel", lambda x: x.cumsum(0)), ("kthvalue CUDA", lambda x: x.kthvalue(1)),
+    ("kthvalue CUDA", lambda x: x.kthvalue(1)),
     ("_histc_cuda with floating point input", lambda x: torch.histc(x, bins=3)),
     ("median CUDA with indices output", lambda x: x.median(0)),
     ("_bincount_cuda", lambda x: torch.bincount(x.long().abs().flatten(), x.flatten())),
@@ -81,6 +81,8 @@ def test_what_is_not_deterministic_on_a_gpu(deterministic, name, call):
     ("upsample_bicubic2d_backward_out_cuda", lambda x: functional.interpolate(x, scale_factor=2, mode="bicubic")),
     ("reflection_pad2d_backward_cuda", lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect")),
     ("max_pool3d_with_indices_backward_cuda", lambda x: functional.max_pool3d(x[None], 2)),
+    ("embedding_bag_backward_cuda_max",
+     lambda x: functional.embedding_bag(torch.zeros(1, 1, dtype=torch.long, device=x.device), x[0, 0], mode="max")),
     ("grid_sampler_2d_backward_cuda",
      lambda x: functional.grid_sample(x, torch.zeros(1, 2, 2, 2, device=x.device), align_corners=False))])
 def test_backward_passes_that_are_not_deterministic(deterministic, name, call):
@@ -314,3 +316,13 @@ def test_gradients_are_where_their_tensors_are():
     with torch.autograd.profiler.emit_nvtx():
         Without.apply(x.cpu()).sum().backward()  # no gradient goes back to the GPU
     assert x.grad is None
+
+
+def test_what_is_deterministic_on_a_gpu(deterministic):
+    x = torch.rand(1, 2, 4, 4, device="cuda", requires_grad=True)
+    functional.pad(x.cumsum(2), (1, 1, 1, 1), mode="replicate").sum().backward()
+    assert x.grad.is_cuda
+    at = torch.zeros(1, dtype=torch.long)
+    with pytest.raises(RuntimeError, match="^put_ does not have a deterministic implementation"):
+        torch.zeros(2, device="cuda").put_(at.cuda(), torch.ones(1, device="cuda"), accumulate=True)
+    torch.zeros(2).put_(at, torch.ones(1), accumulate=True)

@@ -51,9 +51,13 @@ def _tell(name: str) -> None:
                        "us prioritize adding deterministic support for this operation.")
 
 
-def _cumsum(args: tuple, kwargs: dict) -> str | None:
-    tensor = next(marks.tensors((args, kwargs)))
-    return "cumsum_cuda_kernel" if tensor.is_floating_point() or tensor.is_complex() else None
+def _put(args: tuple, kwargs: dict) -> str | None:
+    return "put_" if kwargs.get("accumulate", args[3] if len(args) > 3 else False) else None
+
+
+def _embedding_bag(args: tuple, kwargs: dict) -> str | None:
+    mode = kwargs.get("mode", args[6] if len(args) > 6 else "mean")
+    return "embedding_bag_backward_cuda_max" if mode == "max" else None
 
 
 def _histogram(args: tuple, kwargs: dict) -> str | None:
@@ -93,9 +97,7 @@ def _interpolate(args: tuple, kwargs: dict) -> str | None:
 def _pad(args: tuple, kwargs: dict) -> str | None:
     sizes, mode = args[1] if len(args) > 1 else kwargs["pad"], args[2] if len(args) > 2 else kwargs.get("mode")
     names = {("reflect", 1): "reflection_pad1d_backward_out_cuda", ("reflect", 2): "reflection_pad2d_backward_cuda",
-             ("reflect", 3): "reflection_pad3d_backward_out_cuda",
-             ("replicate", 1): "replication_pad1d_backward_cuda", ("replicate", 2): "replication_pad2d_backward_cuda",
-             ("replicate", 3): "replication_pad3d_backward_cuda"}
+             ("reflect", 3): "reflection_pad3d_backward_out_cuda"}
     return names.get((mode, len(sizes) // 2))
 
 
@@ -115,12 +117,12 @@ def _table(pairs: list[tuple[str, Callable]]) -> dict[Callable, Callable]:
 
 
 _FORWARD = _table([
-    ("cumsum cumsum_", _cumsum), ("bincount", _bincount), ("histc", _histogram),
+    ("put put_", _put), ("bincount", _bincount), ("histc", _histogram),
     ("kthvalue", _constant("kthvalue CUDA")), ("median", _median), ("nll_loss", _spatial_loss),
     ("cross_entropy", _cross_entropy), ("max_unpool1d max_unpool2d", _constant("max_unpooling2d_forward_out")),
     ("max_unpool3d", _constant("max_unpooling3d_forward_out"))])
 _BACKWARD = _table([
-    ("interpolate", _interpolate), ("pad", _pad),
+    ("interpolate", _interpolate), ("pad", _pad), ("embedding_bag", _embedding_bag),
     ("adaptive_avg_pool2d", _constant("adaptive_avg_pool2d_backward_cuda")),
     ("adaptive_avg_pool3d", _constant("adaptive_avg_pool3d_backward_cuda")),
     ("adaptive_max_pool2d", _constant("adaptive_max_pool2d_backward_cuda")),
