@@ -205,12 +205,20 @@ def test_indices_of_another_device():
 
 def test_calls_for_which_the_host_waits():
     x = torch.ones(3, device="cuda")
+    at, mask = torch.tensor([1, 2], device="cuda"), x > 0
+    host, twice = at.cpu(), at[:1]
     torch.cuda.set_sync_debug_mode("error")
     for call in (lambda: x.sum().item(), lambda: x.cpu(), lambda: torch.ones(1).to("cuda"), lambda: x[x > 0],
-                 lambda: x.nonzero(), lambda: bool(x[0]), lambda: x.copy_(torch.ones(3))):
+                 lambda: x.nonzero(), lambda: bool(x[0]), lambda: x.copy_(torch.ones(3)), lambda: x[host],
+                 lambda: torch.nn.functional.one_hot(at), lambda: torch.repeat_interleave(x, twice),
+                 lambda: x.__setitem__(mask, x)):
         with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
             call()
     assert torch.cuda.get_sync_debug_mode() == 2 and (x + 1).is_cuda and torch.ones(1).item() == 1
+    x[mask] = 1.
+    x[at]
+    assert torch.nn.functional.one_hot(at, 3).is_cuda
+    assert torch.repeat_interleave(x, 2).shape == torch.repeat_interleave(x, twice + 1, output_size=6).shape
     x.to("cpu", non_blocking=True)
     x.copy_(torch.ones(3), non_blocking=True)
     torch.cuda.set_sync_debug_mode("warn")

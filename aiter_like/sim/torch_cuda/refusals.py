@@ -119,7 +119,14 @@ def _waits(func: Callable, args: tuple, kwargs: dict) -> bool:
     if not any(marks.index_of(one) is not None for one in marks.tensors(args)):
         return False
     if func in _INDEXING:
-        return len(args) > 1 and any(one.dtype == torch.bool for one in marks.tensors(args[1]))
+        is_filled = len(args) > 2 and not isinstance(args[2], torch.Tensor)
+        return any((one.dtype == torch.bool and not is_filled) or (one.dim() and marks.index_of(one) is None)
+                   for one in marks.tensors(args[1]))
+    if func is functional.one_hot:
+        return kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1
+    if func in (torch.repeat_interleave, torch.Tensor.repeat_interleave):
+        repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0])
+        return isinstance(repeats, torch.Tensor) and kwargs.get("output_size") is None
     return func in _WAITING and not (func in (torch.where,) and len(args) > 1)
 
 
