@@ -326,3 +326,9 @@ def test_what_is_deterministic_on_a_gpu(deterministic):
     with pytest.raises(RuntimeError, match="^put_ does not have a deterministic implementation"):
         torch.zeros(2, device="cuda").put_(at.cuda(), torch.ones(1, device="cuda"), accumulate=True)
     torch.zeros(2).put_(at, torch.ones(1), accumulate=True)
+
+
+def test_margins_of_several_labels_in_16_bits():
+    x, target = torch.rand(2, 3, device="cuda"), torch.tensor([[0, 1, -1], [2, -1, -1]], device="cuda")
+    found = functional.multilabel_margin_loss(x.half(), target)
+    torch.testing.assert_close(found, functional.multilabel_margin_loss(x.half().float(), target).half())

@@ -17,7 +17,8 @@ FUNCTIONS = frozenset((functional.layer_norm, torch.layer_norm, functional.embed
                        torch.Tensor.prod))
 """layer_norm and embedding sum the gradients of their weights over rows, prod multiplies."""
 
-_LACKING = frozenset((torch.histc, torch.Tensor.histc, functional.avg_pool3d, functional.multi_margin_loss))
+_LACKING = frozenset((torch.histc, torch.Tensor.histc, functional.avg_pool3d, functional.multi_margin_loss,
+                      functional.multilabel_margin_loss))
 """histc of integers, and the others of 16 bits, are a GPU's alone. Else a GPU refuses what the CPU does."""
 _REFUSED = ("not implemented for '", "without overflow")  # the latter for no elements of uint8
 _TYPES = (torch.float16, torch.bfloat16)
