@@ -332,3 +332,10 @@ def test_margins_of_several_labels_in_16_bits():
     x, target = torch.rand(2, 3, device="cuda"), torch.tensor([[0, 1, -1], [2, -1, -1]], device="cuda")
     found = functional.multilabel_margin_loss(x.half(), target)
     torch.testing.assert_close(found, functional.multilabel_margin_loss(x.half().float(), target).half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_tensor_like_another_ones_type_goes_where_that_is(dtype):
+    x, other = torch.ones(2), torch.ones(1, dtype=dtype, device="cuda")
+    assert x.type_as(other).device == other.device and not x.is_cuda and x.type_as(other).dtype == dtype
+    assert not other.type_as(x).is_cuda and other.type_as(other) is other

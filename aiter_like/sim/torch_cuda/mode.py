@@ -228,6 +228,11 @@ def _cpu(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return _moved(args[0], func(*args, **kwargs), None)
 
 
+def _type_as(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    other = args[1] if len(args) > 1 else kwargs["other"]
+    return _moved(args[0], func(*args, **kwargs), marks.index_of(other))
+
+
 def _pin_memory(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor = args[0]
     if marks.index_of(tensor) is not None:
@@ -320,6 +325,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     **dict.fromkeys(batch_norm.FUNCTIONS, _batch_norm),
     torch.Tensor.to: _to,
     torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),  # nn.Module.to reads the device from it
+    torch.Tensor.type_as: _type_as,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
     torch.Tensor.pin_memory: _pin_memory,
