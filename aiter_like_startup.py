@@ -59,10 +59,16 @@ def install() -> None:
         logger.warning("transformers keeps its own operators: %s: %s", type(error).__name__, error)
 
 
+_entered: list[Any] = []
+
+
 def enter() -> None:
     """This process is within aiter_like.sim.as_gpu() to its end; what prevents that ends the import of torch."""
     import atexit
 
+    if _entered:
+        return
+    _entered.append(None)  # the import below comes here again
     from aiter_like import sim
 
     block = sim.as_gpu()
@@ -70,7 +76,13 @@ def enter() -> None:
     atexit.register(block.__exit__, None, None, None)
 
 
+def enter_unless_imported() -> None:
+    """Enters, unless it is the package that imports torch, which has to be whole first: it enters then."""
+    if "aiter_like" not in sys.modules:
+        enter()
+
+
 if os.environ.get("AITER_LIKE") == "1":
     sys.meta_path.insert(0, Finder(MODULE, install))
 if "gpu" in [part.strip() for part in os.environ.get("AITER_LIKE_SIM", "").split(",")]:
-    sys.meta_path.insert(0, Finder("torch", enter))
+    sys.meta_path[:0] = [Finder("aiter_like", enter), Finder("torch", enter_unless_imported)]

@@ -76,6 +76,25 @@ def test_lanes_that_store_different_values_to_one_place(store, same):
     assert not _reports("s_mov_b64 exec, 0xff\n" + store.format("v3"), inputs)
 
 
+def test_a_sum_that_lanes_have_rounded_differently_is_a_note():
+    """Compilers contract a product and a sum in some lanes' way to it; which of them stays is of no weight."""
+    place, values = LANE * 16, np.full(64, 1.7, np.float32).view(np.uint32)
+    place[40], place[50] = place[3], place[5]
+
+    def report(first: int, second: int) -> dict:
+        stored = values.copy()
+        stored[40] += first
+        stored[50] += second
+        return only(_reports("ds_write_b32 v3, v7", {"v3": place, "v7": stored}), "sanity", "ds_write_b32 v3, v7")
+
+    for steps in ((1, 0), (4, 0), (2, 1)):
+        found = report(*steps)
+        assert found["severity"] == "note" and "lanes 3 and 40 of it store fp32 numbers" in found["message"]
+    for *steps, lanes in ((64, 0, "3 and 40"), (1, 64, "5 and 50"), (64, 1, "3 and 40"), (1 << 31, 0, "3 and 40")):
+        found = report(*steps)
+        assert found["severity"] == "error" and f"lanes {lanes} of it store different values" in found["message"]
+
+
 def test_accesses_that_overlap_in_part():
     inputs = {"v3": LANE[::-1] * 8, "v4": LANE[::-1] * 6, "v7": LANE}
     assert not _reports("ds_write_b64 v3, v[6:7]", inputs)

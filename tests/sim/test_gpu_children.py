@@ -26,8 +26,8 @@ def ask(tmp_path):
     (tmp_path / "_aiter_like.pth").write_text(f"{ROOT}\n")
     shutil.copy(ROOT / "aiter_like" / "integrations" / "aiter_like_startup.pth", tmp_path)
 
-    def answer(**changes: str) -> str:
-        code = f"import site; site.addsitedir({str(tmp_path)!r})\n{ASKING}"
+    def answer(first: str = "torch", **changes: str) -> str:
+        code = f"import site; site.addsitedir({str(tmp_path)!r})\nimport {first}\n{ASKING}"
         done = subprocess.run([sys.executable, "-c", code], env=os.environ | changes, capture_output=True, text=True,
                               check=False)
         assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -41,6 +41,13 @@ def test_programs_that_a_program_starts(ask, monkeypatch):
     with sim.as_gpu():
         assert ask() == "True 2 cuda:0"
     assert ask() == "False 0 False" and os.environ["AITER_LIKE_SIM"] == "devices=2"
+
+
+@pytest.mark.parametrize("first", ["aiter_like", "aiter_like.sim.torch_cuda", "pytest_aiter_like"])
+def test_programs_that_import_the_package_first(ask, first):
+    """It imports torch before it is whole."""
+    with sim.as_gpu():
+        assert ask(first) == "True 1 cuda:0"
 
 
 def test_the_setting_alone(ask, monkeypatch):

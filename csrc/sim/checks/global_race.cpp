@@ -250,10 +250,10 @@ void race_access(Wave& w, const Inst& i, const u64* address, u64 lanes, const To
   const bool updates = touch.access == Access::atomic, writes = touch.access != Access::load;
   const bool atomic = updates || i.mod.sc1;
   if (writes && !atomic && touch.data != kNoRow) {
-    u64 both = 0;
-    const std::string clash = lanes_clash(w, address, lanes, touch, both);
-    if (both && launch_checks(w).first("global_race", i)) {
-      add_report(w, i, "global_race", both, address[first_lane(both)], clash);
+    const Clash clash = lanes_clash(w, address, lanes, touch);
+    const bool note = clash.rounded && launch_checks(w).notes();
+    if (clash.lanes && launch_checks(w).first("global_race", i, note)) {
+      add_report(w, i, "global_race", clash.lanes, address[first_lane(clash.lanes)], clash.text, nullptr, note);
     }
   }
   const bool acquires = touch.access == Access::load || (updates && touch.result != kNoRow);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
+#include <cmath>
 #include <map>
 
 #include "checks/state.h"
@@ -20,8 +21,9 @@
 namespace sim {
 namespace {
 
-void report(Wave& w, const Inst& i, u64 lanes, u64 address, const std::string& what, const Inst* other = nullptr) {
-  if (launch_checks(w).first("sanity", i)) add_report(w, i, "sanity", lanes, address, what, other);
+void report(Wave& w, const Inst& i, u64 lanes, u64 address, const std::string& what, const Inst* other = nullptr,
+            bool note = false) {
+  if (launch_checks(w).first("sanity", i, note)) add_report(w, i, "sanity", lanes, address, what, other, note);
 }
 
 std::string waves_text(u64 mask) {
@@ -95,29 +97,49 @@ bool ascending(const u64* address, u32 bytes) {
   return !bad;
 }
 
+// Whether dwords are equal, or fp32 numbers that some roundings keep apart: a sum that lanes have reached on two ways.
+bool rounded_alike(const u8* a, const u8* b, u32 bytes) {
+  if (bytes % 4) return false;
+  for (u32 at = 0; at < bytes; at += 4) {
+    float x, y;
+    std::memcpy(&x, a + at, 4);
+    std::memcpy(&y, b + at, 4);
+    if (std::memcmp(&x, &y, 4) == 0) continue;
+    if (!(std::abs(x - y) <= 0x1p-20f * std::max(std::abs(x), std::abs(y)))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-std::string lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch, u64& both) {
-  if (ascending(address, touch.bytes)) return "";
+Clash lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch) {
+  if (ascending(address, touch.bytes)) return {};
   u64 low = 0;
   for (u64 left = lanes; left; left &= left - 1) low |= address[first_lane(left)];
   const bool whole = !(touch.bytes & (touch.bytes - 1)) && !(low & (touch.bytes - 1u));
   const u32 unit = whole ? touch.bytes : touch.bytes % 4 == 0 && !(low & 3) ? 4 : 1;
   Met& seen = met();
+  Clash found;                                 // of roundings; one of other values hides it
   for (u64 left = lanes; left; left &= left - 1) {
     const int lane = first_lane(left);
     for (u64 at = address[lane]; at < address[lane] + touch.bytes; at += unit) {
       const int other = seen.meet(at / unit, lane);
       if (other == lane) continue;
       const Stored mine = stored_by(w, touch, lane), theirs = stored_by(w, touch, other);
-      const auto bytes = [](const Stored& s) { return reinterpret_cast<const u8*>(s.dword); };
-      if (!std::memcmp(bytes(mine) + (at - address[lane]), bytes(theirs) + (at - address[other]), unit)) continue;
-      both = u64{1} << lane | u64{1} << other;
-      return "lanes " + std::to_string(other) + " and " + std::to_string(lane) + " of it store different values to one "
-             "place: which of them stays is not defined; fix: let one lane store, or use an atomic";
+      const u8* here = reinterpret_cast<const u8*>(mine.dword) + (at - address[lane]);
+      const u8* there = reinterpret_cast<const u8*>(theirs.dword) + (at - address[other]);
+      if (!std::memcmp(here, there, unit)) continue;
+      const bool rounded = rounded_alike(here, there, unit);
+      if (rounded && found.lanes) continue;
+      found = {u64{1} << lane | u64{1} << other,
+               "lanes " + std::to_string(other) + " and " + std::to_string(lane) + " of it store " +
+                   (rounded ? "fp32 numbers that differ by a rounding" : "different values") + " to one place: which " +
+                   "of them stays is not defined; fix: let one lane store, or use an atomic",
+               rounded};
+      if (!rounded) return found;
     }
   }
-  return "";
+  return found;
 }
 
 void sanity_begin(Workgroup& g) {
@@ -192,10 +214,12 @@ void sanity_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touc
     if (bad) report_misaligned(w, i, bad, offset[first_lane(bad)], touch.bytes, "LDS byte ");
   } else if (touch.access == Access::store && touch.data != kNoRow) {
     if (known_disjoint(i, offset, lanes, touch.bytes)) return;
-    u64 address[kLanes], both = 0;
+    u64 address[kLanes];
     std::copy_n(offset, kLanes, address);
-    const std::string clash = lanes_clash(w, address, lanes, touch, both);
-    if (both) report(w, i, both, address[first_lane(both)], clash);
+    const Clash clash = lanes_clash(w, address, lanes, touch);
+    if (!clash.lanes) return;
+    report(w, i, clash.lanes, address[first_lane(clash.lanes)], clash.text, nullptr,
+           clash.rounded && launch_checks(w).notes());
   }
 }
 

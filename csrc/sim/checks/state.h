@@ -200,7 +200,12 @@ std::string place_of(const Wave& w, const Inst& i);              // "pc 0x1a20: 
 std::string name_of(const Wave& w, const RegRange& r, u32 index = 0);      // "v4", "a1", "s3", "vcc_lo"
 std::string hex(u64 x);
 int first_lane(u64 lanes);
-std::string lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch, u64& both);   // sanity.cpp
+struct Clash {
+  u64 lanes = 0;                               // the two; 0: there is none
+  std::string text;
+  bool rounded = false;                        // the values are fp32 numbers, a few roundings apart
+};
+Clash lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch);                    // sanity.cpp
 
 // The bytes that a lane of a store or an LDS-DMA writes, as dwords.
 struct Stored { u32 dword[4]; };
