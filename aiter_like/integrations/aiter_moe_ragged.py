@@ -17,6 +17,12 @@ from aiter_like.ops.common import elements
 
 _BAND = 16  # rows of a matrix in the order of shuffle_weight
 
+Lists = tuple[RoutingData, Tensor | None, Tensor | None]
+"""Of `routing`; then the pair of each place, or None where rows are sorted; and the place of each pair, or None where
+results stay sorted."""
+Gate = tuple[float, float | None, bool] | None
+"""alpha, limit and whether 1 is added; None: there is no gate."""
+
 
 def moe_gemm_int8_smoothquant(
         x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
@@ -225,19 +231,14 @@ def _times_blocks(op: str, x: Tensor, scales: Tensor, block: tuple[int, int]) ->
 
 
 def check_lists(op: str, routing_data: RoutingData | None) -> None:
+    """Raises ValueError where a product has no lists."""
     if routing_data is None or routing_data.expt_data is None:
         raise ValueError(f"{op}: routing_data must be given, with expt_data")
 
 
 def _ragged(op: str, x: Tensor, weights: Tensor, x_scale: Tensor | None, w_scale: Tensor | None, bias: Tensor | None,
-            lists: tuple[RoutingData, Tensor | None, Tensor | None], gammas: Tensor | None, out_dtype: torch.dtype,
-            gate: tuple[float, float | None, bool] | None) -> Tensor:
-    """The products of pairs, sorted by expert, with [experts, n, k], and with places of pairs their sums by token.
-
-    Args:
-        lists: of `routing`, each pair's row of `x` and each pair's place.
-        gate: alpha, limit and whether 1 is added; None: there is none.
-    """
+            lists: Lists, gammas: Tensor | None, out_dtype: torch.dtype, gate: Gate) -> Tensor:
+    """The products of pairs, sorted by expert, with [experts, n, k], and with places of pairs their sums by token."""
     routing_data, gather_indx, _ = lists
     check_places(op, x, lists, gammas)
     rows = None if gather_indx is None else (gather_indx.to(torch.int32) // routing_data.n_expts_act)
@@ -246,8 +247,7 @@ def _ragged(op: str, x: Tensor, weights: Tensor, x_scale: Tensor | None, w_scale
     return finished(y, lists, gammas, out_dtype, gate)
 
 
-def check_places(op: str, x: Tensor, lists: tuple[RoutingData, Tensor | None, Tensor | None],
-                 gammas: Tensor | None) -> int:
+def check_places(op: str, x: Tensor, lists: Lists, gammas: Tensor | None) -> int:
     """What does not have an element for each pair is refused; how many pairs there are."""
     _, gather_indx, scatter_indx = lists
     pairs = len(x) if gather_indx is None else gather_indx.numel()
@@ -257,14 +257,12 @@ def check_places(op: str, x: Tensor, lists: tuple[RoutingData, Tensor | None, Te
     return pairs
 
 
-def dtype_between(lists: tuple[RoutingData, Tensor | None, Tensor | None], gammas: Tensor | None,
-                  out_dtype: torch.dtype, gate: tuple[float, float | None, bool] | None) -> torch.dtype:
+def dtype_between(lists: Lists, gammas: Tensor | None, out_dtype: torch.dtype, gate: Gate) -> torch.dtype:
     """Of products: the result's, unless torch goes on with them."""
     return out_dtype if gate is None and (gammas is None or lists[2] is not None) else torch.float32
 
 
-def finished(y: Tensor, lists: tuple[RoutingData, Tensor | None, Tensor | None], gammas: Tensor | None,
-             out_dtype: torch.dtype, gate: tuple[float, float | None, bool] | None) -> Tensor:
+def finished(y: Tensor, lists: Lists, gammas: Tensor | None, out_dtype: torch.dtype, gate: Gate) -> Tensor:
     """What follows the products of places [pairs, columns]: the gate, `gammas`, and the sums of tokens."""
     scatter_indx = lists[2]
     if gate is not None:

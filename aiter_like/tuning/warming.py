@@ -23,7 +23,7 @@ PHASE = "kernels compiled"
 TRIAL_SECONDS = 3.0  # a guess
 _CHUNK = 3  # A request has so many trials, for which the arguments of a shape are made once.
 _OVERHEAD_BYTES = 2 << 30  # A process takes them on the GPU, beside a shape's arguments.
-_PART = 0.5  # of a budget, the plans included: first shapes have their rows then, later ones compile in their trials
+_PART = 0.5  # Plans and kernels take so much of a budget at most: kernels that are left compile in their trials.
 _FEWEST = 8  # So many candidates are worth the start of more processes.
 
 Unit = tuple[Result, Sequence[Trial]]

@@ -103,7 +103,7 @@ def _starting(mode: Mode) -> Any:
 
 @contextlib.contextmanager
 def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    names = vars(holder)  # of a class method they have more than getattr() gives
+    names = vars(holder)  # They have the class method itself, which getattr() binds.
     before = names[name] if name in names else getattr(holder, name, _ABSENT)
     setattr(holder, name, value)
     try:

@@ -34,7 +34,7 @@ def widened(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     is_banned = func is functional.binary_cross_entropy
     if not (func in _TO_FLOAT32 or is_banned) or not torch.is_autocast_enabled("cpu"):
         return args, kwargs
-    if not any(marks.index_of(one) is not None for one in (*marks.tensors(args), *marks.tensors(kwargs))):
+    if marks.first_place(args, kwargs) is None:
         return args, kwargs
     if is_banned:
         raise RuntimeError("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: use "

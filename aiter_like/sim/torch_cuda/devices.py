@@ -48,6 +48,11 @@ def exchange(device: int) -> int:
     return before
 
 
+def told(index: int | None) -> str:
+    """A device as torch's messages call it; None is the host's."""
+    return "cpu" if index is None else str(of_index(index))
+
+
 def number_of(device: Any) -> int:
     """The number of a device, None being the current one, as what torch does not know as a device is to it.
 

@@ -41,7 +41,7 @@ def engine(mode: TorchFunctionMode, original: Callable) -> Callable:
     return run
 
 
-_PLACES = "_aiter_like_places"  # of the attribute of a node, for each of its results
+_PLACES = "_aiter_like_places"  # A node has this attribute: where each of its results is.
 
 
 def applying() -> Any:

@@ -81,6 +81,12 @@ def index_of_storage(holder: Any) -> int | None:
     return place.index if place else None
 
 
+def first_place(args: tuple, kwargs: dict) -> int | None:
+    """The number of the GPU of the first tensor that is on one; None: none is."""
+    places = map(index_of, (*tensors(args), *tensors(kwargs)))
+    return next((place for place in places if place is not None), None)
+
+
 def own_place(storage: torch.UntypedStorage) -> torch.device:
     """Where torch itself says that a storage is."""
     return _DEVICE.__get__(storage)

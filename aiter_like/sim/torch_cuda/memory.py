@@ -139,13 +139,13 @@ class Memory:
         allowed = int(total * self.fraction)
         if self.now + size <= allowed:
             return
-        self.is_short_of(count)
+        self.run_short(count)
         limit = "" if self.fraction == 1 else f"; {allowed / 2**30:.2f} GiB allowed"
         raise torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {count / 2**30:.2f} GiB. GPU {self.index} has a total capacity of "
             f"{total / 2**30:.2f} GiB, of which {self.now / 2**30:.2f} GiB are in use{limit}")
 
-    def is_short_of(self, count: int) -> None:
+    def run_short(self, count: int) -> None:
         """Counts and tells that there were not so many bytes."""
         self.num_ooms += 1
         total = devices.properties(self.index).total_memory

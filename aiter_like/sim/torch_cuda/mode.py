@@ -80,7 +80,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
         refusals.check_indices(func, args)
     has_default = not is_placed and _device.CURRENT_DEVICE is not None and func in _device_constructors()
     if generators.is_drawing(func) and not has_default:  # The default device makes its own call.
-        place = index if is_placed else _first_place(args, kwargs)
+        place = index if is_placed else marks.first_place(args, kwargs)
         results = generators.call(lambda named: _made(func, args, named, index), func, kwargs, place)
     else:
         results = _made(func, args, kwargs, index)
@@ -98,11 +98,6 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     return results
 
 
-def _first_place(args: tuple, kwargs: dict) -> int | None:
-    places = map(marks.index_of, (*marks.tensors(args), *marks.tensors(kwargs)))
-    return next((place for place in places if place is not None), None)
-
-
 def _made(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
     try:
         results = overrides.called(func, args, kwargs, index)
@@ -113,8 +108,7 @@ def _made(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
         if results is not None:
             return results
         told = refusals.out_of_memory(error)
-        tensors = (*marks.tensors(args), *marks.tensors(kwargs))
-        if told is None or not (index is not None or any(marks.index_of(one) is not None for one in tensors)):
+        if told is None or (index is None and marks.first_place(args, kwargs) is None):
             raise
         raise told from error
 
@@ -204,12 +198,9 @@ def _set_gradient(func: Callable, args: tuple, kwargs: dict) -> None:
     tensor, gradient = args
     if isinstance(gradient, torch.Tensor) and marks.index_of(gradient) != marks.index_of(tensor):
         raise RuntimeError("assigned grad has data located on a different device: "
-                           f"{_told(marks.index_of(gradient))} instead of {_told(marks.index_of(tensor))}")
+                           f"{devices.told(marks.index_of(gradient))} instead of "
+                           f"{devices.told(marks.index_of(tensor))}")
     func(*args, **kwargs)
-
-
-def _told(index: int | None) -> str:
-    return "cpu" if index is None else str(devices.of_index(index))
 
 
 def _scaled_product(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:

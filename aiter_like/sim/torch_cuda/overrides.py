@@ -99,7 +99,7 @@ def called(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
     generator = kwargs.get("generator")
     if any(generator is one for one in generators.defaults()):  # sim.as_gpu() itself names these
         generator = None
-    before = _call.swap(_marked(args, kwargs) if index is None else index, index, (args, kwargs), generator)
+    before = _call.swap(marks.first_place(args, kwargs) if index is None else index, index, (args, kwargs), generator)
     try:
         return func(*args, **kwargs)
     finally:
@@ -129,16 +129,11 @@ def _schema(name: str) -> Any:
         return None
 
 
-def _marked(args: tuple, kwargs: dict) -> int | None:
-    places = map(marks.index_of, (*marks.tensors(args), *marks.tensors(kwargs)))
-    return next((place for place in places if place is not None), None)
-
-
 def _place(args: tuple, kwargs: dict) -> int | None:
     """Where a kernel's arguments are: values that a function of C++ has made on its way are where that works, but for
     those without dimensions, which may be numbers, and are the host's.
     """
-    found = _marked(args, kwargs)
+    found = marks.first_place(args, kwargs)
     if found is not None:
         return found
     given = [*marks.tensors(args), *marks.tensors(kwargs)]

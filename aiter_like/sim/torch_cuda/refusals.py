@@ -62,7 +62,7 @@ def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
               if marks.index_of(tensor) is not None or tensor.dim()}
     if len(places) < 2 or any(tensor.is_meta for tensor in places.values()):
         return
-    first, second = ("cpu" if index is None else str(devices.of_index(index)) for index in list(places)[:2])
+    first, second = map(devices.told, list(places)[:2])
     raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                        f"{first} and {second}! (in {getattr(func, '__name__', func)})")
 
@@ -74,14 +74,12 @@ def check_indices(func: Callable, args: tuple) -> None:
         return
     index = marks.index_of(args[0])
     if any(marks.index_of(one) not in (None, index) for one in marks.tensors(args[1])):
-        place = "cpu" if index is None else devices.of_index(index)
-        raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({place})")
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor "
+                           f"({devices.told(index)})")
     is_written = func in _WRITING and len(args) > 2 and isinstance(args[2], torch.Tensor) and args[2].dim()
     if is_written and _has_numbers(args[1]) and marks.index_of(args[2]) != index and not args[2].is_meta:
-        first, second = ("cpu" if one is None else str(devices.of_index(one)) for one in (index,
-                                                                                      marks.index_of(args[2])))
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                           f"{first} and {second}! (in {func.__name__})")
+                           f"{devices.told(index)} and {devices.told(marks.index_of(args[2]))}! (in {func.__name__})")
 
 
 def _has_numbers(index: Any) -> bool:
@@ -137,7 +135,7 @@ def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
         return None
     count = re.search(r"(\d+) bytes", text)
     size, device = int(count[1]) if count else 0, devices.current()
-    memory.of(device).is_short_of(size)
+    memory.of(device).run_short(size)
     told = ("Tried to allocate more than 1EB memory. " if size >= 2**60 else
             f"Tried to allocate {size / 2**30:.2f} GiB. GPU {device} has a total capacity of "
             f"{devices.properties(device).total_memory / 2**30:.2f} GiB. ")

@@ -119,7 +119,7 @@ Clash lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& tou
   const bool whole = !(touch.bytes & (touch.bytes - 1)) && !(low & (touch.bytes - 1u));
   const u32 unit = whole ? touch.bytes : touch.bytes % 4 == 0 && !(low & 3) ? 4 : 1;
   Met& seen = met();
-  Clash found;                                 // of roundings; one of other values hides it
+  Clash found;                                 // A clash of roundings waits here: one of other values goes before it.
   for (u64 left = lanes; left; left &= left - 1) {
     const int lane = first_lane(left);
     for (u64 at = address[lane]; at < address[lane] + touch.bytes; at += unit) {

@@ -30,14 +30,14 @@ struct Kernel {
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0;
   u16 preload_dwords = 0, preload_offset = 0;  // kernarg preload
-  // Whether it calls what its compiler does not know, which takes scratch beyond private_bytes.
-  bool has_dynamic_stack() const { return properties & 1 << 11; }
   bool one_file = false;                       // a0 is row accum_offset, not kFirstAgpr (load/registers.cpp)
   // Vector registers that the descriptor allocates, and their rows in the wave's file: from 0 on, from kFirstAgpr on.
   u32 rows() const { return ((rsrc1 & 0x3f) + 1) * 8; }
   u32 arch_rows() const { return one_file ? rows() : std::min({rows(), accum_offset, u32{256}}); }
   u32 accum_rows() const { return one_file ? 0 : std::min(rows() - arch_rows(), u32{256}); }
 
+  // Whether it calls what its compiler does not know, which takes scratch beyond private_bytes.
+  bool has_dynamic_stack() const { return properties & 1 << 11; }
   // SGPRs that the descriptor allocates, in sixteens; VCC and what follows it is there in any case.
   u32 scalars() const { return ((rsrc1 >> 6 & 15) / 2 + 1) * 16; }
 

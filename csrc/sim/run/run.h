@@ -11,7 +11,7 @@ struct LaunchRequest {
   u32 grid[3] = {1, 1, 1};                     // workgroups
   u32 block[3] = {1, 1, 1};
   u64 dynamic_lds_bytes = 0;
-  u64 stack_bytes = 0;                         // of a lane, at least, where calls need what no compiler can tell
+  u64 stack_bytes = 0;                         // A lane of a kernel with a dynamic stack has at least so many.
   const u8* kernarg = nullptr;                 // explicit arguments at their offsets; may be longer than needed
   u64 kernarg_bytes = 0;
   bool cooperative = false;                    // every workgroup resident at once, or refused
