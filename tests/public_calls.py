@@ -163,6 +163,7 @@ CALLS = {
     "indexer_k_quant_and_cache": (x, index_cache, slots, HIDDEN, "ue8m0"),
     "pack_int4": (zeros(ROWS, HIDDEN, dtype=I8),),
     "unpack_int4": (zeros(ROWS, HIDDEN, dtype=I8),),
+    "quant_mxfp4": (x,),
     "copy_blocks": ([r(BLOCKS, 4)], [r(BLOCKS, 4)], torch.tensor([[0, 1]])),
     "swap_blocks": (r(BLOCKS, 4), zeros(BLOCKS, 4), torch.tensor([[0, 1]])),
     "concat_and_cache_mla": (x, r(ROWS, 64), zeros(BLOCKS, PAGE, HIDDEN + 64), slots, "auto", None),

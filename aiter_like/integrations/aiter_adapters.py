@@ -80,7 +80,7 @@ def interleave_gate_up_rows(w: Tensor) -> Tensor:
 
 
 def shuffle_scale_a16w4(src: Tensor, experts_cnt: int, gate_up: bool) -> Tensor | None:
-    """`shuffle_scale` in the interleaved form, which it refuses: it belongs to kernels of gfx950."""
+    """`shuffle_scale` in the interleaved form of 4-bit experts."""
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 

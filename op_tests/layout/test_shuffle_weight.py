@@ -89,6 +89,19 @@ def test_scales_in_tiles():
     assert aiter_like.shuffle_scale(block) is block and aiter_like.shuffle_scale(None) is None
 
 
+@pytest.mark.parametrize("gate_up", (False, True))
+def test_scales_of_experts_in_interleaved_tiles(gate_up):
+    """Two experts of 64 rows: the two sixteens of a tile follow each other, or come from an expert's halves."""
+    x = numbered(128, 11, dtype=torch.uint8)
+    flat = aiter_like.shuffle_scale(x, 2, True, gate_up).view(-1)
+    assert flat.numel() == 128 * 16
+    for m, g in itertools.product(range(128), range(16)):
+        expert, row = divmod(m, 64)
+        tile, half = (row % 32 // 16, row // 32) if gate_up else (row // 32, row % 32 // 16)
+        place = (expert * 2 + tile) * 512 + g // 8 * 256 + g % 4 * 64 + m % 16 * 4 + g % 8 // 4 * 2 + half
+        assert flat[place] == (x[m, g] if g < 11 else 0x7F), (m, g)
+
+
 def test_bad_input_is_named():
     x = numbered(32, 64, dtype=torch.int8)
     shuffle, packed = aiter_like.shuffle_weight, torch.zeros(3, dtype=torch.int8)
@@ -107,6 +120,8 @@ def test_bad_input_is_named():
             ("pad_k_to must be between 0", ValueError, shuffle, (x, (16, 16), False, False, False, -1)),
             ("src must have 2 dimensions", ValueError, aiter_like.shuffle_scale, (packed,)),
             ("src must have 1 byte", TypeError, aiter_like.shuffle_scale, (x.half(),)),
-            ("the interleaved form belongs", ValueError, aiter_like.shuffle_scale, (x, 4))):
+            ("gate_up and experts_cnt must not be given unless", ValueError, aiter_like.shuffle_scale, (x, 4)),
+            ("experts_cnt must be an integer", TypeError, aiter_like.shuffle_scale, (x, None, True)),
+            ("a multiple of 32 rows for each of 2 experts", ValueError, aiter_like.shuffle_scale, (x, 2, True))):
         with pytest.raises(kind, match=message):
             function(*args)

@@ -99,16 +99,18 @@ def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinter
 
     Args:
         src: [M, G] of 1-byte exponents, one per 32 columns; fp32 scales of any shape; or None.
-        experts_cnt: None; it belongs to the interleaved form, which is not offered.
-        is_guinterleave: False; the interleaved form belongs to kernels of gfx950.
-        gate_up: False, likewise.
+        experts_cnt: with is_guinterleave, how many experts have M / experts_cnt rows each; else None.
+        is_guinterleave: the same tiles, of the form that goes with `shuffle_weight`'s of that name: M stays as it is.
+        gate_up: with is_guinterleave, the two sixteens of a tile are rows of the two halves of an expert.
 
     Returns:
-        [M filled up to a multiple of 256, G to one of 8], new, filled with exponents of 1 (0x7F); fp32 `src` itself.
+        [M filled up to a multiple of 256, or with is_guinterleave M, G to one of 8], new, filled with exponents of 1
+        (0x7F); fp32 `src` itself.
 
     Raises:
         TypeError: `src` is no tensor of 1 byte per element.
-        ValueError: it is no matrix, or the interleaved form is asked for.
+        ValueError: it is no matrix; with is_guinterleave an expert's rows are no multiple of 32, or experts_cnt is
+            missing; without, experts_cnt or gate_up is given.
 
     Notes:
         A permutation: exact.
@@ -117,17 +119,27 @@ def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinter
     """
     if src is None or (isinstance(src, Tensor) and src.dtype == torch.float32):
         return src
-    check.tensor("shuffle_scale", "src", src, rank=2, last_contiguous=False)
+    op = "shuffle_scale"
+    check.tensor(op, "src", src, rank=2, last_contiguous=False)
     if src.element_size() != 1:
-        raise TypeError(f"shuffle_scale: src must have 1 byte per element, or be fp32, got {src.dtype}")
-    if is_guinterleave or gate_up or experts_cnt is not None:
-        raise ValueError("shuffle_scale: is_guinterleave, gate_up and experts_cnt must not be given: the interleaved "
-                         "form belongs to kernels of gfx950")
-    rows, groups = (-(-src.shape[0] // 256) * 256, -(-src.shape[1] // 8) * 8)
+        raise TypeError(f"{op}: src must have 1 byte per element, or be fp32, got {src.dtype}")
+    for name, value in (("is_guinterleave", is_guinterleave), ("gate_up", gate_up)):
+        check.flag(op, name, value)
+    if not is_guinterleave and (gate_up or experts_cnt is not None):
+        raise ValueError(f"{op}: gate_up and experts_cnt must not be given unless is_guinterleave is True")
+    rows, groups = src.shape[0] if is_guinterleave else -(-src.shape[0] // 256) * 256, -(-src.shape[1] // 8) * 8
+    if is_guinterleave:
+        check.integer(op, "experts_cnt", experts_cnt, low=1)
+        if rows % (32 * experts_cnt):
+            raise ValueError(f"{op}: src must have a multiple of 32 rows for each of {experts_cnt} experts, got shape "
+                             f"{tuple(src.shape)}")
     filled = torch.full((rows, groups), 0x7F, dtype=torch.uint8, device=src.device)
     filled[:src.shape[0], :src.shape[1]] = src.view(torch.uint8)
-    tiles = filled.view(rows // 32, 2, 16, groups // 8, 2, 4).permute(0, 3, 5, 2, 4, 1).contiguous()
-    return tiles.view(rows, groups).view(src.dtype)
+    if gate_up:
+        parts = filled.view(experts_cnt, 2, rows // experts_cnt // 32, 16, groups // 8, 2, 4)
+        return parts.permute(0, 2, 4, 6, 3, 5, 1).reshape(rows, groups).view(src.dtype)
+    tiles = filled.view(rows // 32, 2, 16, groups // 8, 2, 4).permute(0, 3, 5, 2, 4, 1)
+    return tiles.reshape(rows, groups).view(src.dtype)
 
 
 def _check(op: str, x: Tensor, layout: tuple[int, int], use_int4: bool, is_guinterleave: bool, gate_up: bool) -> None:
