@@ -97,6 +97,7 @@ ELSEWHERE = {
     **dict.fromkeys(("moe_smoothquant", "tensor_quant", "truncated_quant", "pack_int4", "mxfp4_quant",
                      "relu_squared"),
                     "the row loops of row_quant and act_and_mul"),
+    "causal_conv1d": "sequences begin at any address, so that tokens are read in single elements, or channels in pairs",
     "exponential": "lanes beyond the end of a row repeat its first access, which these counters take for more bytes",
     **dict.fromkeys(("renorm_probs", "sample", "sampling_from_probs", "softmax", "topk"),
                     "the same; rows that fill the lanes are counted by sampling/test_row_traffic.py"),

@@ -232,6 +232,7 @@ CALLS = {
     "top_k_renorm_probs": (x.float().softmax(-1), None, 5),
     "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
     "apply_penalties": (x.float(), scale.long(), scale.int(), scale[:, 0], scale[:, 0], scale[:, 0] + 1),
+    "causal_conv1d_split_qkv": (r(HIDDEN, ROWS), r(HIDDEN, 4), weight, zeros(2, HIDDEN, 3), starts, DIM),
     "apply_token_bitmask_inplace": (x.float(), zeros(ROWS, HIDDEN // 32, dtype=I32) + 5),
     "verify_tree_greedy": (
         tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, nodes, nodes - 1, nodes - 1, nodes),

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions of models with linear attention."""

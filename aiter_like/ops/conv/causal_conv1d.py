@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: MIT
+"""The causal convolution of prefill, channel by channel, over sequences of any lengths; q, k and v are its results.
+
+Kernels: csrc/conv/causal_conv1d.hip, ops/conv/triton/causal_conv1d.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements, tune_shapes
+
+__all__ = ["causal_conv1d_split_qkv"]
+
+_OP = "causal_conv1d"
+MOST_WIDTH = 8  # of a weight that the kernels keep in registers
+_MOST_STATE = 128  # tokens of a state that a Triton program keeps
+_MOST_GROUPS = 65535  # workgroups along the second dimension
+_CHANNELS = 64  # of a workgroup, at least
+_MOST_TOKENS = 2**30
+_ACTIVATIONS = (None, "silu", "swish")
+
+
+class CausalConv1dCall(NamedTuple):
+    """One call of causal_conv1d: its arguments in the order of the function that causal_conv1d.hip exports.
+
+    Attributes:
+        q, k: [tokens, k_dim], written where a token has a sequence; dtype of `x`.
+        v: [tokens, dim − 2 · k_dim], likewise.
+        x: [dim, tokens], of any strides; its channels are those of q, k and v, one behind the other.
+        weight: [dim, width], of any strides.
+        bias: [dim].
+        query_start_loc: [sequences + 1] int32: where the tokens of a sequence begin.
+        conv_states: [lines, dim, state_len], of any strides, the newest token last; written. None: there are none.
+        cache_indices: [sequences] int32: the line of a sequence; None: its number.
+        has_initial_state: [sequences] bool: its line holds the tokens before the first one; None: no sequence's does.
+        is_silu: the results become out · sigmoid(out).
+        pad_slot_id: a sequence with this line, or with one that is not there, has zeros for results and no state.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    query_start_loc: Tensor
+    conv_states: Tensor | None = None
+    cache_indices: Tensor | None = None
+    has_initial_state: Tensor | None = None
+    is_silu: bool = True
+    pad_slot_id: int = -1
+
+
+def causal_conv1d_ref(call: CausalConv1dCall) -> None:
+    """The formula in torch, sequence by sequence, in fp32; reads the starts and lines on the host."""
+    x, states, kept = call.x, call.conv_states, call.weight.shape[1] - 1
+    starts = call.query_start_loc.clamp(0, x.shape[1]).tolist()
+    lines = range(len(starts) - 1) if call.cache_indices is None else call.cache_indices.tolist()
+    flags = [False] * len(lines) if call.has_initial_state is None else call.has_initial_state.tolist()
+    state_len = kept if states is None else states.shape[2]
+    for start, end, line, has_state in zip(starts, starts[1:], lines, flags):
+        is_there = line != call.pad_slot_id and line >= 0 and (states is None or line < len(states))
+        outs = [out[start:end] for out in (call.q, call.k, call.v)]
+        if not is_there:
+            for out in outs:
+                out.zero_()
+            continue
+        before = x.new_zeros(x.shape[0], state_len)
+        if states is not None and has_state:
+            before = states[line].clone()
+        window = torch.cat((before, x[:, start:end]), 1)
+        if states is not None:
+            states[line] = window[:, window.shape[1] - state_len:]
+        if end <= start:
+            continue
+        taps = window[:, state_len - kept:].float().unfold(1, kept + 1, 1)  # [dim, tokens, width]
+        found = (taps * call.weight.float()[:, None]).sum(2)
+        found = found if call.bias is None else found + call.bias.float()[:, None]
+        found = torch.nn.functional.silu(found) if call.is_silu else found
+        for out, part in zip(outs, found.t().split([out.shape[1] for out in outs], 1)):
+            out.copy_(part.to(x.dtype))
+
+
+def _instance(call: CausalConv1dCall) -> Instance:
+    """One build per dtype, width and whether the channels of a token lie side by side."""
+    is_channel_last = int(call.x.stride(0) == 1)
+    width = call.weight.shape[1]
+    return Instance(f"{dtypes.name(call.x.dtype)}_w{width}" + "_channel_last" * is_channel_last,
+                    {"ELEMENT": elements.CPP[call.x.dtype], "WIDTH": width, "IS_CHANNEL_LAST": is_channel_last})
+
+
+@compile_ops("conv/causal_conv1d.hip", gen_func=_instance)
+def _causal_conv1d_hip(call: CausalConv1dCall) -> None: ...
+
+
+def _check(call: CausalConv1dCall) -> object:
+    x, kinds, device = call.x, (call.x.dtype,), call.x.device
+    check.tensor(_OP, "x", x, rank=2, dtypes=elements.FLOATS, last_contiguous=False)
+    dim, tokens = x.shape
+    check.tensor(_OP, "weight", call.weight, dtypes=kinds, shape=(dim, None), device=device, last_contiguous=False)
+    if call.weight.shape[1] == 0:
+        raise ValueError(f"{_OP}: weight must have at least 1 column, got shape {tuple(call.weight.shape)}")
+    if call.bias is not None:
+        check.tensor(_OP, "bias", call.bias, dtypes=kinds, shape=(dim,), device=device)
+    check.tensor(_OP, "k", call.k, rank=2)
+    key_dim = call.k.shape[1]
+    for name, out, size in (("q", call.q, key_dim), ("k", call.k, key_dim), ("v", call.v, dim - 2 * key_dim)):
+        check.tensor(_OP, name, out, dtypes=kinds, shape=(tokens, size), device=device)
+    starts = call.query_start_loc
+    check.sequence_starts(_OP, "query_start_loc", starts)
+    check.tensor(_OP, "query_start_loc", starts, rank=1, dtypes=(torch.int32,), device=device)
+    if not len(starts):
+        raise ValueError(f"{_OP}: query_start_loc must have one element more than there are sequences, got none")
+    _check_starts(starts, tokens)
+    count = len(starts) - 1
+    check.integer(_OP, "pad_slot_id", call.pad_slot_id)
+    check.flag(_OP, "is_silu", call.is_silu)
+    if call.cache_indices is not None:
+        check.tensor(_OP, "cache_indices", call.cache_indices, dtypes=(torch.int32,), shape=(count,), device=device)
+    if call.has_initial_state is not None:
+        check.tensor(_OP, "has_initial_state", call.has_initial_state, dtypes=(torch.bool,), shape=(count,),
+                     device=device)
+    if call.conv_states is not None:
+        _check_states(call)
+    elif call.has_initial_state is not None:
+        raise ValueError(f"{_OP}: has_initial_state is for conv_states, which are None")
+    return SKIP if dim == 0 or count == 0 else None
+
+
+def _check_starts(starts: Tensor, tokens: int) -> None:
+    """Starts that can be looked at without waiting are in order and within the tokens."""
+    if not check.is_on_host(starts):
+        return
+    first, last = int(starts[0]), int(starts[-1])
+    if first < 0 or last > tokens or bool((starts.diff() < 0).any()):
+        raise ValueError(f"{_OP}: query_start_loc must rise from 0 or more to at most the {tokens} tokens of x, got "
+                         f"{first} to {last}{' with steps back' if 0 <= first and last <= tokens else ''}")
+
+
+def _check_states(call: CausalConv1dCall) -> None:
+    states, kept = call.conv_states, call.weight.shape[1] - 1
+    check.tensor(_OP, "conv_states", states, dtypes=(call.x.dtype,), shape=(None, call.x.shape[0], None),
+                 device=call.x.device, last_contiguous=False)
+    if states.shape[2] < kept:
+        raise ValueError(f"{_OP}: conv_states must have at least {kept} tokens, one less than weight has columns, got "
+                         f"shape {tuple(states.shape)}")
+    if any(step == 0 and size > 1 for step, size in zip(states.stride(), states.shape)):
+        raise ValueError(f"{_OP}: conv_states must not be expanded, got strides {states.stride()}")
+
+
+def _refusal(target: Target, call: CausalConv1dCall) -> str | None:
+    """What no kernel takes, and torch does."""
+    dim, tokens = call.x.shape
+    if call.weight.shape[1] > MOST_WIDTH:
+        return f"at most {MOST_WIDTH} columns of weight, got {call.weight.shape[1]}"
+    if tokens >= _MOST_TOKENS or dim > _MOST_GROUPS * _CHANNELS:
+        return f"fewer than 2^30 tokens and at most {_MOST_GROUPS * _CHANNELS} channels, got {tokens} and {dim}"
+    if any(len(out) > 1 and out.stride(0) < out.shape[1] for out in (call.q, call.k, call.v)):
+        return "the rows of q, k or v overlap"
+    return None
+
+
+def _triton_refusal(target: Target, call: CausalConv1dCall) -> str | None:
+    if call.conv_states is not None and call.conv_states.shape[2] > _MOST_STATE:
+        return f"states of at most {_MOST_STATE} tokens, got {call.conv_states.shape[2]}"
+    return _refusal(target, call)
+
+
+def _tune_key(call: CausalConv1dCall) -> dict[str, int | str]:
+    return {"tokens": call.x.shape[1], "sequences": len(call.query_start_loc) - 1, "channels": call.x.shape[0],
+            "width": call.weight.shape[1], "is_channel_last": int(call.x.stride(0) == 1),
+            "dtype": dtypes.name(call.x.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> CausalConv1dCall:
+    """Sequences of nearly equal lengths, each with a state; q and k have a quarter of the channels each."""
+    normal = tune_shapes.normal(device, seed, key["dtype"])
+    dim, tokens, count = key["channels"], key["tokens"], key["sequences"]
+    x = normal(tokens, dim).t() if key["is_channel_last"] else normal(dim, tokens)
+    starts = (torch.arange(count + 1, device=device) * tokens // max(count, 1)).int()
+    sizes = (dim // 4, dim // 4, dim - 2 * (dim // 4))
+    return CausalConv1dCall(*(torch.empty(tokens, size, dtype=x.dtype, device=device) for size in sizes), x,
+                            normal(dim, key["width"]), normal(dim), starts,
+                            normal(count, key["width"] - 1, dim).transpose(1, 2), None,
+                            torch.ones(count, dtype=torch.bool, device=device))
+
+
+def _cases(device: torch.device) -> dict[str, CausalConv1dCall]:
+    """Both orders of channels and tokens; lines in another order and one that is padding; neither state nor bias."""
+    key = {"tokens": 150, "sequences": 3, "channels": 136, "width": 4, "is_channel_last": 0, "dtype": "bf16"}
+    plain, last = _tune_case(key, device, 0), _tune_case({**key, "is_channel_last": 1}, device, 1)
+    lines = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
+    return {"tokens side by side": plain._replace(cache_indices=lines), "channels side by side": last,
+            "no state": _tune_case({**key, "width": 2, "dtype": "fp16"}, device, 2)._replace(
+                bias=None, conv_states=None, has_initial_state=None, is_silu=False)}
+
+
+def _triton_space(target: Target, call: CausalConv1dCall) -> list[dict[str, int]]:
+    return [{"num_warps": warps, "BLOCK_M": tokens, "BLOCK_N": channels} for warps in (2, 4, 8)
+            for tokens in (8, 16, 32, 64) for channels in (32, 64, 128, 256) if 512 <= tokens * channels <= 8192]
+
+
+_causal_conv1d = Op(
+    _OP, call=CausalConv1dCall, reference=causal_conv1d_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("tokens", "sequences", "channels", "width", "is_channel_last", "dtype"), round_field="tokens",
+    writes=("q", "k", "v", "conv_states"), cases=_cases, tuning=Tuning(_tune_case), sums_in_fp32=True,
+    backends=(Backend("hip", _causal_conv1d_hip, refusal=_refusal),
+              Backend("triton", "ops.conv.triton.causal_conv1d:causal_conv1d", refusal=_triton_refusal,
+                      space=_triton_space),
+              Backend("torch", causal_conv1d_ref)))
+
+
+def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv_states: Tensor | None,
+                            query_start_loc: Tensor, k_dim: int, *, cache_indices: Tensor | None = None,
+                            has_initial_state: Tensor | None = None, activation: str | None = "silu",
+                            pad_slot_id: int = -1, backend: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The causal convolution before linear attention, channel by channel, over packed sequences, split in q, k and v.
+
+    `out[c, t] = act(bias[c] + Σ weight[c, j] · (state ‖ x)[c, t + j])` with `j < width`; then a sequence's state is the
+    end of `state ‖ x`.
+
+    Args:
+        x: [dim, tokens] bf16|fp16|fp32, of any strides: the channels of q, of k and of v, one behind the other.
+        weight: [dim, width], dtype of `x`, of any strides.
+        bias: [dim], dtype of `x`; None: zeros.
+        conv_states: [lines, dim, state_len], dtype of `x`, of any strides, state_len ≥ width − 1, the newest token
+            last; written. None: sequences begin with zeros, and no state is kept.
+        query_start_loc: [sequences + 1] int32, from 0 to the number of tokens: where each sequence begins.
+        k_dim: channels of q, and of k; v has the others.
+        cache_indices: [sequences] int32: the line of each sequence, different ones; None: its number.
+        has_initial_state: [sequences] bool: the line holds the tokens before this call's; None: none does, and
+            sequences begin with zeros.
+        activation: "silu", "swish" (the same) or None.
+        pad_slot_id: a sequence with this line, or with one that is not there, has zeros for results and no state.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        q and k [tokens, k_dim], and v [tokens, dim − 2 · k_dim], contiguous, dtype of `x`; tokens of no sequence are
+        not written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit; on the CPU, also starts that do not rise.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Sums in fp32, rounded to nearest even once. A sequence without tokens keeps its state, or has zeros for one
+        without an initial state. The host waits for nothing: can be captured in a graph.
+
+    Source: AITER's `causal_conv1d_split_qkv_hip_fn`; Gu and Dao, Mamba (2023).
+    """
+    check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
+    check.integer(_OP, "k_dim", k_dim, 0, x.shape[0] // 2)
+    check.choice(_OP, "activation", activation, _ACTIVATIONS)
+    sizes = (k_dim, k_dim, x.shape[0] - 2 * k_dim)
+    q, k, v = (x.new_empty(x.shape[1], size) for size in sizes)
+    _causal_conv1d.run(q, k, v, x, weight, bias=bias, query_start_loc=query_start_loc, conv_states=conv_states,
+                       cache_indices=cache_indices, has_initial_state=has_initial_state,
+                       is_silu=activation is not None, pad_slot_id=pad_slot_id, backend=backend)
+    return q, k, v
+
+
+_causal_conv1d.public.append(causal_conv1d_split_qkv)
