@@ -56,7 +56,7 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qknorm_idxrqknorm", "mha_fwd", "mha_bwd", "mha_varlen_fwd", "mha_varlen_bwd",
     "fmha_v3_fwd", "fmha_v3_varlen_fwd", "fmha_v3_bwd", "fmha_v3_varlen_bwd", "flash_attn_onekernel_backward",
     "flash_attn_fused_backward",
-    "causal_conv1d_split_qkv_hip_fn", "causal_conv1d_split_qkv_triton_tile_fn",
+    "causal_conv1d_split_qkv_hip_fn", "causal_conv1d_split_qkv_triton_tile_fn", "mhc_post_pre",
     "fused_moe", "layer_of",  # which takes what that is given of the weights
     "tree_speculative_sampling_target_only",
     "attention_ref"}  # all options of the attention functions above at once

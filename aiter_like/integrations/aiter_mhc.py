@@ -5,15 +5,25 @@ aiter_names.txt.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 import aiter_like
 from aiter_like import check
 
-_PRE, _POST, _BOTH = "mhc_pre", "mhc_post", "mhc_fused_post_pre"
+_PRE, _POST, _BOTH, _TRITON, _LAYER = "mhc_pre", "mhc_post", "mhc_fused_post_pre", "mhc_post_pre", "mhc"
+_TRITON_POST = f"{_POST} of Triton"
+_NAMES = {  # of what is mixed, as the callers of each function know it
+    _POST: ("x", "residual", "post_layer_mix", "comb_res_mix"),
+    _BOTH: ("layer_input", "residual_in", "post_layer_mix", "comb_res_mix"),
+    _TRITON_POST: ("layer_input", "residual", "post_mix", "comb_mix"),
+    _TRITON: ("layer_input", "residual_in", "post_mix", "comb_mix")}
 _FP32 = (torch.float32,)
 _HALVES = (torch.bfloat16, torch.float16)
+_FLOATS = (*_HALVES, *_FP32)
 
 
 def mhc_pre(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, rms_eps: float = 1e-6,
@@ -89,15 +99,16 @@ def mhc_fused_post_pre_large_m(
 
 
 def _post(op: str, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor, like: Tensor) -> Tensor:
-    check.tensor(op, "residual", residual, dtypes=_HALVES, rank=3)
+    x_name, residual_name, post_name, comb_name = _NAMES[op]
+    op = op.split()[0]
+    check.tensor(op, residual_name, residual, dtypes=_HALVES, rank=3)
     tokens, streams, hidden = residual.shape
     check.tensor(op, "out", like, dtypes=(residual.dtype,), shape=residual.shape, device=residual.device)
-    check.tensor(op, "layer_input" if op == _BOTH else "x", x, dtypes=(residual.dtype,), shape=(tokens, hidden),
-                 device=residual.device)
-    check.tensor(op, "comb_res_mix", comb, dtypes=_FP32, shape=(tokens, streams, streams), device=residual.device)
-    check.tensor(op, "post_layer_mix", post, dtypes=_FP32, device=residual.device, last_contiguous=False)
+    check.tensor(op, x_name, x, dtypes=(residual.dtype,), shape=(tokens, hidden), device=residual.device)
+    check.tensor(op, comb_name, comb, dtypes=_FP32, shape=(tokens, streams, streams), device=residual.device)
+    check.tensor(op, post_name, post, dtypes=_FP32, device=residual.device, last_contiguous=False)
     if tuple(post.shape) not in ((tokens, streams, 1), (tokens, streams)):
-        raise ValueError(f"{op}: post_layer_mix must have shape {(tokens, streams, 1)}, got {tuple(post.shape)}")
+        raise ValueError(f"{op}: {post_name} must have shape {(tokens, streams, 1)}, got {tuple(post.shape)}")
     mixed = torch.bmm(comb.mT, residual.float())
     return (mixed + post.view(tokens, streams, 1) * x.float()[:, None]).to(residual.dtype)
 
@@ -118,22 +129,29 @@ def _pre(op: str, residual: Tensor, fn: Tensor, affine: tuple[Tensor, Tensor], e
     check.tensor(op, "hc_base", affine[1], dtypes=_FP32, shape=(len(fn),), device=device)
     if norm_weight is not None:
         check.tensor(op, "norm_weight", norm_weight, shape=(hidden,), device=device)
-    wide = residual.float()
-    flat = wide.flatten(1)
-    mixes = (flat @ fn.t()) * torch.rsqrt(flat.square().mean(1, keepdim=True) + eps[0])
-    sizes = (streams, streams, streams * streams)
-    parts = [mix * scale + base for mix, scale, base in zip(mixes.split(sizes[:3 if is_whole else 1], 1),
-                                                            affine[0].unbind(), affine[1].split(
-                                                                sizes[:3 if is_whole else 1]), strict=False)]
-    post = wide.new_zeros(tokens, streams, 1)
-    comb = wide.new_zeros(tokens, streams, streams)
-    if is_whole:
-        post = (parts[1].sigmoid() * post_factor)[..., None]
-        comb = _balanced(parts[2].view(tokens, streams, streams), repeat, eps[2])
-    read = ((parts[0].sigmoid() + eps[1])[..., None] * wide).sum(1)
+    balance = functools.partial(_balanced, repeat=repeat, eps=eps[2])
+    post, comb, read = _mixed(residual.float(), fn, affine, eps, post_factor, balance)
     if norm_weight is not None and tokens:
         read = aiter_like.rms_norm(read, norm_weight.float(), norm_eps)
     return post, comb, read.to(torch.bfloat16)
+
+
+def _mixed(wide: Tensor, fn: Tensor, affine: tuple[Tensor, Tensor], eps: tuple[float, ...], post_factor: float,
+           balance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The three results of `mhc_pre` in fp32, from streams in fp32, where the third part of the mixes is balanced by
+    `balance`; `fn` has all its rows, or those of the first part alone.
+    """
+    tokens, streams, _ = wide.shape
+    is_whole = len(fn) > streams
+    flat = wide.flatten(1)
+    mixes = (flat @ fn.t()) * torch.rsqrt(flat.square().mean(1, keepdim=True) + eps[0])
+    sizes = (streams, streams, streams * streams)[:3 if is_whole else 1]
+    parts = [mix * scale + base for mix, scale, base in zip(mixes.split(sizes, 1), affine[0].unbind(),
+                                                            affine[1].split(sizes), strict=False)]
+    post, comb = wide.new_zeros(tokens, streams, 1), wide.new_zeros(tokens, streams, streams)
+    if is_whole:
+        post, comb = (parts[1].sigmoid() * post_factor)[..., None], balance(parts[2].view(tokens, streams, streams))
+    return post, comb, ((parts[0].sigmoid() + eps[1])[..., None] * wide).sum(1)
 
 
 def _balanced(x: Tensor, repeat: int, eps: float) -> Tensor:
@@ -144,3 +162,108 @@ def _balanced(x: Tensor, repeat: int, eps: float) -> Tensor:
         x = x / (x.sum(-1, keepdim=True) + eps)
         x = x / (x.sum(-2, keepdim=True) + eps)
     return x
+
+
+def _balanced_logs(x: Tensor, repeat: int) -> Tensor:
+    """Sinkhorn's iteration on logarithms, without epsilons: rows, then columns; none for no repeat."""
+    if not repeat:
+        return x
+    for _ in range(repeat):
+        x = x - x.logsumexp(-1, keepdim=True)
+        x = x - x.logsumexp(-2, keepdim=True)
+    return x.exp()
+
+
+def hip_post_dispatch_block(C: int, arch_id: str) -> int:
+    """The columns that a hidden size must be a multiple of for `mhc_post`: any will do here."""
+    return 1
+
+
+def mhc(x: Tensor, phi: Tensor, alpha_pre: float, alpha_post: float, alpha_res: float, bias: Tensor, n: int,
+        eps: float = 1e-6, hc_pre_eps: float = 0.0, hc_post_mult_value: float = 2.0, sinkhorn_iters: int = 20,
+        config: object = None) -> tuple[Tensor, Tensor, Tensor]:
+    """As `mhc_pre`, in the form of AITER's Triton kernels: exponentials are balanced without epsilons.
+
+    Args:
+        x: [tokens, n · hidden] bf16|fp16, the streams of a token side by side.
+        phi: [n · hidden, n · (2 + n)] bf16|fp16|fp32.
+        alpha_pre, alpha_post, alpha_res: factors of the three parts, whose summands are in `bias`, [n · (2 + n)] fp32.
+        config: of AITER's kernels, and of no meaning.
+
+    Returns:
+        [tokens, n, 1], [tokens, n, n] and [tokens, hidden], dtype of `x`. With `sinkhorn_iters` 0 the second one is as
+        it is before balancing.
+    """
+    check.tensor(_LAYER, "x", x, rank=2, dtypes=_HALVES)
+    check.integer(_LAYER, "n", n, 1)
+    if x.shape[1] % n:
+        raise ValueError(f"{_LAYER}: x must have a multiple of n = {n} columns, got shape {tuple(x.shape)}")
+    for name, value in (("alpha_pre", alpha_pre), ("alpha_post", alpha_post), ("alpha_res", alpha_res)):
+        check.real(_LAYER, name, value)
+    alphas = torch.tensor([alpha_pre, alpha_post, alpha_res], dtype=torch.float32, device=x.device)
+    streams = x.view(len(x), n, x.shape[1] // n)
+    found = _triton_pre(_LAYER, streams, phi, (alphas, bias), (eps, hc_pre_eps), hc_post_mult_value,
+                        sinkhorn_iters, None)
+    return tuple(each.to(x.dtype) for each in found)
+
+
+def mhc_post_of_triton(out: Tensor | None, layer_input: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor,
+                       config: object = None) -> Tensor:
+    """`mhc_post`, which returns `out`, a new tensor where there is none; `config` is of no meaning."""
+    found = _post(_TRITON_POST, layer_input, residual, post_mix, comb_mix, residual if out is None else out)
+    return found if out is None else out.copy_(found)
+
+
+def mhc_post_pre(
+        layer_input: Tensor, residual_in: Tensor, post_mix: Tensor, comb_mix: Tensor, phi: Tensor, alphas: Tensor,
+        bias: Tensor, n: int, eps: float = 1e-6, hc_pre_eps: float = 1e-6, hc_post_mult_value: float = 2.0,
+        sinkhorn_iters: int = 20, asymmetric_exp_domain: bool = False, hc_sinkhorn_eps: float = 1e-6,
+        residual_out: Tensor | None = None, h_post: Tensor | None = None, h_res: Tensor | None = None,
+        layer_input_out: Tensor | None = None, acc_partial: Tensor | None = None, acc_sq_partial: Tensor | None = None,
+        config: object = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`mhc_post` of a layer's result, then `mhc` of the next one.
+
+    Args:
+        alphas: [3] fp32.
+        asymmetric_exp_domain: exponentials are balanced as by `mhc_pre`, with `hc_sinkhorn_eps`.
+        residual_out, h_post, h_res, layer_input_out: written, where given; other floating-point types than that of
+            `layer_input` are those of `h_post` and `h_res` alone.
+        acc_partial, acc_sq_partial, config: of AITER's kernels, and of no meaning.
+
+    Returns:
+        The three of `mhc`, and the new streams.
+    """
+    check.tensor(_TRITON, "residual_in", residual_in, rank=3)
+    check.integer(_TRITON, "n", n, 1)
+    if residual_in.shape[1] != n:
+        raise ValueError(f"{_TRITON}: residual_in must have n = {n} streams, got shape {tuple(residual_in.shape)}")
+    tokens, _, hidden = residual_in.shape
+    kinds = (residual_in.dtype,)
+    for name, out, shape, accepted in (
+            ("residual_out", residual_out, residual_in.shape, kinds), ("h_res", h_res, (tokens, n, n), _FLOATS),
+            ("layer_input_out", layer_input_out, (tokens, hidden), kinds),
+            ("h_post", h_post, (tokens, n, 1)[:3 if h_post is None or h_post.ndim == 3 else 2], _FLOATS)):
+        if out is not None:
+            check.tensor(_TRITON, name, out, shape=shape, dtypes=accepted, device=residual_in.device,
+                         last_contiguous=False)
+    check.flag(_TRITON, "asymmetric_exp_domain", asymmetric_exp_domain)
+    streams = _post(_TRITON, layer_input, residual_in, post_mix, comb_mix, residual_in)
+    found = _triton_pre(_TRITON, streams, phi, (alphas, bias), (eps, hc_pre_eps), hc_post_mult_value, sinkhorn_iters,
+                        hc_sinkhorn_eps if asymmetric_exp_domain else None)
+    return tuple(value.to(layer_input.dtype) if out is None else out.copy_(value.view(out.shape))
+                 for value, out in zip((*found, streams), (h_post, h_res, layer_input_out, residual_out)))
+
+
+def _triton_pre(op: str, streams: Tensor, phi: Tensor, affine: tuple[Tensor, Tensor], eps: tuple[float, float],
+                post_factor: float, repeat: int, balance_eps: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of `mhc` in fp32; `balance_eps`: of the balancing of `mhc_pre`, where that is asked for."""
+    _, n, hidden = streams.shape
+    check.tensor(op, "phi", phi, dtypes=_FLOATS, shape=(n * hidden, n * (2 + n)), device=streams.device,
+                 last_contiguous=False)
+    check.tensor(op, "alphas", affine[0], dtypes=_FP32, shape=(3,), device=streams.device)
+    check.tensor(op, "bias", affine[1], dtypes=_FP32, shape=(n * (2 + n),), device=streams.device)
+    check.integer(op, "sinkhorn_iters", repeat, 0)
+    balance = functools.partial(_balanced_logs, repeat=repeat)
+    if balance_eps is not None and repeat:
+        balance = functools.partial(_balanced, repeat=repeat, eps=balance_eps)
+    return _mixed(streams.float(), phi.t().float(), affine, eps, post_factor, balance)
