@@ -207,6 +207,7 @@ CALLS = {
     "dynamic_per_token_quant_fp8_i8": quant,
     "dynamic_per_token_scaled_quant": quant,
     "per_group_quant_hip": (x,),
+    "hadamard_transform": (x,),
     "per_token_quant_hip": (x,),
     "smoothquant_fwd": (*quant[:2], factors, scale),
     "per_block_quant": (r(HIDDEN, HIDDEN),),

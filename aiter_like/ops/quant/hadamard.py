@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""The Walsh-Hadamard transform of rows, which spreads outliers over a row before it is quantised.
+
+Kernels: csrc/quant/hadamard.hip, ops/quant/triton/hadamard.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements, rows, tune_shapes
+
+__all__ = ["hadamard_transform"]
+
+_OP = "hadamard"
+_MOST_COLUMNS = 4096  # that a wave keeps in its registers
+
+
+class HadamardCall(NamedTuple):
+    """One call of hadamard: its arguments in the order of the function that hadamard.hip exports.
+
+    Attributes:
+        out: [..., columns] bf16|fp16|fp32, written.
+        input: [..., columns] bf16|fp16|fp32; columns is a power of two.
+        scale: what the sums are multiplied by.
+    """
+
+    out: Tensor
+    input: Tensor
+    scale: float
+
+
+def hadamard_ref(call: HadamardCall) -> None:
+    """The formula in torch, in fp32; writes `out`."""
+    columns = call.input.shape[-1]
+    x, half = call.input.float(), 1
+    while half < columns:
+        low, high = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x = torch.stack((low + high, low - high), -2).flatten(-3)
+        half *= 2
+    call.out.copy_(x * call.scale)
+
+
+def _instance(call: HadamardCall) -> Instance:
+    """One build per pair of dtypes and number of columns."""
+    columns, kinds = call.input.shape[-1], (call.input.dtype, call.out.dtype)
+    names = "_to_".join(dict.fromkeys(map(elements.short, kinds)))
+    return Instance(f"{names}_{columns}", {"ELEMENT": elements.CPP[kinds[0]], "OUT_ELEMENT": elements.CPP[kinds[1]],
+                                           "COLUMNS": columns})
+
+
+@compile_ops("quant/hadamard.hip", gen_func=_instance)
+def _hadamard_hip(call: HadamardCall) -> None: ...
+
+
+def _check(call: HadamardCall) -> object:
+    input = call.input
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
+    columns = input.shape[-1] if input.ndim else 0
+    if columns < 1 or columns & (columns - 1):
+        raise ValueError(f"{_OP}: input must have a power of two of columns, got shape {tuple(input.shape)}")
+    check.tensor(_OP, "out", call.out, dtypes=elements.FLOATS, shape=input.shape, device=input.device)
+    check.real(_OP, "scale", call.scale)
+    return SKIP if input.numel() == 0 else None
+
+
+def _refusal(target: Target, call: HadamardCall) -> str | None:
+    """What no kernel takes, and torch does."""
+    columns = call.input.shape[-1]
+    if not 2 <= columns <= _MOST_COLUMNS:
+        return f"2 to {_MOST_COLUMNS} columns, got {columns}"
+    return rows.refusal(input=call.input, out=call.out)
+
+
+def _tune_key(call: HadamardCall) -> dict[str, int | str]:
+    columns = call.input.shape[-1]
+    return {"rows": call.input.numel() // columns, "columns": columns, "dtype": dtypes.name(call.input.dtype),
+            "out_dtype": dtypes.name(call.out.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> HadamardCall:
+    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
+    return HadamardCall(torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), x, key["columns"] ** -0.5)
+
+
+def _cases(device: torch.device) -> dict[str, HadamardCall]:
+    """Rows of a few lanes, of a whole wave and of several accesses of each lane; results of fewer bits."""
+    sizes = {"bf16": ("bf16", 128), "fp16": ("fp16", 512), "fp32": ("fp32", 2048), "rounded": ("fp32", 4)}
+    return {name: _tune_case({"rows": 5, "columns": columns, "dtype": dtype,
+                              "out_dtype": "bf16" if name == "rounded" else dtype}, device, 0)
+            for name, (dtype, columns) in sizes.items()}
+
+
+_hadamard = Op(
+    _OP, call=HadamardCall, reference=hadamard_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "dtype", "out_dtype"), round_field="rows", cases=_cases, tuning=Tuning(_tune_case),
+    sums_in_fp32=True,
+    backends=(Backend("hip", _hadamard_hip, refusal=_refusal),
+              Backend("triton", "ops.quant.triton.hadamard:hadamard", refusal=_refusal,
+                      space=lambda *_: [{"num_warps": count} for count in (1, 2, 4, 8)]),
+              Backend("torch", hadamard_ref)))
+
+
+def hadamard_transform(input: Tensor, scale: float | None = None, *, out: Tensor | None = None,
+                       backend: str | None = None) -> Tensor:
+    """The Walsh-Hadamard transform of each row, in natural order.
+
+    `out[i] = scale · Σ (−1)^|i & j| · input[j]`, where |·| counts the bits that are 1.
+
+    Args:
+        input: [..., columns] bf16|fp16|fp32, columns a power of two, last dimension contiguous, rows evenly spaced.
+        scale: a number; default: columns^−½, with which the transform is its own inverse.
+        out: tensor to write, [..., columns] bf16|fp16|fp32; default: a new contiguous one, dtype of `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`. An empty input gives an empty result.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit, or the number of columns is no power of two.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Sums in fp32, rounded to nearest even once; `out` may be `input`. Can be captured in a graph.
+
+    Source: AITER's `rotate_activation`; fast-hadamard-transform's `hadamard_transform`, whose default is scale 1.
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+    if scale is None:
+        scale = max(input.shape[-1] if input.ndim else 1, 1) ** -0.5
+    if out is None:
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    _hadamard.run(out, input, scale=scale, backend=backend)
+    return out
+
+
+torch_ops.register(_hadamard, hadamard_transform)
