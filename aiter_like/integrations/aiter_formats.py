@@ -15,6 +15,9 @@ _FORMATS = {MxDtypeInt.FP4_E2M1: (6.0, 4.0, 1), MxDtypeInt.FP8_E4M3: (448.0, 256
             MxDtypeInt.FP8_E4M3_FNUZ: (240.0, 128.0, 3)}
 """Of each format of elements: the largest, the largest power of two, bits of a mantissa."""
 
+SCALE_LAYOUTS = {"row": 0, "mfma_tile": 1, "n32k4": 2}
+"""Orders of scales in memory, for `scale_shape`."""
+
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which int4 of a word comes to each place
 
@@ -85,6 +88,27 @@ def mxfp4_to_f32(x: Tensor) -> Tensor:
     values = torch.tensor([*_FP4, *(-value for value in _FP4)], device=x.device)
     codes = x.view(torch.uint8).int()
     return values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2)]
+
+
+def scale_shape(s: int, num_groups: int, scale_groups: int, scale_layout: str = "row",
+                quant_group_size: int = 128) -> tuple[int, ...]:
+    """The shape of `s` tokens' scales for AITER's `inverse_rope_group_quant`, whose kernel is of gfx950, gfx1201 and
+    gfx1250: each of `num_groups` groups of heads has `scale_groups` of them.
+
+    Args:
+        scale_layout: of SCALE_LAYOUTS: row: [s, num_groups, scale_groups]; mfma_tile: [num_groups, s, scale_groups],
+            rounded up to multiples of 32 and of 8, or of 2 where `quant_group_size` is 128; n32k4: 32 tokens side by
+            side, [s / 32, num_groups, scale_groups · 32].
+
+    Raises:
+        ValueError: `scale_layout` is none of those.
+    """
+    check.choice("scale_shape", "scale_layout", scale_layout, tuple(SCALE_LAYOUTS))
+    blocks = -(-s // 32)
+    if scale_layout == "mfma_tile":
+        multiple = 2 if quant_group_size == 128 else 8
+        return num_groups, blocks * 32, -(-scale_groups // multiple) * multiple
+    return (blocks, num_groups, scale_groups * 32) if scale_layout == "n32k4" else (s, num_groups, scale_groups)
 
 
 def convert_int8_to_uint32_int4(tensor: Tensor) -> Tensor:

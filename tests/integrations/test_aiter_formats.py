@@ -79,3 +79,13 @@ def test_int4_by_groups(dtype):
     assert narrow.abs().max() == 7 and ((wide - weight.double()).abs() <= amax / 14 + amax / 60).all()
     with pytest.raises(ValueError, match="per_1x32_i4_quant: group_size must divide the rows of weight, got 48"):
         formats.per_1x32_i4_quant(weight, 48)
+
+
+def test_shapes_of_scales():
+    assert formats.scale_shape(33, 2, 5) == (33, 2, 5)
+    assert formats.scale_shape(33, 2, 5, "mfma_tile") == (2, 64, 6)
+    assert formats.scale_shape(33, 2, 5, "mfma_tile", 32) == (2, 64, 8)
+    assert formats.scale_shape(32, 2, 8, "n32k4", 32) == (1, 2, 256)
+    assert list(formats.SCALE_LAYOUTS.values()) == [0, 1, 2]
+    with pytest.raises(ValueError, match="scale_shape: scale_layout must be 'row', 'mfma_tile' or 'n32k4'"):
+        formats.scale_shape(1, 1, 1, "column")
