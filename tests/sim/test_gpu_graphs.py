@@ -99,6 +99,15 @@ def test_what_a_capture_does_not_permit():
             x.add_(1)
             asks()
         assert x.tolist() == [1, 1, 1] and not torch.cuda.is_current_stream_capturing()
+    for waits in (lambda: x.cpu(), lambda: torch.ones(3).cuda(), lambda: x.copy_(torch.ones(3)), torch.cuda.synchronize,
+                  lambda: torch.tensor([1.0], device="cuda")):
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+            waits()
+    pinned = torch.full((3,), 2.0).pin_memory()
+    with torch.cuda.graph(graph):
+        y = x.copy_(pinned, non_blocking=True) + torch.zeros(3, device="cuda")
+    graph.replay()
+    assert x.tolist() == y.tolist() == [2, 2, 2]
     with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="has begun already"):
         torch.cuda.CUDAGraph().capture_begin()
     with pytest.raises(RuntimeError, match="not capturing"):

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed
+
+from aiter_like.sim.torch_cuda import devices
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -20,6 +23,10 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         made = _making(getattr(distributed_c10d, name), name == "init_process_group")
         yield torch.distributed, name, made
         yield distributed_c10d, name, made
+    for holder in (torch.distributed, distributed_c10d):
+        yield holder, "barrier", _barrier(distributed_c10d.barrier)
+    yield torch.distributed, "_coalescing_manager", _together(distributed_c10d._CoalescingManager)
+    yield distributed_c10d, "_coalescing_manager", _together(distributed_c10d._CoalescingManager)
     yield torch.distributed, "get_backend", _told(torch.distributed.get_backend)
     for holder in (torch.distributed, distributed_c10d):
         yield holder, "is_nccl_available", lambda: True
@@ -41,6 +48,28 @@ def _making(original: Callable, is_default: bool) -> Callable:
         return original(*args, **kwargs)
 
     return make
+
+
+def _barrier(original: Callable) -> Callable:
+    """barrier: it is a wait of the host, whatever GPUs it names."""
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, **options: Any) -> Any:
+        if device_ids is not None:
+            if not isinstance(device_ids, list):
+                raise TypeError("Invalid function argument: device_ids type should be List[int]")
+            for one in device_ids:
+                devices.index_of(one)
+        return original(group, async_op, **options)
+
+    return barrier
+
+
+def _together(original: Callable) -> Callable:
+    """A block whose collectives may run together; gloo runs them one by one."""
+    @contextlib.contextmanager
+    def manager(group: Any = None, device: Any = None, async_ops: bool | None = False) -> Iterator[Any]:
+        yield original()
+
+    return manager
 
 
 def _told(original: Callable) -> Callable:

@@ -96,6 +96,17 @@ class Generator(torch.Generator):
         other.offset = self.offset
         return other
 
+    def graphsafe_get_state(self) -> torch.Generator:
+        """Itself, which a graph's replays draw from, too."""
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> torch.Generator:
+        """Goes on as that generator would."""
+        self.manual_seed(state.initial_seed())
+        self.draw_as(state.drawn())
+        self.offset = state.offset
+        return self
+
     def drawn(self) -> torch.Tensor:
         """What torch draws next, as a state of the CPU."""
         return super().get_state()

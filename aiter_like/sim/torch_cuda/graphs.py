@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiter_like.sim import session
-from aiter_like.sim.torch_cuda import devices, generators, marks, streams
+from aiter_like.sim.torch_cuda import devices, generators, marks, refusals, streams
 
 _aten = torch.ops.aten
 _ASKING = frozenset((_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.equal, _aten._unique2,
@@ -55,8 +55,7 @@ class _Recorder(TorchDispatchMode):
         if self._in_launch or (tensors and not any(map(self._is_on_gpu, tensors))):
             return func(*args, **kwargs)  # the host's own work is done once
         if func.overloadpacket in _ASKING:
-            self.why_broken = f"{func.overloadpacket} asks for values"
-            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing: {self.why_broken}")
+            self.refuse(f"{func.overloadpacket} asks for values")
         self._keep(_written(func, args, kwargs))
         results = func(*args, **kwargs)
         holders = {id(marks.holder_of(tensor)) for tensor in tensors}
@@ -67,6 +66,11 @@ class _Recorder(TorchDispatchMode):
         if made or func._schema.is_mutable:
             self.steps.append(_Step(lambda: func(*args, **kwargs), made))
         return results
+
+    def refuse(self, why: str) -> None:
+        """Raises RuntimeError: a capture does not permit this, and is broken by it."""
+        self.why_broken = why
+        raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing: {why}")
 
     def launched(self, run: Callable[[], Any], args: tuple) -> Any:
         """A launch: it may write any of its tensors."""
@@ -245,6 +249,20 @@ def graph_pool_handle() -> tuple[int, int]:
 def is_capturing() -> bool:
     """Whether a graph captures what is called."""
     return bool(_captures)
+
+
+def check_call(func: Callable, args: tuple, kwargs: dict) -> None:
+    """Raises RuntimeError where a capture does not permit a function of torch: the host would wait for a copy."""
+    for one in _captures:
+        if refusals.is_waiting_copy(func, args, kwargs):
+            one._recorder.refuse(f"{getattr(func, '__name__', func)} copies between the host and a GPU, and waits")
+
+
+def synchronize(device: Any = None) -> None:
+    """torch.cuda.synchronize, which a capture does not permit."""
+    for one in _captures:
+        one._recorder.refuse("torch.cuda.synchronize")
+    streams.synchronize(device)
 
 
 _captures: list[CUDAGraph] = []

@@ -11,12 +11,19 @@ from typing import Any
 
 import torch
 
+from aiter_like.sim import rocm
 from aiter_like.sim.torch_cuda import devices, graphs, marks, memory, refusals, statistics, streams
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz,
            torch.float8_e5m2, torch.float8_e5m2fnuz)
 _DTYPES = frozenset((*_FLOATS, torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.uint8, torch.int8,
                      torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64))
+_COMPILER_NAMES = {"nvrtcGetCUBINSize": "hiprtcGetCodeSize", "nvrtcGetCUBIN": "hiprtcGetCode"} | {
+    f"nvrtc{name}": f"hiprtc{name}" for name in ("GetErrorString", "CreateProgram", "DestroyProgram", "CompileProgram",
+                                                 "GetProgramLogSize", "GetProgramLog", "AddNameExpression",
+                                                 "GetLoweredName")}
+_RCCL = 2 << 32 | 22 << 16 | 3
+"""The version of ROCm's library of collectives, as torch tells NCCL's."""
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -29,12 +36,21 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "_is_compiled", lambda: True
     yield torch.cuda, "_initialized", True
     yield torch.cuda, "_sleep", sleep
+    yield torch.cuda._utils, "_get_hiprtc_library", _runtime_compiler
     yield torch.cuda, "_set_stream_by_id", _set_stream
 
 
 def sleep(cycles: int) -> None:
     """torch.cuda._sleep: as long as so many cycles take at the device's clock."""
     time.sleep(max(cycles, 0) / (1e3 * devices.properties(devices.current()).clock_rate))
+
+
+def _runtime_compiler() -> Any:
+    """The library that compiles kernels while a program runs, with the names that torch calls it by."""
+    library = rocm.load_rtc()
+    for name, own in _COMPILER_NAMES.items():
+        setattr(library, name, getattr(library, own))
+    return library
 
 
 def capability(device: Any = None) -> dict[str, Any]:
@@ -47,12 +63,13 @@ def _cuda() -> dict[str, Callable]:
     return {
         "_cuda_init": lambda: None, "_cuda_getDeviceCount": devices.count, "_cuda_getDevice": devices.current,
         "_cuda_setDevice": devices.set_current, "_cuda_exchangeDevice": devices.exchange,
-        "_cuda_maybeExchangeDevice": devices.exchange, "_cuda_synchronize": streams.synchronize,
+        "_cuda_maybeExchangeDevice": devices.exchange, "_cuda_synchronize": graphs.synchronize,
         "_cuda_isCurrentStreamCapturing": graphs.is_capturing, "_cuda_sleep": sleep, "_cuda_setStream": _set_stream,
         "_cuda_getCurrentStream": lambda index: _named(streams.current_stream(index)),
         "_cuda_getDefaultStream": lambda index: _named(streams.default_stream(index)),
         "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).cuda_stream,
         "_cuda_emptyCache": lambda: None, "_host_emptyCache": lambda: None, "_cuda_ipc_collect": lambda: None,
+        "_nccl_version": lambda: _RCCL, "_nccl_version_suffix": lambda: b"",
         "_cuda_clearCublasWorkspaces": lambda: None, "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_getArchFlags": lambda: "gfx942", "_cuda_set_sync_debug_mode": refusals.set_sync_mode,
         "_cuda_get_sync_debug_mode": lambda: refusals.sync_mode[0],

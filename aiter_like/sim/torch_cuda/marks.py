@@ -15,6 +15,7 @@ from torch._C import _functorch
 from aiter_like.sim.torch_cuda import memory
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 registered: list[tuple[int, int]] = []
 """Where memory of the host begins and ends that a program has pinned itself."""
 _DEVICE = torch.UntypedStorage.device
@@ -58,7 +59,7 @@ def put(tensor: torch.Tensor, index: int | None) -> torch.Tensor:
     """
     with torch._C.DisableTorchFunction():
         if tensor.device.type == "cpu":
-            address = 0
+            address = None if tensor.layout in _SPARSE else 0
             if tensor.layout is torch.strided:
                 with contextlib.suppress(RuntimeError, NotImplementedError):  # a wrapper and a fake tensor have none
                     # data_ptr() would end torch's copying on write
@@ -96,7 +97,7 @@ def put_storage(holder: Any, index: int | None, address: int | None = None) -> N
     """As `put`, of a storage."""
     count = 0
     if isinstance(holder, torch.UntypedStorage) and own_place(holder).type != "meta":  # a fake one has no memory
-        count = holder.nbytes()
+        count = holder.nbytes() if address != 0 else 0  # that of a wrapper has none
         if address is None:
             address = holder.data_ptr()
     setattr(holder, _NAME, _Place(index, address or 0, count))
@@ -134,8 +135,18 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors(tuple(value.values()))
 
 
+def inner(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors of which a tensor of a program's own class is made, such as the local one of a DTensor, if it tells
+    them.
+    """
+    flatten = None if type(tensor) in _PLAIN else getattr(type(tensor), "__tensor_flatten__", None)
+    for name in flatten(tensor)[0] if flatten else ():
+        yield getattr(tensor, name)
+
+
 def follow(results: Any, arguments: Iterable[torch.Tensor]) -> None:
     """Results are where the arguments are: on a GPU if one of them is. Memory of the arguments stays what it is."""
+    arguments = list(arguments)
     holders = [holder_of(tensor) for tensor in arguments]
     places = [getattr(holder, _NAME, None) for holder in holders]
     index = next((place.index for place in places if place and place.index is not None), None)
@@ -145,6 +156,8 @@ def follow(results: Any, arguments: Iterable[torch.Tensor]) -> None:
         holder = holder_of(tensor)
         if not hasattr(holder, _NAME) and all(holder is not other for other in holders):
             put(tensor, index)
+        for part in inner(tensor):
+            follow(part, arguments)
 
 
 def _place_of(tensor: torch.Tensor) -> _Place | None:

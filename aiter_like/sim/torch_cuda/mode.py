@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._device import DeviceContext, _device_constructors
@@ -19,7 +20,9 @@ from aiter_like.sim.torch_cuda import (
     determinism,
     devices,
     dlpack,
+    fakes,
     generators,
+    graphs,
     marks,
     overrides,
     products,
@@ -47,6 +50,8 @@ class Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if refusals.sync_mode[0]:
             refusals.check_waiting(func, args, kwargs)
+        if graphs.is_capturing():
+            graphs.check_call(func, args, kwargs)
         if torch.are_deterministic_algorithms_enabled():
             determinism.check(func, args, kwargs)
         args, kwargs = autocast.widened(func, args, kwargs)
@@ -72,7 +77,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     index = devices.index_of(kwargs["device"]) if is_placed else None
     if index is not None:
         kwargs = kwargs | {"device": _CPU}
-    is_pinned = index is None and kwargs.get("pin_memory", False)
+    is_pinned = kwargs.get("pin_memory", False) and (index is None or refusals.check_pinned(args))
     if "pin_memory" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     if index is None:
@@ -94,7 +99,7 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if func in _SHARING:
         return _moved(args[0], results, index)
     for tensor in marks.tensors(results) if index is not None else ():
-        marks.put(tensor, index)
+        fakes.follow(marks.put(tensor, index), index)
     return results
 
 
@@ -124,10 +129,19 @@ def _moved(source: Any, result: torch.Tensor, index: int | None) -> torch.Tensor
     if index is None and not is_tensor:
         return result
     if not is_tensor or marks.holder_of(result) is marks.holder_of(source):
-        result = result.clone()
+        result = _copied(result)
     if is_tensor:
         _return_gradient(result, marks.index_of(source))
+    fakes.follow(result, index)
     return marks.remove(result) if index is None else marks.put(result, index)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy; also of a parameter of a lazy module, which has no values yet and refuses to be copied."""
+    if not isinstance(tensor, UninitializedTensorMixin):
+        return tensor.clone()
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.clone().as_subclass(type(tensor))
 
 
 def _return_gradient(result: torch.Tensor, index: int | None) -> None:
@@ -162,7 +176,7 @@ def _cuda(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     layout = kwargs.get("memory_format", torch.preserve_format)
     if marks.index_of(tensor) == index and layout is torch.preserve_format:
         return tensor
-    result = tensor.clone() if layout is torch.preserve_format else tensor.clone(memory_format=layout)
+    result = _copied(tensor) if layout is torch.preserve_format else tensor.clone(memory_format=layout)
     if marks.index_of(tensor) != index:
         _return_gradient(result, marks.index_of(tensor))
     return marks.put(result, index)
@@ -215,6 +229,15 @@ def _place(func: Callable, args: tuple, kwargs: dict) -> torch.device:
     return func(*args, **kwargs)
 
 
+def _parsed(func: Callable, args: tuple, kwargs: dict) -> tuple:
+    """What nn.Module.to reads its arguments by: a number is a GPU's."""
+    if args and type(args[0]) is int:
+        args = (devices.of_index(args[0]), *args[1:])
+    if type(kwargs.get("device")) is int:
+        kwargs = kwargs | {"device": devices.of_index(kwargs["device"])}
+    return func(*args, **kwargs)
+
+
 def _cpu(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     return _moved(args[0], func(*args, **kwargs), None)
 
@@ -227,8 +250,8 @@ def _type_as(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 def _pin_memory(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor = args[0]
     if marks.index_of(tensor) is not None:
-        raise RuntimeError("pin_memory: only tensors of the host can be pinned, this one is on "
-                           f"cuda:{marks.index_of(tensor)}")
+        kind = _type(torch.Tensor.type, (tensor,), {})
+        raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
     return tensor if marks.is_pinned(tensor) else marks.put(tensor.clone(), None)
 
 
@@ -256,7 +279,8 @@ def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
     if kwargs.get("force"):
         return func(*args, **kwargs) if index is None else args[0].detach().clone().numpy(force=True)
     if index is not None:
-        raise TypeError(f"a tensor on cuda:{index} has no memory that NumPy can read: use Tensor.cpu() first")
+        raise TypeError(f"can't convert cuda:{index} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+                        "to host memory first.")
     return func(*args, **kwargs)
 
 
@@ -315,7 +339,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch._scaled_mm: _scaled_product,
     **dict.fromkeys(batch_norm.FUNCTIONS, _batch_norm),
     torch.Tensor.to: _to,
-    torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),  # nn.Module.to reads the device from it
+    torch._C._nn._parse_to: _parsed,
     torch.Tensor.type_as: _type_as,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
@@ -324,6 +348,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.is_shared: lambda func, args, kwargs: marks.index_of(args[0]) is not None or func(*args, **kwargs),
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
     torch._VF._pack_padded_sequence: _packed,
+    torch._VF._pad_packed_sequence: _packed,
     torch.Tensor.__repr__: _repr,
     torch.Tensor.__format__: _format,
     torch.Tensor.type: _type,
@@ -331,6 +356,7 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.__dlpack_device__: dlpack.device,
     torch.Tensor.__dlpack__: dlpack.capsule,
     torch.Tensor.get_device: _get_device,
+    torch.get_device: _get_device,
     torch.Tensor.numpy: _to_numpy,
     torch.Tensor.__array__: _to_numpy,
     torch.Tensor.device.__get__: _device_of,

@@ -31,6 +31,7 @@ from aiter_like.sim.torch_cuda import (
     statistics,
     storages,
     streams,
+    switches,
     tensor_types,
     times,
 )
@@ -84,7 +85,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
                 (torch.Tensor, "record_stream", lambda self, stream: None))
-    for module in (autocast, collectives, comm, dlpack, fakes, low_level, scripted, storages, tensor_types):
+    for module in (autocast, collectives, comm, dlpack, fakes, low_level, scripted, storages, switches,
+                   tensor_types):
         yield from module.replacements()
 
 
@@ -94,7 +96,7 @@ def _answers() -> dict[str, Any]:
         **_device_answers(), **_memory_answers(),
         "Event": times.Event, "Stream": streams.Stream, "StreamContext": streams.stream, "stream": streams.stream,
         "current_stream": streams.current_stream, "default_stream": streams.default_stream,
-        "set_stream": streams.set_stream, "synchronize": streams.synchronize,
+        "set_stream": streams.set_stream, "synchronize": graphs.synchronize,
         "ExternalStream": streams.ExternalStream,
         "get_stream_from_external": streams.ExternalStream,
         "is_current_stream_capturing": graphs.is_capturing, "CUDAGraph": graphs.CUDAGraph, "graph": graphs.graph,

@@ -18,13 +18,14 @@ from aiter_like.sim.torch_cuda import devices, marks, memory
 _ARITHMETIC = ("add sub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 eq ne "
                "lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor lerp addcmul "
                "addcdiv where heaviside hypot logaddexp logaddexp2 copysign nextafter xlogy float_power gcd lcm "
-               "isclose")
+               "isclose clamp clip clamp_min clamp_max allclose vdot inner addr ger")
 _PRODUCTS = "matmul mm bmm mv dot outer addmm addmv addbmm baddbmm einsum tensordot kron cross cdist"
 _JOINED = ("cat concat concatenate stack hstack vstack dstack index_select gather scatter scatter_add take_along_dim "
            "masked_fill masked_select masked_scatter index_add index_copy index_fill searchsorted bucketize isin")
 _LAYERS = ("linear bilinear conv1d conv2d conv3d layer_norm group_norm rms_norm batch_norm embedding cross_entropy "
            "nll_loss mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
-           "prelu scaled_dot_product_attention cosine_similarity")
+           "prelu grid_sample embedding_bag gaussian_nll_loss huber_loss triplet_margin_loss instance_norm "
+           "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention cosine_similarity")
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge"
 
 
@@ -43,6 +44,7 @@ _INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
 _WRITING = frozenset((torch.Tensor.__setitem__, torch.index_put, torch.index_put_, torch.Tensor.index_put,
                       torch.Tensor.index_put_))
 _COPYING = frozenset((torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.copy_))
+_FROM_HOST = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
 _WAITING = frozenset(
     {getattr(torch.Tensor, name) for name in ("item tolist __bool__ __int__ __float__ __index__ __complex__ nonzero "
                                               "masked_select equal allclose unique unique_consecutive").split()}
@@ -65,6 +67,13 @@ def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
     first, second = map(devices.told, list(places)[:2])
     raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                        f"{first} and {second}! (in {getattr(func, '__name__', func)})")
+
+
+def check_pinned(args: tuple) -> bool:
+    """Raises RuntimeError where memory of a GPU is to be pinned, but for a call that copies a tensor there."""
+    if args and isinstance(args[0], torch.Tensor):
+        return False
+    raise RuntimeError("Only dense CPU tensors can be pinned")
 
 
 def check_indices(func: Callable, args: tuple) -> None:
@@ -103,6 +112,13 @@ def check_waiting(func: Callable, args: tuple, kwargs: dict) -> None:
 def set_sync_mode(mode: int) -> None:
     """0: nothing; 1: calls for which the host waits are warnings; 2: errors."""
     sync_mode[0] = mode
+
+
+def is_waiting_copy(func: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether a function of torch copies between the host and a GPU, and the host waits for it."""
+    if func in _FROM_HOST and kwargs.get("device") is not None and not isinstance(args[0], torch.Tensor):
+        return devices.index_of(kwargs["device"]) is not None
+    return func in _COPYING and _waits(func, args, kwargs)
 
 
 def _waits(func: Callable, args: tuple, kwargs: dict) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from aiter_like.sim.torch_cuda import devices, marks
+from aiter_like.sim.torch_cuda import devices, marks, refusals
 
 
 class _Hidden(threading.local):
@@ -22,6 +22,7 @@ _hidden = _Hidden()
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Names of torch's storages: holder, name, what it means now."""
+    yield torch.UntypedStorage, "__new__", _making(torch.UntypedStorage.__new__)
     yield torch.UntypedStorage, "device", property(_device)
     yield torch.UntypedStorage, "clone", _clone
     yield torch.UntypedStorage, "to", _to
@@ -44,6 +45,29 @@ def to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
     copy = self.clone()
     marks.put_storage(getattr(copy, "_untyped_storage", copy), devices.number_of(device))
     return copy
+
+
+def _making(original: Callable) -> Callable:
+    """A storage's `__new__`, whose device may be a GPU.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has not so much memory.
+    """
+    def __new__(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> torch.UntypedStorage:
+        index = None if device is None else devices.index_of(device)
+        if index is None:
+            return original(cls, *args, **kwargs, **({} if device is None else {"device": device}))
+        try:
+            made = original(cls, *args, device="cpu", **kwargs)
+        except RuntimeError as error:
+            told = refusals.out_of_memory(error)
+            if told is None:
+                raise
+            raise told from error
+        marks.put_storage(made, index)
+        return made
+
+    return __new__
 
 
 def _device(self: torch.UntypedStorage) -> torch.device:

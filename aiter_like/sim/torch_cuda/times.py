@@ -27,9 +27,7 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
                  external: bool = False):
-        if interprocess:
-            raise NotImplementedError("sim.as_gpu: events of several processes are not simulated")
-        self._has_time = enable_timing
+        self._has_time = enable_timing  # `interprocess` is of use by ipc_handle alone, which refuses
         self._seconds: float | None = None
         self._modelled: tuple[int, float] | None = None
         self._handle = ctypes.c_void_p()
