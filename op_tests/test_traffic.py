@@ -99,6 +99,7 @@ ELSEWHERE = {
                     "the row loops of row_quant and act_and_mul"),
     "causal_conv1d": "sequences begin at any address, so that tokens are read in single elements, or channels in pairs",
     "hadamard": "rows are shorter than a workgroup's accesses: each row is read and written once, 16 bytes at a time",
+    "dropout_randval": "a lane has the four bytes of one counter, whose products take longer than memory does",
     "exponential": "lanes beyond the end of a row repeat its first access, which these counters take for more bytes",
     **dict.fromkeys(("renorm_probs", "sample", "sampling_from_probs", "softmax", "topk"),
                     "the same; rows that fill the lanes are counted by sampling/test_row_traffic.py"),

@@ -147,6 +147,7 @@ CALLS = {
                                expanded[3]),
     "mla_prefill_ps_fwd": (*expanded, starts, starts, i32(*range(ROWS)), None, None, 4, True),
     "dropout_layer_norm": (x, x, weight, weight, 0.5, 7),
+    "dropout_randval": (torch.tensor([5, 9]), 0.25, (1, HEADS, ROWS, ROWS)),
     "fused_flatten_fp8_group_quant": (heads, 32),
     "fused_rms_fp8_group_quant": (x, weight, EPSILON),
     "fused_rms_fp8_per_tensor_static_quant": (x, weight, EPSILON, ONE),

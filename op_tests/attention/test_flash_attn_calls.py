@@ -78,7 +78,7 @@ def bad_dense(device):
     yield "out must have its sequences one behind the other", ValueError, (q, k, v), {
         "cu_seqlens_q": lengths, "out": torch.empty(2, 9, 4, 64, dtype=BF16, device=device)[:, :8]}
     yield "cu_seqlens_q must have dtype", TypeError, (q, k, v), {"cu_seqlens_q": lengths.float()}
-    yield "return_attn_probs", UnsupportedError, (q, k, v), {"dropout_p": 0.1, "return_attn_probs": True}
+    yield "return_attn_probs must be True or False", TypeError, (q, k, v), {"return_attn_probs": 1}
 
 
 def bad_varlen(device):

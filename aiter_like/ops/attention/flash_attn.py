@@ -15,6 +15,7 @@ from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.checks import AITER_ROUNDING, check_lengths, read_rounding, read_window
+from aiter_like.ops.attention.dropout_randval import dropout_randval
 from aiter_like.ops.attention.flash_attn_bwd import attend
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
@@ -54,7 +55,8 @@ def flash_attn_func(
         alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + seqlen_k − seqlen_q − j| is subtracted.
         deterministic: results always repeat bit for bit.
         return_lse: also return the log-sum-exp of the scores.
-        return_attn_probs: also return AITER's S_dmask, which without dropout has no elements.
+        return_attn_probs: also return AITER's S_dmask: what dropout drew for each score, of which those up to
+            floor(255 · (1 − dropout_p)) are kept; without dropout it has no elements.
         how_v3_bf16_cvt: rounding of P and `out` to bf16: 0 to nearest even, 1 to nearest with ties away from zero, 2
             towards zero. fp16 rounds to nearest even, with 2 possibly towards zero; backend "torch" rounds only `out`,
             to nearest even.
@@ -75,8 +77,8 @@ def flash_attn_func(
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [batch, num_heads, seqlen_q] fp32, natural logarithm, with
-        `return_attn_probs` S_dmask. A row that sees no key, also where seqlen_k is 0, gives 0 and −inf (with a sink:
-        the sink). An empty q gives empty results.
+        `return_attn_probs` S_dmask: [batch, num_heads, seqlen_q, seqlen_k] uint8. A row that sees no key, also where
+        seqlen_k is 0, gives 0 and −inf (with a sink: the sink). An empty q gives empty results.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -149,7 +151,7 @@ def flash_attn_func(
         out = out.transpose(1, 2)
     if return_lse is False and return_attn_probs is False:
         return out
-    return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)
+    return _results(op, out, lse, return_lse, return_attn_probs, options, backend, batch, num_heads, seqlen_q, seqlen_k)
 
 
 def flash_attn_varlen_func(
@@ -189,8 +191,9 @@ def flash_attn_varlen_func(
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [num_heads, total_q] fp32, natural logarithm, with
-        `return_attn_probs` S_dmask. A row that sees no key gives 0 and −inf (with a sink: the sink). Rows of no
-        sequence are not written, but those of padding between sequences may be: what they hold has no meaning.
+        `return_attn_probs` S_dmask: [num_heads, total_q, max_seqlen_k] uint8, 0 in rows of no sequence. A row that sees
+        no key gives 0 and −inf (with a sink: the sink). Rows of no sequence are not written, but those of padding
+        between sequences may be: what they hold has no meaning.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -257,7 +260,8 @@ def flash_attn_varlen_func(
         out, lse = _served(op, call, needs_grad, backend)
     if return_lse is False and return_attn_probs is False:
         return out
-    return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)
+    return _results(op, out, lse, return_lse, return_attn_probs, options, backend, num_heads, total_q, max_seqlen_k,
+                    starts=cu_seqlens_q)
 
 
 # Not in torch.library, as the operator is: what they return depends on return_lse.
@@ -360,8 +364,9 @@ def _padded_queries(op: str, layout: str, q: Tensor, k: Tensor, v: Tensor, out: 
         out=None if out is None else rows[3], cu_seqlens_q_padded=places[0], cu_seqlens_k_padded=places[1], **options)
     parts = list(found) if isinstance(found, tuple) else [found]
     parts[0] = parts[0].unflatten(0, shape).transpose(*axes) if out is None else out
-    if options["return_lse"]:
-        parts[1] = parts[1].unflatten(1, shape).transpose(0, 1)
+    for index in range(1, len(parts)):
+        if parts[index].ndim > 1:  # S_dmask has no elements without dropout
+            parts[index] = parts[index].unflatten(1, shape).transpose(0, 1)
     return tuple(parts) if isinstance(found, tuple) else parts[0]
 
 
@@ -372,18 +377,14 @@ def _refuse_beside(op: str, other: str, **asked: bool) -> None:
 
 
 def _results(op: str, out: Tensor, lse: Tensor | None, return_lse: bool, return_attn_probs: bool,
-             dropout_p: float) -> tuple[Tensor, ...]:
-    """AITER's tuple.
-
-    Raises:
-        UnsupportedError: S_dmask of a dropout, which no kernel stores.
-    """
+             options: dict[str, Any], backend: str | None, *shape: int, starts: Tensor | None = None
+             ) -> tuple[Tensor, ...]:
+    """AITER's tuple. `options` of the call, dropout's among them; `shape` of S_dmask, `starts` of packed sequences."""
     check.flag(op, "return_lse", return_lse)
     check.flag(op, "return_attn_probs", return_attn_probs)
     found = [out, lse] if return_lse else [out]
-    if return_attn_probs:
-        if dropout_p:
-            raise UnsupportedError(f"{op}: no backend supports return_attn_probs with dropout", op,
-                                   {"return_attn_probs": "no kernel stores what was dropped"})
+    if return_attn_probs and options.get("dropout_p"):
+        found.append(dropout_randval(options["rng_state"], options["dropout_p"], shape, starts, backend=backend))
+    elif return_attn_probs:
         found.append(torch.empty(0, dtype=torch.uint8, device=out.device))
     return tuple(found)

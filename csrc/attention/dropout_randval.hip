@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT
+// What attention's dropout drew for each score, as bytes: aiter_like/ops/attention/dropout_randval.py states the rule.
+// HIP (gfx9) and CUDA. One build.
+//
+// A wave takes a row of a head: it looks for the row's sequence, and a lane writes four neighbouring bytes of one
+// counter at a time. Bound: the integer units. Four bytes take 40 products of 32 bits, a quarter of whose rate is that
+// of others: about 1 TB/s on the MI300X, below what memory takes.
+#include <cmath>
+
+#include "aiter_like/ffi.h"
+#include "aiter_like/gpu.h"
+
+namespace aiter_like {
+
+struct RandvalArgs {
+  uint8_t* out;
+  const int64_t* rng_state;
+  const int* starts;  // of packed sequences; null where each has `seqlen_q` rows
+  int64_t batch_stride, head_stride, row_stride;
+  uint32_t heads;
+  int rows, batch, seqlen_q, columns;
+  int threshold;  // a score is dropped if its random number of 24 bits is below
+  int last_kept;  // the largest byte of a score that is kept
+};
+
+namespace randval {
+
+constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kVec = 4;
+
+/// Philox4x32-10 with a counter of 128 bits; philox.h's has 64.
+__device__ inline Vec<uint32_t, kVec> words(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53u} * c0, b = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+    c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(b);
+    c3 = static_cast<uint32_t>(a);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+struct Place {
+  int sequence, row;  // the row's number in its sequence
+  bool is_there;      // false: a row of no sequence
+};
+
+/// Where a row lies: in the last sequence that begins at it or before it, if that one is long enough.
+__device__ inline Place place_of(const RandvalArgs& args, int row) {
+  if (args.starts == nullptr) return {row / args.seqlen_q, row % args.seqlen_q, true};
+  if (args.batch == 0) return {0, 0, false};
+  int low = 0, high = args.batch;
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (args.starts[middle] <= row ? low : high) = middle;
+  }
+  const int first = args.starts[low];
+  return {low, row - first, first <= row && row < args.starts[low + 1]};
+}
+
+__device__ inline uint8_t byte_of(const RandvalArgs& args, uint32_t word) {
+  const int byte = 255 - static_cast<int>(word >> 24), above = args.last_kept + 1;
+  const bool is_kept = static_cast<int>(word >> 8) >= args.threshold;
+  const int kept = byte < args.last_kept ? byte : args.last_kept, dropped = byte > above ? byte : above;
+  return static_cast<uint8_t>(is_kept ? kept : dropped);
+}
+
+__device__ inline void write_row(const RandvalArgs& args, int row, uint32_t head) {
+  const Place place = place_of(args, row);
+  const int64_t line = args.starts == nullptr ? place.row : row;
+  uint8_t* out = args.out + head * args.head_stride + line * args.row_stride;
+  if (args.starts == nullptr) out += place.sequence * args.batch_stride;
+  const uint64_t seed = static_cast<uint64_t>(args.rng_state[0]);
+  const uint32_t offset = static_cast<uint32_t>(args.rng_state[1]);
+  const uint32_t number = static_cast<uint32_t>(place.sequence) * args.heads + head;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(out) % kVec == 0;
+  for (int column = lane_index() * kVec; column < args.columns; column += kWaveSize * kVec) {
+    const auto random = words(seed, static_cast<uint32_t>(column / kVec), static_cast<uint32_t>(place.row), number,
+                              offset);
+    Vec<uint8_t, kVec> bytes;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) bytes[i] = place.is_there ? byte_of(args, random[i]) : uint8_t{0};
+    if (is_aligned && column + kVec <= args.columns) {
+      store_vec<kVec>(out + column, bytes);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+        if (column + i < args.columns) out[column + i] = bytes[i];
+    }
+  }
+}
+
+}  // namespace randval
+
+__global__ __launch_bounds__(randval::kThreads, 8) void dropout_randval_kernel(RandvalArgs args) {
+  await_stream();
+  const int row = static_cast<int>(workgroup_index().x) * randval::kWaves + wave_index();
+  if (row < args.rows) randval::write_row(args, row, workgroup_index().y);
+}
+
+inline void launch_dropout_randval(const RandvalArgs& args, Stream stream) {
+  const dim3 grid(static_cast<uint32_t>(args.rows + randval::kWaves - 1) / randval::kWaves, args.heads);
+  launch_overlapped(dropout_randval_kernel, grid, randval::kThreads, stream, args);
+  check_launch("dropout_randval_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+void dropout_randval(ffi::Tensor out, ffi::Tensor rng_state, ffi::Optional<ffi::Tensor> cu_seqlens_q,
+                     double dropout_p) {
+  const bool is_packed = cu_seqlens_q.has_value();
+  const int ndim = is_packed ? 3 : 4;
+  const DLDataType byte = out.dtype();
+  ffi::check_type(byte.code == kDLUInt && byte.bits == 8 && byte.lanes == 1 && ffi::has_element<int64_t>(rng_state),
+                  "dropout_randval: out must be uint8 and rng_state int64");
+  ffi::check_value(out.ndim() == ndim && rng_state.numel() == 2 && rng_state.IsContiguous() &&
+                       (out.size(ndim - 1) <= 1 || out.stride(ndim - 1) == 1),
+                   "dropout_randval: out or rng_state has another shape or layout than it must");
+  ffi::check_value(dropout_p >= 0 && dropout_p < 1, "dropout_randval: dropout_p must be at least 0 and below 1");
+  const int64_t heads = out.size(ndim - 3), length = out.size(ndim - 2), columns = out.size(ndim - 1);
+  const int64_t rows = is_packed ? length : out.size(0) * length;
+  if (out.numel() == 0) return;
+  ffi::check_value(heads < (1 << 16) && rows <= (1 << 26) - 4 && columns <= (int64_t{1} << 31) - (1 << 12),
+                   "dropout_randval: a size is out of range");
+  RandvalArgs args{};
+  args.out = static_cast<uint8_t*>(out.data_ptr());
+  args.rng_state = static_cast<const int64_t*>(rng_state.data_ptr());
+  const auto narrow = [](int64_t x) { return static_cast<int>(x); };
+  if (is_packed) {
+    const ffi::Tensor starts = cu_seqlens_q.value();
+    ffi::check_type(ffi::has_element<int32_t>(starts), "dropout_randval: cu_seqlens_q must be int32");
+    ffi::check_value(starts.ndim() == 1 && starts.numel() > 0 && starts.IsContiguous(),
+                     "dropout_randval: cu_seqlens_q must be contiguous, with an element more than sequences");
+    args.starts = static_cast<const int*>(starts.data_ptr());
+    args.batch = narrow(starts.numel() - 1);
+  } else {
+    args.batch = narrow(out.size(0)), args.batch_stride = out.stride(0);
+  }
+  args.head_stride = out.stride(ndim - 3), args.row_stride = out.stride(ndim - 2);
+  args.rows = narrow(rows), args.seqlen_q = narrow(length), args.columns = narrow(columns);
+  args.heads = static_cast<uint32_t>(heads);
+  args.threshold = narrow(static_cast<int64_t>(dropout_p * (1 << 24)));
+  args.last_kept = narrow(static_cast<int64_t>(std::floor(255.0 * (1.0 - dropout_p))));
+  launch_dropout_randval(args, ffi::stream_of(out));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(dropout_randval, aiter_like::dropout_randval);
+#endif
