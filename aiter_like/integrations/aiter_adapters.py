@@ -13,6 +13,7 @@ import aiter_like
 from aiter_like import check, device, dtypes
 from aiter_like.enums import QuantType
 from aiter_like.integrations import aiter_checks
+from aiter_like.ops.attention.dropout_randval import last_kept
 from aiter_like.ops.mla import plan
 
 
@@ -23,14 +24,40 @@ def flash_attn_varlen_func(
         deterministic: bool = False, return_lse: bool = False, return_attn_probs: bool = False,
         block_table: Tensor | None = None, out: Tensor | None = None, sink: Tensor | None = None,
         config: dict | None = None) -> Tensor | tuple[Tensor, ...]:
-    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it; `config`, tile sizes of its own kernel, has
-    no meaning here.
+    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it, with S_dmask that of `signed_dropout`;
+    `config`, tile sizes of its own kernel, has no meaning here.
     """
-    return aiter_like.flash_attn_varlen_func(
+    found = aiter_like.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=dropout_p,
         softmax_scale=softmax_scale, causal=causal, window_size=window_size, bias=bias, alibi_slopes=alibi_slopes,
         deterministic=deterministic, return_lse=return_lse, return_attn_probs=return_attn_probs,
         block_table=block_table, out=out, sink_ptr=sink)
+    if not return_attn_probs or not dropout_p:
+        return found
+    return *found[:-1], signed_dropout(found[-1], dropout_p, cu_seqlens_q, max_seqlen_q)
+
+
+def signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor | None = None,
+                   max_seqlen_q: int = 0) -> Tensor:
+    """S_dmask as AITER's Triton kernels encode it: fp32, negative where a score was dropped. Only the sign is served,
+    as 1 and −1: they have exponentials there, each by the maximum that was known when its tile came.
+
+    Args:
+        randval: what `dropout_randval` gives.
+        cu_seqlens_q, max_seqlen_q: of packed sequences.
+
+    Returns:
+        [batch, num_heads, seqlen_q, seqlen_k], of packed sequences with max_seqlen_q rows, 0 behind their ends.
+    """
+    signs = torch.where(randval <= last_kept(dropout_p), 1.0, -1.0)
+    if cu_seqlens_q is None:
+        return signs
+    place = torch.arange(max_seqlen_q, device=randval.device)
+    rows, is_there = cu_seqlens_q[:-1, None] + place, place < cu_seqlens_q.diff()[:, None]  # [batch, max_seqlen_q]
+    if signs.shape[1] == 0:
+        return signs.new_zeros(len(rows), len(signs), max_seqlen_q, signs.shape[2])
+    batches = signs[:, torch.where(is_there, rows, 0)].transpose(0, 1)
+    return batches.masked_fill(~is_there[:, None, :, None], 0.0)
 
 
 def fused_qk_rmsnorm_group_quant(

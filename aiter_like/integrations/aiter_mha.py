@@ -16,6 +16,7 @@ from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import FP8, AttentionBackwardCall, AttentionCall
 from aiter_like.ops.attention.checks import AITER_ROUNDING, check_lengths, read_window
+from aiter_like.ops.attention.dropout_randval import dropout_randval
 from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.padding import for_padding_too, with_padding
@@ -34,20 +35,23 @@ def _flash_attn_forward(
 
     Returns:
         out, by default new and bf16 of fp8; with `return_lse` the log-sum-exp [batch, num_heads, seqlen_q] fp32, else
-        no element; no element, of dropout's mask; int64 [2], what dropout's mask follows from.
+        no element; with `return_softmax` what dropout drew for each score, as of `dropout_randval`, else no element;
+        int64 [2], what those bytes follow from.
 
     Raises:
-        UnsupportedError: `return_softmax`: no kernel stores what was dropped; no backend serves the call.
+        ValueError: `return_softmax` without dropout, or arguments that do not fit.
+        UnsupportedError: dropout beside lengths, or no backend serves the call.
     """
     op = "_flash_attn_forward"
     check.tensor(op, "q", q, rank=4)
     check.tensor(op, "v", v, rank=4)
+    _check_dropout(op, dropout_p, return_softmax)
     if cu_seqlens_q is not None or cu_seqlens_kv is not None:
         _refuse(op, "beside cu_seqlens_q and cu_seqlens_kv", dropout_p=dropout_p != 0, q_descale=q_descale is not None)
         found = aiter_like.flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, (window_size_left, window_size_right, sink_size), bias, alibi_slopes,
-            return_lse=True, return_attn_probs=return_softmax, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt),
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, sink_ptr=sink_ptr, num_splits=num_splits, out=out)
+            return_lse=True, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_kv, sink_ptr=sink_ptr, num_splits=num_splits, out=out)
         return _four(found[0], found[1] if return_lse else None, None)
     batch, seqlen_q, num_heads, _ = q.shape
     return _forward(
@@ -91,12 +95,13 @@ def _flash_attn_varlen_forward(
     op, window = "_flash_attn_varlen_forward", (window_size_left, window_size_right, sink_size)
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "v", v, rank=3 if block_table is None else 4)
+    _check_dropout(op, dropout_p, return_softmax)
     if block_table is not None:
         _refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,
                 zero_tensors=zero_tensors)
         found = aiter_like.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, min_seqlen_q, 0.0, softmax_scale,
-            logits_soft_cap, causal, window, bias, alibi_slopes, return_lse=True, return_attn_probs=return_softmax,
+            logits_soft_cap, causal, window, bias, alibi_slopes, return_lse=True,
             how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), block_table=block_table, out=out,
             cu_seqlens_q_padded=cu_seqlens_q_padded, cu_seqlens_k_padded=cu_seqlens_k_padded, sink_ptr=sink_ptr)
         return _four(found[0], found[1] if return_lse else None, None)
@@ -223,8 +228,6 @@ def fmha_fwd_bf16_opus_varlen_fwd(
 def _forward(op: str, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, lse_shape: tuple[int, ...],
              return_lse: bool, return_softmax: bool, dropout_p: float, window: tuple[int, int, int], causal: bool,
              zero_tensors: bool = False, **fields: Any) -> _Four:
-    _refuse(op, "of its own", return_softmax=return_softmax)
-    check.real(op, "dropout_p", dropout_p, low=0.0)
     rng_state = torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device) if dropout_p else None
     left, right, sink_size = read_window(op, window, causal)
     if out is None:
@@ -237,7 +240,16 @@ def _forward(op: str, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, lse_s
             flash_attn_fwd.prepare(*call)
             out.zero_()
         flash_attn_fwd(call)
-    return _four(out, lse, rng_state)
+    randval = dropout_randval(rng_state, dropout_p, (*lse_shape, call.max_seqlen_k),
+                              call.cu_seqlens_q) if return_softmax else None
+    return _four(out, lse, rng_state, randval)
+
+
+def _check_dropout(op: str, dropout_p: float, return_softmax: bool) -> None:
+    check.real(op, "dropout_p", dropout_p, low=0.0)
+    check.flag(op, "return_softmax", return_softmax)
+    if return_softmax and not dropout_p:
+        raise ValueError(f"{op}: return_softmax must be False where dropout_p is 0, got True")
 
 
 def _backward(op: str, given: tuple[Tensor | None, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
@@ -300,9 +312,9 @@ def _lengths(op: str, q: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, 
             "max_seqlen_k": max_seqlen_k, "alibi_slopes": alibi_slopes}
 
 
-def _four(out: Tensor, lse: Tensor | None, rng_state: Tensor | None) -> _Four:
+def _four(out: Tensor, lse: Tensor | None, rng_state: Tensor | None, randval: Tensor | None = None) -> _Four:
     return (out, out.new_empty(0, dtype=torch.float32) if lse is None else lse,
-            out.new_empty(0, dtype=torch.uint8),
+            out.new_empty(0, dtype=torch.uint8) if randval is None else randval,
             out.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state)
 
 

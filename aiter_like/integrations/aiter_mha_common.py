@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiter_like.ops.attention.dropout_randval import last_kept
+
 _TOLERANCES = {"plain": (2, 1e-2, 1.5e-2, 1e-5), "dropout": (2, 0.1, 2.0, 0.1), "fp8": (4, 0.5, 1.0, 0.1)}
 """Of attention_ref_with_tol: the factor, the least atol of the output and of gradients, and rtol."""
 
@@ -39,7 +41,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | 
         The output [batch, seqlen_q, num_heads, head_dim_v], the probabilities before dropout, and their log-sum-exp
         [batch, num_heads, seqlen_q], all in q's dtype.
     """
-    dtype, places = q.dtype, None
+    dtype = q.dtype
     if upcast:
         q, k, v = q.float(), k.float(), v.float()
     k, v = (tensor.repeat_interleave(q.shape[2] // tensor.shape[2], dim=2) for tensor in (k, v))
@@ -50,11 +52,9 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | 
         scores = softcap * torch.tanh(scores / softcap)
     if key_padding_mask is not None:
         scores = scores.masked_fill(~key_padding_mask[:, None, None, :], -torch.inf)
-    left, right = window_size[0], 0 if causal else window_size[1]
-    if left >= 0 or right >= 0:
-        places = _distance(q.shape[1], k.shape[1], query_padding_mask, key_padding_mask, key_leftpad, q.device)
-        outside = (places > right if right >= 0 else torch.zeros_like(places, dtype=torch.bool))
-        outside = outside | (places < -left) if left >= 0 else outside
+    outside = _outside(causal, window_size, q.shape[1], k.shape[1], query_padding_mask, key_padding_mask, key_leftpad,
+                       q.device)
+    if outside is not None:
         scores = scores.masked_fill(outside, -torch.inf)
     if attn_bias is not None:
         scores = scores + attn_bias
@@ -62,7 +62,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | 
         scores = torch.cat([scores, sink.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
     lse = scores.logsumexp(dim=-1)
     attention = scores.softmax(dim=-1).to(v.dtype)[..., :k.shape[1]]
-    if places is not None:  # a row without any key
+    if outside is not None:  # a row without any key
         attention = attention.masked_fill(outside.all(dim=-1, keepdim=True), 0.0)
     if query_padding_mask is not None:
         attention = attention.masked_fill(~query_padding_mask[:, None, :, None], 0.0)
@@ -180,6 +180,63 @@ def generate_qkv(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | N
         k, v = torch.stack([k, v], dim=2).unbind(2)
     leaves = [tensor.detach().requires_grad_() for tensor in (q_tokens, k_tokens, v_tokens, q, k, v)]
     return *leaves[:3], cu_q, cu_k, max_q, max_k, *leaves[3:], put_q, put_q, put_k
+
+
+def ck_randval_to_dropout_mask(randval: Tensor, p: float) -> Tensor:
+    """The third result of attention with dropout, made so that what is kept is at least 0.
+
+    Args:
+        randval: uint8, of any shape.
+        p: what was dropped with this probability.
+    """
+    return last_kept(p) - randval.float()
+
+
+def pad_rearrange_dropout_mask_hts_to_bhss(S_dmask: Tensor, cu_seqlens_q: Tensor, seqlen_q_rounded: int,
+                                           seqlen_k_rounded: int) -> Tensor:
+    """What stands for packed sequences, [num_heads, total_q, columns], as a batch [batch, num_heads, seqlen_q_rounded,
+    seqlen_k_rounded] with zeros behind each sequence.
+    """
+    parts = S_dmask.split(cu_seqlens_q.diff().tolist(), dim=1)
+    return torch.stack([_in_size(part, seqlen_q_rounded, seqlen_k_rounded) for part in parts])
+
+
+def convert_flash_attn_S_to_softmax(
+        S: Tensor, seqlen_q: int, seqlen_k: int, query_padding_mask: Tensor | None, key_padding_mask: Tensor | None,
+        head_dim: int, is_dropout: bool, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+    """What a kernel stored for each score, [batch, num_heads, seqlen_q, seqlen_k], with 0 where there is no score.
+
+    Args:
+        S: [batch, num_heads, rows, columns]; cut, or filled up with zeros.
+        query_padding_mask, key_padding_mask, causal, window_size: as of `attention_ref`.
+        head_dim, is_dropout: of no meaning.
+    """
+    found = _in_size(S, seqlen_q, seqlen_k)
+    outside = _outside(causal, window_size, seqlen_q, seqlen_k, query_padding_mask, key_padding_mask, None, S.device)
+    if outside is not None:
+        found = found.masked_fill(outside, 0.0)
+    if query_padding_mask is not None:
+        found = found.masked_fill(~query_padding_mask[:, None, :seqlen_q, None], 0.0)
+    if key_padding_mask is not None:
+        found = found.masked_fill(~key_padding_mask[:, None, None, :seqlen_k], 0.0)
+    return found
+
+
+def _in_size(x: Tensor, rows: int, columns: int) -> Tensor:
+    """The last two dimensions cut, or filled up with zeros."""
+    return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
+
+
+def _outside(causal: bool, window_size: tuple[int, int], seqlen_q: int, seqlen_k: int, query_mask: Tensor | None,
+             key_mask: Tensor | None, key_leftpad: Tensor | None, device: torch.device) -> Tensor | None:
+    """Which keys the window hides from which queries; None: it has no limit."""
+    left, right = window_size[0], 0 if causal else window_size[1]
+    if left < 0 and right < 0:
+        return None
+    places = _distance(seqlen_q, seqlen_k, query_mask, key_mask, key_leftpad, device)
+    outside = places > right if right >= 0 else torch.zeros_like(places, dtype=torch.bool)
+    return outside | (places < -left) if left >= 0 else outside
 
 
 def _distance(seqlen_q: int, seqlen_k: int, query_mask: Tensor | None, key_mask: Tensor | None,

@@ -14,7 +14,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, device
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_adapters import get_fp8_dtypes
+from aiter_like.integrations.aiter_adapters import get_fp8_dtypes, signed_dropout
 
 
 def layer_norm(input: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, x_bias: Tensor | None = None) -> Tensor:
@@ -122,11 +122,14 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
                     alibi_slopes: Tensor | None = None, deterministic: bool = True, return_lse: bool = False,
                     return_attn_probs: bool = False, sink: Tensor | None = None,
                     config: dict | None = None) -> Tensor | tuple[Tensor, ...]:
-    """`aiter_like.flash_attn_func`; `config` is of no meaning."""
-    return aiter_like.flash_attn_func(
+    """`aiter_like.flash_attn_func`, with S_dmask that of `signed_dropout`; `config` is of no meaning."""
+    found = aiter_like.flash_attn_func(
         q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, bias=bias,
         alibi_slopes=alibi_slopes, deterministic=deterministic, return_lse=return_lse,
         return_attn_probs=return_attn_probs, sink_ptr=sink)
+    if not return_attn_probs or not dropout_p:
+        return found
+    return *found[:-1], signed_dropout(found[-1], dropout_p)
 
 
 def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool = False,

@@ -10,6 +10,7 @@ import aiter_like as aiter
 from aiter_like import sim
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_mha as mha
+from aiter_like.integrations import aiter_mha_raw as raw
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz
 SCALE = 32**-0.5
@@ -144,14 +145,55 @@ def test_dropout():
     torch.testing.assert_close(sums, 0.75 * (dout.float() * out.float()).sum(-1).transpose(1, 2))
 
 
+def dropped(q, k, v, randval):
+    """Attention in float64 with a mask of the bytes [batch, heads, queries, keys], of which 0.25 are dropped."""
+    k, v = (x.double().repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    p = torch.einsum("bqhd,bkhd->bhqk", q.double(), k).mul(SCALE).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", p * (randval <= 191) / 0.75, v)  # floor(255 · 0.75)
+
+
+@pytest.mark.parametrize("name", ("_flash_attn_forward", "mha_fwd", "fmha_v3_fwd"))
+def test_what_dropout_drew(name):
+    q, k, v = dense()
+    first, last = (0.25, SCALE, False, -1, -1), {"return_softmax_lse": True, "return_dropout_randval": True}
+    out, _, randval, state = {
+        "_flash_attn_forward": lambda: mha.flash_attn_forward(q, k, v, *first, 0, *[None] * 5, True, True),
+        "mha_fwd": lambda: mha.mha_fwd(q, k, v, *first, 0, **last),
+        "fmha_v3_fwd": lambda: raw.fmha_v3_fwd(q, k, v, *first, how_v3_bf16_cvt=1, **last)}[name]()
+    assert randval.shape == (2, 4, 9, k.shape[1]) and randval.dtype == torch.uint8
+    assert torch.equal(randval, aiter.dropout_randval(state, 0.25, randval.shape))
+    torch.testing.assert_close(out.double(), dropped(q, k, v, randval), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ("_flash_attn_varlen_forward", "mha_varlen_fwd", "fmha_v3_varlen_fwd"))
+def test_what_dropout_drew_of_packed_sequences(name):
+    """[heads, tokens, longest], and zeros for tokens of no sequence."""
+    q, k, v = numbers(8, 4, 32), numbers(14, 2, 32, seed=1), numbers(14, 2, 32, seed=2)
+    starts = [torch.tensor(values, dtype=torch.int32) for values in ([0, 2, 7], [0, 9, 14])]
+    drop = {"dropout_p": 0.25, "softmax_scale": SCALE}
+    window = {"window_size_left": -1, "window_size_right": -1}
+    last = {"return_softmax_lse": True, "return_dropout_randval": True, "zero_tensors": True, "min_seqlen_q": 0,
+            "logits_soft_cap": 0.0, "is_causal": False, **drop, **window}
+    out, _, randval, state = {
+        "_flash_attn_varlen_forward": lambda: mha.flash_attn_varlen_forward(
+            q, k, v, *starts, None, None, 5, 9, 0, causal=False, return_softmax=True, zero_tensors=True, **drop),
+        "mha_varlen_fwd": lambda: mha.mha_varlen_fwd(q, k, v, *starts, 5, 9, sink_size=0, **last),
+        "fmha_v3_varlen_fwd": lambda: raw.fmha_v3_varlen_fwd(q, k, v, *starts, 5, 9, how_v3_bf16_cvt=1, **last)}[name]()
+    assert randval.shape == (4, 8, 9) and not randval[:, 7].any() and not out[7].any()
+    assert torch.equal(randval, aiter.dropout_randval(state, 0.25, randval.shape, starts[0]))
+    for rows, keys in ((slice(0, 2), slice(0, 9)), (slice(2, 7), slice(9, 14))):
+        expected = dropped(q[None, rows], k[None, keys], v[None, keys], randval[None, :, rows, :keys.stop - keys.start])
+        torch.testing.assert_close(out[rows].double(), expected[0], rtol=2e-2, atol=2e-2)
+
+
 def test_refusals():
     q, k, v = dense()
     out, lse, _, _ = forward(q, k, v)
     options = (0.0, SCALE, True, -1, 0, True)
     for message, kind, call in (
             ("_flash_attn_forward: q must have 4 dimensions", ValueError, lambda: forward(q[0], k, v)),
-            ("_flash_attn_forward: no backend supports return_softmax", UnsupportedError,
-             lambda: mha.flash_attn_forward(q, k, v, 0.5, SCALE, True, -1, -1, 0, *[None] * 5, True, True)),
+            ("_flash_attn_forward: return_softmax must be False where dropout_p is 0", ValueError,
+             lambda: mha.flash_attn_forward(q, k, v, 0.0, SCALE, True, -1, -1, 0, *[None] * 5, True, True)),
             ("mha_fwd: no backend supports gen", UnsupportedError, lambda: mha.mha_fwd(
                 q, k, v, 0.0, SCALE, True, -1, 0, 0, True, False, gen=torch.Generator())),
             ("mha_bwd: no backend supports dbias", UnsupportedError,

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import aiter_like
 from aiter_like import device
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_triton
+from aiter_like.integrations import aiter_adapters, aiter_triton
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 ROWS, HIDDEN, EPSILON = 5, 96, 1e-5
@@ -156,3 +157,37 @@ def test_attention(simulated):
 def test_weights_are_shuffled_as_elsewhere(simulated):
     w = torch.arange(32 * 64).view(32, 64).to(torch.int8)
     assert torch.equal(aiter_triton.shuffle_weight(w, arch="gfx950"), shuffle_weight(w))
+
+
+def dropped(q, k, v, signs):
+    """Attention of one sequence in float64, without what is negative in `signs` [heads, queries, keys]; a half is."""
+    p = torch.einsum("qhd,khd->hqk", q.double(), k.double()).mul(q.shape[-1] ** -0.5).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", p * (signs >= 0) / 0.5, v.double())
+
+
+def test_dropped_scores_are_negative():
+    q, k, v = (numbers(2, 9, 2, 32, seed=seed) for seed in range(3))
+    with aiter_like.use_backend("torch"):
+        out, signs = aiter_triton.flash_attn_func(q, k, v, 0.5, return_attn_probs=True)
+        assert aiter_triton.flash_attn_func(q, k, v, return_attn_probs=True)[1].numel() == 0
+    assert signs.shape == (2, 2, 9, 9) and signs.dtype == torch.float32
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    for own, *tensors, mask in zip(out, q, k, v, signs):
+        torch.testing.assert_close(own.double(), dropped(*tensors, mask), rtol=2e-2, atol=2e-2)
+
+
+def test_dropped_scores_of_packed_sequences_are_negative():
+    """[batch, heads, longest, longest], with 0 behind the queries of a sequence."""
+    q, k, v = (numbers(9, 2, 32, seed=seed) for seed in range(3))
+    starts = torch.tensor([0, 2, 2, 9], dtype=torch.int32)
+    with aiter_like.use_backend("torch"):
+        call = {"dropout_p": 0.5, "return_lse": True, "return_attn_probs": True}
+        out, _, signs = aiter_adapters.flash_attn_varlen_func(q, k, v, starts, starts, 7, 7, **call)
+        empty = aiter_adapters.flash_attn_varlen_func(q[:0], k, v, starts[:1].expand(4).contiguous(), starts, 0, 7,
+                                                      **call)
+    assert signs.shape == (3, 2, 7, 7) and empty[2].shape == (3, 2, 0, 7)
+    assert not signs[0, :, 2:].any() and not signs[1].any() and (signs[0, :, :2] != 0).all() and (signs[2] != 0).all()
+    for index, rows in ((0, slice(0, 2)), (2, slice(2, 9))):
+        length = rows.stop - rows.start
+        expected = dropped(q[rows], k[rows], v[rows], signs[index, :, :length, :length])
+        torch.testing.assert_close(out[rows].double(), expected, rtol=2e-2, atol=2e-2)

@@ -15,7 +15,6 @@ import torch
 import aiter_like as aiter
 from aiter_like import device, dtypes
 from aiter_like.enums import ActivationType, QuantType
-from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_checks, aiter_mha_common, aiter_objects, aiter_test_common, aiter_uses
 from aiter_like.integrations.aiter_checks import Arch
 
@@ -235,8 +234,37 @@ def test_forms_of_a_batch_that_are_none():
     for options in ({"input_layout": "HSBD"}, {"kvpacked": True, "qkvpacked": True}):
         with pytest.raises(ValueError, match="generate_qkv: input_layout must be one of BSHD, BHSD, SBHD, KVPACKED"):
             aiter.generate_qkv(q, q, q, **options)
-    with pytest.raises(UnsupportedError, match="use dropout_p=0"):
-        aiter.ck_randval_to_dropout_mask(q, 0.3)
+
+
+def test_what_dropout_drew_as_a_mask():
+    """Up to floor(255 · 0.83) = 211 is kept."""
+    found = aiter.ck_randval_to_dropout_mask(torch.tensor([0, 211, 212, 255], dtype=torch.uint8), 0.17)
+    assert found.tolist() == [211, 0, -1, -44] and found.dtype == torch.float32
+
+
+def test_scores_of_packed_sequences_as_a_batch():
+    scores = torch.arange(1, 13).view(1, 4, 3)
+    found = aiter.pad_rearrange_dropout_mask_hts_to_bhss(scores, torch.tensor([0, 1, 4], dtype=torch.int32), 3, 4)
+    assert found.shape == (2, 1, 3, 4)
+    assert found[0, 0].tolist() == [[1, 2, 3, 0], [0] * 4, [0] * 4]
+    assert found[1, 0].tolist() == [[4, 5, 6, 0], [7, 8, 9, 0], [10, 11, 12, 0]]
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ({}, [[-1, -1, -1], [-1, -1, -1]]), ({"causal": True}, [[-1, -1, 0], [-1, -1, -1]]),
+    ({"window_size": (0, 0)}, [[0, -1, 0], [0, 0, -1]]),
+    ({"window_size": torch.tensor([1, -1])}, [[-1, -1, -1], [0, -1, -1]]),
+    ({"key_padding_mask": torch.tensor([[True, True, False]])}, [[-1, -1, 0], [-1, -1, 0]]),
+    ({"query_padding_mask": torch.tensor([[True, False]])}, [[-1, -1, -1], [0, 0, 0]]),
+    ({"query_padding_mask": torch.tensor([[True, False]]), "causal": True}, [[-1, -1, -1], [0, 0, 0]])], ids=str)
+def test_scores_that_are_none(options, expected):
+    """0 stands where a query does not see a key, and for padding; what a kernel stored beyond the scores is cut."""
+    options = {"query_padding_mask": None, "key_padding_mask": None, **options}
+    found = aiter.convert_flash_attn_S_to_softmax(torch.full((1, 2, 4, 5), -1.0), 2, 3, head_dim=8, is_dropout=True,
+                                                  **options)
+    assert found[0, 0].tolist() == found[0, 1].tolist() == expected
+    small = aiter.convert_flash_attn_S_to_softmax(torch.full((1, 2, 1, 2), -1.0), 2, 3, None, None, 8, True)
+    assert small[0, 0].tolist() == [[-1, -1, 0], [0, 0, 0]]
 
 
 # ---- names that a program uses
