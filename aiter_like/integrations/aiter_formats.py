@@ -161,3 +161,65 @@ def _word_of(parts: Tensor) -> Tensor:
 
 def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32)
+
+
+def moe_mxfp4_sort(blockscale_e8m0: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int,
+                   block_size: int = 32) -> Tensor:
+    """The scales of sorted pairs of tokens and experts, in the order that `shuffle_scale` gives.
+
+    Args:
+        blockscale_e8m0: [tokens, groups] or [tokens, topk, groups] of one byte.
+        sorted_ids: int32, of `moe_sorting`: a token, and its number among the token's experts times 2^24.
+        num_valid_ids: one int32 or more, the first of which is how many of `sorted_ids` are looked at.
+        token_num: tokens; this number in `sorted_ids` is none.
+        block_size: of `moe_sorting`, and of no meaning.
+
+    Returns:
+        [pairs rounded up to 32, groups rounded up to 8] `dtypes.fp8_e8m0`; zeros where there is no token.
+    """
+    name = "moe_mxfp4_sort"
+    ordered = _sorted_scales(name, blockscale_e8m0, sorted_ids, num_valid_ids, token_num)
+    return ordered.view(ordered.shape[0] * 32, ordered.shape[1] * 8).view(dtypes.fp8_e8m0)
+
+
+def mxfp4_moe_sort_hip(out_scale: Tensor, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int,
+                       cols: int) -> None:
+    """`moe_mxfp4_sort` into `out_scale`, contiguous, of one byte, with as many elements at least: its first ones are
+    written. `cols` is 32 times the groups.
+    """
+    name = "mxfp4_moe_sort_hip"
+    check.tensor(name, "out_scale", out_scale)
+    check.tensor(name, "scale", scale)
+    if scale.ndim and cols // 32 != scale.shape[-1]:
+        raise ValueError(f"{name}: cols must be {32 * scale.shape[-1]}, 32 times the columns of scale, got {cols}")
+    ordered = _sorted_scales(name, scale, sorted_ids, num_valid_ids, token_num)
+    if out_scale.element_size() != 1 or not out_scale.is_contiguous() or out_scale.numel() < ordered.numel():
+        raise ValueError(f"{name}: out_scale must be contiguous with at least {ordered.numel()} elements of 1 byte, "
+                         f"got shape {tuple(out_scale.shape)}, {out_scale.dtype}")
+    out_scale.view(-1)[:ordered.numel()].view(torch.uint8).copy_(ordered.flatten())
+
+
+def _sorted_scales(name: str, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int) -> Tensor:
+    """[pairs / 32, groups / 8, 4, 16, 4] uint8: byte (m, g) at (m / 32, g / 8, g % 4, m % 16, g % 8 / 4 · 2 +
+    m % 32 / 16)."""
+    check.tensor(name, "scale", scale)
+    if scale.element_size() != 1 or scale.ndim not in (2, 3) or len(scale) < token_num:
+        raise ValueError(f"{name}: scale must have 1 byte per element and 2 or 3 dimensions, the first of at least "
+                         f"{token_num}, got {scale.dtype}, shape {tuple(scale.shape)}")
+    check.tensor(name, "sorted_ids", sorted_ids, rank=1, dtypes=(torch.int32,), device=scale.device)
+    check.tensor(name, "num_valid_ids", num_valid_ids, dtypes=(torch.int32,), device=scale.device)
+    if not num_valid_ids.numel():
+        raise ValueError(f"{name}: num_valid_ids must have 1 element or more, got none")
+    experts, groups = scale.shape[1] if scale.ndim == 3 else 1, scale.shape[-1]
+    token, expert = (sorted_ids & 0xFFFFFF).long(), (sorted_ids >> 24).long()
+    place = torch.arange(len(sorted_ids), device=scale.device)
+    is_there = (token < token_num) & (place < num_valid_ids.flatten()[0])
+    if scale.ndim == 3:
+        is_there &= (expert >= 0) & (expert < experts)
+        token = token * experts + expert
+    rows = scale.view(torch.uint8).reshape(-1, groups)
+    found = rows.new_zeros(-(-len(place) // 32) * 32, -(-groups // 8) * 8)
+    if len(rows):
+        found[:len(place), :groups] = torch.where(is_there[:, None], rows[token.where(is_there, 0)], 0)
+    tiles = found.view(found.shape[0] // 32, 2, 16, found.shape[1] // 8, 2, 4)
+    return tiles.permute(0, 3, 5, 2, 4, 1).flatten(4).contiguous()

@@ -89,3 +89,36 @@ def test_shapes_of_scales():
     assert list(formats.SCALE_LAYOUTS.values()) == [0, 1, 2]
     with pytest.raises(ValueError, match="scale_shape: scale_layout must be 'row', 'mfma_tile' or 'n32k4'"):
         formats.scale_shape(1, 1, 1, "column")
+
+
+@pytest.mark.parametrize("experts", (0, 2))
+def test_sorted_scales(experts):
+    """Each byte by itself; 3 tokens, 12 groups, 40 pairs of which 37 are looked at."""
+    shape = (3, experts, 12) if experts else (3, 12)
+    scale = torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+    ids = [index % 4 | (index % 2 << 24 if experts else 0) for index in range(40)]  # token 3 is none
+    expected = torch.zeros(64, 16, dtype=torch.uint8)
+    for m in range(37):
+        token, expert = ids[m] & 0xFFFFFF, ids[m] >> 24
+        for g in range(12 if token < 3 else 0):
+            at = (m // 32 * 2 + g // 8) * 256 + g % 4 * 64 + m % 16 * 4 + g % 8 // 4 * 2 + m % 32 // 16
+            expected.view(-1)[at] = scale[token, expert, g] if experts else scale[token, g]
+    call = torch.tensor(ids, dtype=torch.int32), torch.tensor([37, 3], dtype=torch.int32), 3
+    found = formats.moe_mxfp4_sort(scale, *call)
+    assert found.shape == (64, 16) and found.dtype == dtypes.fp8_e8m0
+    assert torch.equal(found.view(torch.uint8).flatten(), expected.flatten())
+    out = torch.full((65, 16), 9, dtype=torch.uint8)
+    formats.mxfp4_moe_sort_hip(out.view(dtypes.fp8_e8m0), scale.view(dtypes.fp8_e8m0), *call, 384)
+    assert torch.equal(out[:64].flatten(), expected.flatten()) and (out[64] == 9).all()
+
+
+def test_bad_calls_of_sorted_scales():
+    scale, ids, count = torch.zeros(3, 8, dtype=torch.uint8), torch.zeros(32, dtype=torch.int32), torch.ones(1).int()
+    with pytest.raises(ValueError, match="moe_mxfp4_sort: scale must have 1 byte .* at least 4"):
+        formats.moe_mxfp4_sort(scale, ids, count, 4)
+    with pytest.raises(TypeError, match="moe_mxfp4_sort: sorted_ids must have dtype"):
+        formats.moe_mxfp4_sort(scale, ids.long(), count, 3)
+    with pytest.raises(ValueError, match="mxfp4_moe_sort_hip: cols must be 256"):
+        formats.mxfp4_moe_sort_hip(scale, scale, ids, count, 3, 128)
+    with pytest.raises(ValueError, match="mxfp4_moe_sort_hip: out_scale must be contiguous with at least 256"):
+        formats.mxfp4_moe_sort_hip(scale, scale, ids, count, 3, 256)

@@ -284,13 +284,13 @@ def run(x):
     aiter.logger.info(aiter.rms_norm(x), dtypes.bf16, dtypes.bf17, QuantType.No, QuantType.Other)
     shuffling.shuffle_weight(x), shuffling.nothing, mla.mla_decode_fwd, tgemm.mm, aiter.tgemm.other
     aiter.gemm_a8w8_mxfp8
-    aiter.fused_moe.get_2stage_cfgs.cache_clear(), aiter.mxfp4_moe_sort_hip, x.aiter.other, aiter.__file__
+    aiter.fused_moe.get_2stage_cfgs.cache_clear(), aiter.gemm_mxfp4_asm, x.aiter.other, aiter.__file__
 """)
     uses = aiter_uses.Uses.of(file)
     assert uses.served == ["aiter.__file__", "aiter.dtypes", "aiter.fused_moe.get_2stage_cfgs", "aiter.logger",
                            "aiter.mla.mla_decode_fwd", "aiter.ops.enum.QuantType", "aiter.ops.shuffle.shuffle_weight",
                            "aiter.rms_norm", "aiter.tuned_gemm.tgemm.mm"]
-    assert uses.raising == ["aiter.gemm_a8w8_mxfp8", "aiter.mxfp4_moe_sort_hip"]
+    assert uses.raising == ["aiter.gemm_a8w8_mxfp8", "aiter.gemm_mxfp4_asm"]
     assert uses.absent == ["aiter.dtypes.bf17", "aiter.no_such_module", "aiter.no_such_name",
                            "aiter.ops.enum.QuantType.Other", "aiter.ops.shuffle.nothing", "aiter.tgemm"]
     assert uses.counts == {"served": 9, "raising": 2, "absent": 6} and "aiter" not in sys.modules

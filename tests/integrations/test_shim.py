@@ -94,7 +94,7 @@ image = torch.randn(1, 8, 4, 4, dtype=torch.bfloat16)
 layer = GroupNorm(num_groups=2, num_channels=8, dtype=torch.bfloat16)
 with torch.no_grad():
     torch.testing.assert_close(layer(image), layer(image, use_torch=True), rtol=2e-2, atol=2e-2)
-for missing in (aiter.gemm_a4w4o8, aiter.gemm_a8w8_mxfp8, aiter.mxfp4_moe_sort_hip):
+for missing in (aiter.gemm_a4w4o8, aiter.gemm_a8w8_mxfp8, aiter.gemm_mxfp4_asm):
     try:
         missing()
     except UnsupportedError as error:
