@@ -69,6 +69,24 @@ def test_macros_of_programs_do_not_meet_names_of_the_headers(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("standard", ["c++11", "c++14", "c++20", "c++23"])
+def test_headers_compile_in_every_standard(tmp_path, standard):
+    """Makefiles of older programs ask for C++11."""
+    names = sorted(path.stem for path in rocm.include_folder().glob("hip/*.h"))
+    (tmp_path / "a.hip").write_text("".join(f"#include <hip/{name}.h>\n" for name in names) + """
+        __global__ void k(float4* x, uchar3* y, int3* z, __half* h, __hip_bfloat16* b) {
+          x[0] += -x[1] * 2.f - x[2] / x[3];
+          if (++x[0] == 1.f && z[0] != z[1]) z[1] <<= ~z[0];
+          h[0] = h[1] * h[2] + __float2half(1.f);
+          b[0] = b[1] + b[2];
+          y[0] = make_uchar3(1, 2, y[1] == y[0]);
+          z[0] = int3{1, 2, 3};
+        }""")
+    done = subprocess.run([rocm.folder() / "bin/hipcc", f"-std={standard}", "-fsyntax-only", "-Wall", "-Werror",
+                           str(tmp_path / "a.hip")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_programs_call_wrongly(everyday):
     done = subprocess.run([str(everyday), "misuse"], env=os.environ | {"AITER_LIKE_SIM": "check"}, capture_output=True,
                           text=True, check=False)

@@ -18,10 +18,16 @@
 #define __managed__ __attribute__((managed))
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
-// clang ignores the launch bounds of CUDA for AMD targets: without these attributes it plans for 1024 work-items.
-#define __launch_bounds_of_1(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
-#define __launch_bounds_of_2(threads, waves) \
-  __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(waves)))
+// clang ignores the launch bounds of CUDA for AMD targets: without these attributes it plans for 1024 work-items. It
+// takes negative numbers for huge ones, which are no arguments of the template.
+namespace __hip_internal {
+template <unsigned bound> struct launch_bound { static constexpr unsigned value = bound; };
+}
+#define __launch_bounds_of_1(threads) \
+  __attribute__((amdgpu_flat_work_group_size(1, __hip_internal::launch_bound<(threads)>::value)))
+#define __launch_bounds_of_2(threads, waves)                                                      \
+  __attribute__((amdgpu_flat_work_group_size(1, __hip_internal::launch_bound<(threads)>::value),  \
+                 amdgpu_waves_per_eu(__hip_internal::launch_bound<(waves)>::value)))
 #define __launch_bounds_choose(one, two, chosen, ...) chosen
 #define __launch_bounds__(...) \
   __launch_bounds_choose(__VA_ARGS__, __launch_bounds_of_2, __launch_bounds_of_1, )(__VA_ARGS__)
@@ -54,6 +60,12 @@ using uint64_t = unsigned long;
 #include <stdint.h>
 #endif
 
+// In C++11 a constexpr function is one statement, and a member is const.
+#if defined(__cplusplus) && __cplusplus < 201402L
+#define AITER_LIKE_CONSTEXPR_14 inline
+#else
+#define AITER_LIKE_CONSTEXPR_14 constexpr
+#endif
 #if defined(__HIP__)
 #define AITER_LIKE_BOTH __host__ __device__
 #else

@@ -39,7 +39,7 @@ template <class T, unsigned kCount, bool kOfClang = kHasVector<T, kCount>>
 struct AllElements {
   struct type {
     T d[kCount];
-    constexpr AITER_LIKE_BOTH T& operator[](unsigned at) { return d[at]; }
+    AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH T& operator[](unsigned at) { return d[at]; }
     constexpr AITER_LIKE_BOTH const T& operator[](unsigned at) const { return d[at]; }
   };
 };
@@ -126,7 +126,7 @@ struct HIP_vector_base<T, 4> {
 };
 
 #define AITER_LIKE_VECTOR_ASSIGNMENT(op)                                                                               \
-  constexpr AITER_LIKE_BOTH HIP_vector_type& operator op##=(const HIP_vector_type& b) noexcept {                       \
+  AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type& operator op##=(const HIP_vector_type& b) noexcept {         \
     if constexpr (hip_detail::has_names<Base>(0)) {                                                                    \
       this->x = static_cast<T>(this->x op b.x);                                                                        \
       if constexpr (kCount > 1) this->y = static_cast<T>(this->y op b.y);                                              \
@@ -138,7 +138,7 @@ struct HIP_vector_base<T, 4> {
     return *this;                                                                                                      \
   }                                                                                                                    \
   template <class Given, class = hip_detail::convertible<T, Given>>                                                    \
-  constexpr AITER_LIKE_BOTH HIP_vector_type& operator op##=(Given b) noexcept {                                        \
+  AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type& operator op##=(Given b) noexcept {                          \
     return *this op##= HIP_vector_type(static_cast<T>(b));                                                             \
   }
 
@@ -182,18 +182,18 @@ struct HIP_vector_type : HIP_vector_base<T, kCount> {
 
 #define AITER_LIKE_VECTOR_OPERATOR(op)                                                                                 \
   template <class T, unsigned kCount>                                                                                  \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(const HIP_vector_type<T, kCount>& a,                \
+  AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(const HIP_vector_type<T, kCount>& a,  \
                                                               const HIP_vector_type<T, kCount>& b) noexcept {          \
     HIP_vector_type<T, kCount> result = a;                                                                             \
     return result op##= b;                                                                                             \
   }                                                                                                                    \
   template <class T, unsigned kCount>                                                                                  \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(const HIP_vector_type<T, kCount>& a,                \
+  AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(const HIP_vector_type<T, kCount>& a,  \
                                                               hip_detail::same<T> b) noexcept {                        \
     return a op HIP_vector_type<T, kCount>(b);                                                                         \
   }                                                                                                                    \
   template <class T, unsigned kCount>                                                                                  \
-  constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(hip_detail::same<T> a,                              \
+  AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator op(hip_detail::same<T> a,                \
                                                               const HIP_vector_type<T, kCount>& b) noexcept {          \
     return HIP_vector_type<T, kCount>(a) op b;                                                                         \
   }
@@ -210,16 +210,18 @@ AITER_LIKE_VECTOR_OPERATOR(>>)
 #undef AITER_LIKE_VECTOR_OPERATOR
 
 template <class T, unsigned kCount>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator-(const HIP_vector_type<T, kCount>& a) noexcept {
+AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator-(
+    const HIP_vector_type<T, kCount>& a) noexcept {
   return HIP_vector_type<T, kCount>(T(0)) - a;
 }
 template <class T, unsigned kCount>
-constexpr AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator~(const HIP_vector_type<T, kCount>& a) noexcept {
+AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH HIP_vector_type<T, kCount> operator~(
+    const HIP_vector_type<T, kCount>& a) noexcept {
   return a ^ HIP_vector_type<T, kCount>(static_cast<T>(~T(0)));
 }
 template <class T, unsigned kCount>
-constexpr AITER_LIKE_BOTH bool operator==(const HIP_vector_type<T, kCount>& a,
-                                          const HIP_vector_type<T, kCount>& b) noexcept {
+AITER_LIKE_CONSTEXPR_14 AITER_LIKE_BOTH bool operator==(const HIP_vector_type<T, kCount>& a,
+                                                        const HIP_vector_type<T, kCount>& b) noexcept {
   bool equal = true;
   if constexpr (hip_detail::has_names<HIP_vector_base<T, kCount>>(0)) {
     equal = a.x == b.x;
