@@ -87,12 +87,21 @@ class TestDevices:
     def test_attributes_agree_with_the_properties(self):
         properties = (c_char * 1472)()
         call("hipGetDevicePropertiesR0600", properties, 0)
-        fields = {0: 580, 3: 400, 8: 576, 16: 396, 19: 616, 24: 652, 25: 712, 56: 320, 57: 624, 63: 388, 67: 584,
-                  68: 588, 74: 296, 75: 696, 78: 628, 79: 568, 81: 368, 82: 376, 85: 604, 87: 308, 88: 744, 90: 728,
-                  91: 760, 10000: 1424, 10002: 1416, 10011: 1464}
+        fields = {0: 580, 2: 600, 3: 400, 8: 576, 12: 384, 14: 632, 15: 664, 16: 396, 19: 616, 20: 636, 24: 652,
+                  25: 712, 56: 320, 57: 624, 63: 388, 67: 584, 68: 588, 70: 620, 74: 296, 75: 696, 78: 628, 79: 568,
+                  81: 368, 82: 376, 85: 604, 87: 308, 88: 744, 90: 728, 91: 760, 10000: 1424, 10002: 1416, 10011: 1464}
         for which, offset in fields.items():
             value = int.from_bytes(properties.raw[offset:offset + 4], "little")
             assert number("hipDeviceGetAttribute", c_int, which, 0) == value, which
+
+    def test_what_programs_look_for_before_they_use_it(self):
+        """hipDeviceProp_t.arch, overlapping copies, and atomics in the host's memory, without which samples end."""
+        properties = (c_char * 1472)()
+        call("hipGetDevicePropertiesR0600", properties, 0)
+        features = int.from_bytes(properties.raw[1428:1432], "little")
+        missing = [bit for bit in range(32) if not features >> bit & 1]
+        assert missing == [11, 13, 14, *range(16, 32)], "funnel shifts, surfaces, dynamic parallelism"
+        assert [number("hipDeviceGetAttribute", c_int, which, 0) for which in (2, 12, 15)] == [8, 1, 1]
 
 
 class TestCopies:

@@ -24,6 +24,9 @@ constexpr int kWallClockKhz = 100000;
 constexpr int kL2Bytes = 4 << 20, kLdsBytes = 65536, kRegisters = 65536, kMaxBlock = 1024, kThreadsPerCu = 2048;
 constexpr int kMaxGrid = 0x7fffffff, kBlocksPerCu = 32, kAlignment = 256, kPciChip = 0x74a1;
 constexpr u32 kFirstBus = 5;
+// Bits of hipDeviceArch_t: all but funnel shifts, __syncthreads_*() of CUDA's kind, surfaces, launches by kernels.
+constexpr u32 kArchFeatures = 0x1ffff & ~(1u << 11 | 1u << 13 | 1u << 14 | 1u << 16);
+constexpr int kCopyQueues = 8;                   // as ROCm counts them for any device
 constexpr int kPosixFile = 1;                    // hipMemHandleTypePosixFileDescriptor
 
 std::atomic<int> count_of_devices{static_cast<int>(initial_devices())};
@@ -66,21 +69,27 @@ void fill_properties(u8* p, int device) {
   put<int>(p, 364, 4);
   put<u64>(p, 368, kAlignment);                  // of textures, of their rows
   put<u64>(p, 376, kAlignment);
+  put<int>(p, 384, 1);                           // copies while a kernel runs
   put<int>(p, 388, kNumCus);
   put<int>(p, 400, 1);                           // maps host memory
   put<u64>(p, 568, kAlignment);                  // of surfaces
   put<int>(p, 576, 1);                           // concurrent kernels
   put<int>(p, 584, static_cast<int>(pci_bus_of(device)));
+  put<int>(p, 600, kCopyQueues);
   put<int>(p, 604, 1);                           // unified addresses
   put<int>(p, 608, kMemoryClockKhz);
   put<int>(p, 612, kMemoryBusBits);
   put<int>(p, 616, kL2Bytes);
+  put<int>(p, 620, kL2Bytes);                    // … of which persisting accesses may have this
   put<int>(p, 624, kThreadsPerCu);
   put<int>(p, 628, 1);                           // priorities of streams
+  put<int>(p, 632, 1);                           // L1 caches global memory, and a work-item's own
+  put<int>(p, 636, 1);
   put<u64>(p, 640, kLdsBytes);                   // per CU
   put<int>(p, 648, kRegisters);
   put<int>(p, 652, 1);                           // managed memory
-  put<int>(p, 676, 1);                           // … while a kernel uses it
+  put<int>(p, 664, 1);                           // atomics in the host's memory
+  put<int>(p, 676, 1);                           // managed memory while a kernel uses it
   put<int>(p, 684, 1);                           // registered host memory: its own address
   put<int>(p, 688, 1);                           // cooperative launch
   put<u64>(p, 696, kLdsBytes);                   // per block that opts in
@@ -92,6 +101,7 @@ void fill_properties(u8* p, int device) {
   std::strcpy(reinterpret_cast<char*>(p + 1160), kArch);
   put<u64>(p, 1416, kLdsBytes);
   put<int>(p, 1424, kWallClockKhz);
+  put<u32>(p, 1428, kArchFeatures);
   put<int>(p, 1464, 1);                          // all memory in one window
 }
 
@@ -102,15 +112,16 @@ int attribute(int which, int device) {
     case 21: case 92: case 93: case 94: case 95: return 0;     // Windows' number, DMA-BUF, RDMA, fabric: none
     case 10005: case 10006: case 10007: case 10008: case 10009: case 10010: case 10012: case 10021:
     case 10022: return 0;
-    case 0: case 1: case 2: case 6: case 7: return 0;  // "no" or "none", as in the properties
-    case 11: case 12: case 13: case 14: case 15: return 0;
-    case 16: case 17: case 18: case 20: case 22: return 0;
-    case 62: case 65: case 66: case 68: case 69: case 70: case 73: case 77: case 80: return 0;
+    case 0: case 1: case 6: case 7: case 11: case 13: return 0;  // "no" or "none", as in the properties
+    case 16: case 17: case 18: case 22: return 0;
+    case 62: case 65: case 66: case 68: case 69: case 73: case 77: case 80: return 0;
+    case 2: return kCopyQueues;
+    case 12: case 14: case 15: case 20: return 1;  // copies while a kernel runs, L1, atomics in the host's memory
     case 3: case 4: case 24: return 1;           // host memory mapped, at its own address, managed memory
     case 5: return kClockKhz;
     case 8: case 9: return 1;                    // concurrent kernels, and managed memory at the same time
     case 10: return 1;                           // cooperative launch
-    case 19: return kL2Bytes;
+    case 19: case 70: return kL2Bytes;
     case 23: return 9;
     case 25: return kBlocksPerCu;
     case 26: case 27: case 28: case 55: case 56: return kMaxBlock;
