@@ -112,6 +112,25 @@ def test_a_mistake_is_in_the_log_with_its_line(rtc):
     assert rtc.hiprtcGetErrorString(COMPILATION) == b"HIPRTC_ERROR_COMPILATION"
 
 
+@pytest.mark.parametrize("bounds", ["0", "-1", "128, -1", "1.5", "128, 1.5"])
+def test_launch_bounds_that_are_no_count(rtc, bounds):
+    program = Program(rtc, f"__launch_bounds__({bounds}) __global__ void k(int* x) {{ *x = 1; }}")
+    assert program.compile() == COMPILATION and "error:" in program.log()
+
+
+def test_launch_bounds_of_templates(rtc):
+    program = Program(rtc, """
+        template <int N> struct Twice { static constexpr int value = 2 * N; };
+        template <int N, int W> __launch_bounds__(Twice<N>::value, W) __global__ void k(int* x) { *x = 1; }
+        template __global__ void k<96, 2>(int*);
+    """)
+    assert program.compile("-std=c++11", "-hip-pch") == 0, program.log()
+    (name,), most = sim.inspect(program.code()), c_int()
+    with runtime().module(program.code()) as module:
+        call("hipFuncGetAttribute", byref(most), 0, module.function(name))
+    assert most.value == 192
+
+
 def test_headers_stay_in_their_folder(rtc):
     handle = c_void_p()
     for name in (b"../outside.h", b"/tmp/outside.h", b"a/../../outside.h"):

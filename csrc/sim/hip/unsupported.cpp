@@ -146,13 +146,6 @@ AITER_LIKE_UNSUPPORTED(hipGraphicsUnregisterResource, kGraphics)
 constexpr const char* kOther = "of no use here";
 AITER_LIKE_UNSUPPORTED(hipLibraryGetManaged, kOther)
 
-constexpr const char* kLinking = "linking of intermediate code";
-AITER_LIKE_UNSUPPORTED(hipLinkAddData, kLinking)
-AITER_LIKE_UNSUPPORTED(hipLinkAddFile, kLinking)
-AITER_LIKE_UNSUPPORTED(hipLinkComplete, kLinking)
-AITER_LIKE_UNSUPPORTED(hipLinkCreate, kLinking)
-AITER_LIKE_UNSUPPORTED(hipLinkDestroy, kLinking)
-
 constexpr const char* kPools =
     "memory of a pool in another process (hipIpc* and hipMemExportToShareableHandle are there)";
 AITER_LIKE_UNSUPPORTED(hipMemGetHandleForAddressRange, kPools)

@@ -4,32 +4,23 @@
 // of ROCm has it.
 #include "rtc.h"
 
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
-#include <mutex>
 #include <regex>
 #include <string>
 #include <vector>
 
 #include "../hip/handles.h"
+#include "compiler.h"
 #include "headers.h"
-
-extern char** environ;
 
 namespace sim::rtc {
 namespace {
 
 constexpr int kMajor = 7, kMinor = 1;
-constexpr int kOldestClang = 19, kNewestClang = 30;
 
 struct Program {
   std::string name, source, log, code, bitcode;
@@ -39,86 +30,7 @@ struct Program {
   bool is_compiled = false;
 };
 
-struct State {
-  std::mutex mutex;
-  std::string compiler, rocm;                    // as aiter_like_sim_rtc_compiler has said
-};
-
-State& state() {
-  static State* instance = new State;
-  return *instance;
-}
-
 Program* find(void* handle) { return hip::live<Program>().has(handle) ? static_cast<Program*>(handle) : nullptr; }
-
-bool is_executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
-
-}  // namespace
-
-// The newest clang++ by its name, in HIP_CLANG_PATH and then in PATH; "" = none.
-std::string find_compiler() {
-  {
-    const std::lock_guard lock(state().mutex);
-    if (!state().compiler.empty()) return state().compiler;
-  }
-  std::vector<std::string> folders;
-  for (const char* name : {"HIP_CLANG_PATH", "PATH"}) {
-    const char* value = std::getenv(name);
-    std::string text = value ? value : "";
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find(':', at), text.size());
-      if (end > at) folders.push_back(text.substr(at, end - at));
-      at = end + 1;
-    }
-  }
-  for (int major = kNewestClang; major >= kOldestClang; --major) {
-    for (const std::string& folder : folders) {
-      const std::string path = folder + "/clang++-" + std::to_string(major);
-      if (is_executable(path)) return path;
-    }
-  }
-  for (const std::string& folder : folders) {
-    if (is_executable(folder + "/clang++")) return folder + "/clang++";
-  }
-  return "";
-}
-
-std::string read(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-// Runs a command in `folder`, its output appended to `log`; whether it ended well.
-bool run(const std::vector<std::string>& command, const fs::path& folder, std::string& log) {
-  const fs::path output = folder / "log";
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  pid_t child = 0;
-  const int failed = posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  int status = 1;
-  if (failed) log += std::string("cannot run ") + arguments[0] + ": " + std::strerror(failed) + "\n";
-  while (!failed && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
-  log += read(output);
-  return !failed && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-namespace {
-
-// A folder laid out as ROCm's that has the device library, as it was said or in ROCM_PATH; "" = none.
-std::string find_device_library() {
-  const char* variable = std::getenv("ROCM_PATH");
-  const std::lock_guard lock(state().mutex);
-  for (const std::string& folder : {state().rocm, std::string(variable ? variable : "")}) {
-    if (!folder.empty() && access((folder + "/amdgcn/bitcode/ocml.bc").c_str(), R_OK) == 0) return folder;
-  }
-  return "";
-}
 
 bool is_relocatable(int count, const char* const* options) {
   for (int i = 0; i < count; ++i) {
@@ -132,7 +44,7 @@ void add_options(std::vector<std::string>& command, int count, const char* const
   std::string arch = "gfx942";
   for (int i = 0; i < count; ++i) {
     const std::string option = options[i] ? options[i] : "";
-    bool is_own = option.empty() || option == "-fgpu-rdc";
+    bool is_own = option.empty() || option == "-fgpu-rdc" || option == "-hip-pch";    // the last is hipRTC's of old
     for (const char* name : {"--gpu-architecture=", "--offload-arch=", "-arch="}) {
       if (option.rfind(name, 0) != 0) continue;
       arch = option.substr(std::strlen(name));
@@ -222,9 +134,7 @@ int give(const std::string& text, char* out, size_t extra) {
 
 // The compiler that the process has found already, and a folder laid out as ROCm's.
 RTC_API void aiter_like_sim_rtc_compiler(const char* path, const char* rocm) {
-  const std::lock_guard lock(state().mutex);
-  state().compiler = path;
-  state().rocm = rocm;
+  set_compiler(path, rocm);
 }
 
 RTC_API int hiprtcVersion(int* major, int* minor) {
@@ -241,7 +151,7 @@ RTC_API const char* hiprtcGetErrorString(int result) {
     case kCreationFailure: return "HIPRTC_ERROR_PROGRAM_CREATION_FAILURE";
     case kInvalidInput: return "HIPRTC_ERROR_INVALID_INPUT";
     case kInvalidProgram: return "HIPRTC_ERROR_INVALID_PROGRAM";
-    case 5: return "HIPRTC_ERROR_INVALID_OPTION";
+    case kInvalidOption: return "HIPRTC_ERROR_INVALID_OPTION";
     case kCompilation: return "HIPRTC_ERROR_COMPILATION";
     case 7: return "HIPRTC_ERROR_BUILTIN_OPERATION_FAILURE";
     case kNamesAfterCompilation: return "HIPRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION";
