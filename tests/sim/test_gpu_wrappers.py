@@ -15,6 +15,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_map
 
 from aiter_like import sim
+from aiter_like.errors import UnsupportedError
 
 
 @pytest.fixture(autouse=True)
@@ -192,12 +193,50 @@ def test_torch_s_own_words():
         x.pin_memory()
     with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
         torch.zeros(2, device="cuda", pin_memory=True)
-    for mixed in (lambda: torch.clamp(x, min=torch.zeros(2)), lambda: torch.allclose(x, torch.ones(2))):
+    for mixed in (lambda: torch.clamp(x, min=torch.zeros(2)), lambda: torch.allclose(x, torch.ones(2)),
+                  lambda: torch.linalg.solve(torch.eye(2, device="cuda"), torch.eye(2)),
+                  lambda: torch.complex(x, torch.ones(2)),
+                  lambda: torch.stft(x.repeat(99), 64, window=torch.ones(64), return_complex=True)):
         with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu!"):
             mixed()
     assert torch.get_device(x) == 0 and torch.get_device(x.cpu()) == -1
     with pytest.raises(NotImplementedError, match="events of several processes"):
         torch.cuda.Event(interprocess=True).ipc_handle()
+
+
+def test_two_devices_in_torch_s_own_words():
+    x, layer = torch.ones(1, 2, 3, device="cuda", requires_grad=True), nn.LSTM(3, 2).cuda()
+    with pytest.raises(RuntimeError, match="found input tensor at cpu and parameter tensor at cuda:0"):
+        layer(x.cpu(), tuple(torch.zeros(1, 2, 2) for _ in "hc"))
+    with pytest.raises(RuntimeError, match="found input tensor at cuda:0 and hidden tensor at cpu"):
+        layer(x, tuple(torch.zeros(1, 2, 2) for _ in "hc"))
+    packed = nn.utils.rnn.pack_padded_sequence(x.detach().transpose(0, 1), [1, 1], batch_first=True)
+    assert layer(packed, layer(x)[1])[0].data.is_cuda
+    with pytest.raises(RuntimeError, match="different devices. Got: cuda:0 and cpu"):
+        torch.equal(x, torch.ones(1, 2, 3))
+    with pytest.raises(RuntimeError, match="Function MulBackward0 returned an invalid gradient at index 0 - expected "
+                                           "device cuda:0 but got cpu"):
+        (x * 2).backward(torch.ones(1, 2, 3))
+    (x * 2).sum().backward(torch.tensor(1.0))  # one without dimensions goes there
+    assert x.grad.is_cuda and x.grad.unique().tolist() == [2]
+
+
+def test_extensions_of_the_gpu_refuse(tmp_path):
+    from torch.utils import cpp_extension
+
+    with pytest.raises(UnsupportedError, match="load_inline compiles no kernels"):
+        cpp_extension.load_inline("gpu", cpp_sources="", cuda_sources="__global__ void f() {}", functions=["f"])
+    with pytest.raises(UnsupportedError, match="load compiles no kernels"):
+        cpp_extension.load("gpu", [str(tmp_path / "a.cpp"), str(tmp_path / "b.cu")])
+
+
+@pytest.mark.exhaustive  # torch's headers take a compiler a minute
+def test_results_of_extensions_are_where_their_arguments_are(tmp_path):
+    from torch.utils import cpp_extension
+
+    made = cpp_extension.load_inline("twice", cpp_sources="torch::Tensor twice(torch::Tensor x) { return x * 2; }",
+                                     functions=["twice"], build_directory=str(tmp_path))
+    assert made.twice(torch.ones(3, device="cuda")).is_cuda and not made.twice(torch.ones(3)).is_cuda
 
 
 def test_kernels_compiled_while_a_program_runs():

@@ -14,9 +14,11 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from aiter_like.errors import UnsupportedError
 from aiter_like.sim import rocm
 from aiter_like.sim.torch_cuda import marks
 
+_OF_GPU = (".cu", ".hip")
 _MODULE = "torch.utils.cpp_extension"
 
 
@@ -74,22 +76,22 @@ def found() -> Iterator[None]:
 
 def _names(module: types.ModuleType) -> dict[str, Any]:
     return {"ROCM_HOME": _Folder(), "HIP_HOME": None, "IS_HIP_EXTENSION": True, "load": _following(module.load),
-            "load_inline": _following(module.load_inline), "_prepare_ldflags": _linking(module._prepare_ldflags)}
-
-
-def _linking(original: Callable) -> Callable:
-    """Options of the linker: those of the host, and the simulator's library; torch has none for a GPU here."""
-    def prepare(extra_ldflags: list[str], with_cuda: bool, *args: Any) -> list[str]:
-        flags = original(extra_ldflags, False, *args)
-        return [*flags, f"-L{rocm.folder()}/lib", "-lamdhip64"] if with_cuda else flags
-
-    return prepare
+            "load_inline": _following(module.load_inline)}
 
 
 def _following(original: Callable) -> Callable:
     """load or load_inline: the module's functions give tensors where they are given them."""
     @functools.wraps(original)
     def load(*args: Any, **kwargs: Any) -> Any:
+        sources = kwargs.get("sources", args[1] if len(args) > 1 else ())
+        is_inline = original.__name__ == "load_inline"
+        of_gpu = kwargs.get("cuda_sources", args[2] if len(args) > 2 else None) if is_inline else [
+            one for one in ([sources] if isinstance(sources, str) else sources) if str(one).endswith(_OF_GPU)]
+        if of_gpu:
+            raise UnsupportedError(f"sim.as_gpu: torch.utils.cpp_extension.{original.__name__} compiles no kernels on "
+                                   "the simulated MI300X: torch's headers need libraries of ROCm for them; "
+                                   "torch.cuda._compile_kernel and `aiter-like sim compile` compile kernels",
+                                   op="torch.utils.cpp_extension")
         module = original(*args, **kwargs)
         for name, value in vars(module).items() if isinstance(module, types.ModuleType) else ():
             if isinstance(value, types.BuiltinFunctionType):

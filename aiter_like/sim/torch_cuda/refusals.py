@@ -18,14 +18,16 @@ from aiter_like.sim.torch_cuda import devices, marks, memory
 _ARITHMETIC = ("add sub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 eq ne "
                "lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor lerp addcmul "
                "addcdiv where heaviside hypot logaddexp logaddexp2 copysign nextafter xlogy float_power gcd lcm "
-               "isclose clamp clip clamp_min clamp_max allclose vdot inner addr ger")
+               "isclose clamp clip clamp_min clamp_max allclose vdot inner addr ger complex polar normal")
 _PRODUCTS = "matmul mm bmm mv dot outer addmm addmv addbmm baddbmm einsum tensordot kron cross cdist"
 _JOINED = ("cat concat concatenate stack hstack vstack dstack index_select gather scatter scatter_add take_along_dim "
-           "masked_fill masked_select masked_scatter index_add index_copy index_fill searchsorted bucketize isin")
+           "masked_fill masked_select masked_scatter index_add index_copy index_fill searchsorted bucketize isin "
+           "scatter_reduce index_reduce stft istft")
 _LAYERS = ("linear bilinear conv1d conv2d conv3d layer_norm group_norm rms_norm batch_norm embedding cross_entropy "
            "nll_loss mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
            "prelu grid_sample embedding_bag gaussian_nll_loss huber_loss triplet_margin_loss instance_norm "
            "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention cosine_similarity")
+_SOLVERS = "solve solve_ex solve_triangular lstsq lu_solve cross vecdot multi_dot householder_product"
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge"
 
 
@@ -33,6 +35,7 @@ def _functions() -> frozenset[Callable]:
     names = " ".join((_ARITHMETIC, _PRODUCTS, _JOINED)).split()
     found = {getattr(holder, name, None) for holder in (torch, torch.Tensor) for name in names}
     found |= {getattr(torch.Tensor, f"{name}_", None) for name in names}
+    found |= {getattr(torch.linalg, name, None) for name in _SOLVERS.split()} | {torch.sparse.mm, torch.sparse.addmm}
     found |= {getattr(functional, name, None) for name in _LAYERS.split()}
     found |= {getattr(torch.Tensor, f"__{kind}{name}__", None) for kind in ("", "r", "i")
               for name in _OPERATORS.split()}
@@ -57,6 +60,8 @@ sync_mode = [0]
 def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
     """Raises RuntimeError where the function takes tensors of one device and gets them of two: a number of the host,
     which a tensor without dimensions is, may meet those of a GPU."""
+    if func in _IN_OTHER_WORDS:
+        _IN_OTHER_WORDS[func](func, args, kwargs)
     is_called_by_python = not isinstance(func, torch._ops.OpOverload)  # torch's C++ has memory that bears no mark
     if func not in _ON_ONE_DEVICE and not (is_called_by_python and kwargs.get("out") is not None):
         return
@@ -67,6 +72,41 @@ def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
     first, second = map(devices.told, list(places)[:2])
     raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                        f"{first} and {second}! (in {getattr(func, '__name__', func)})")
+
+
+def _check_equal(func: Callable, args: tuple, kwargs: dict) -> None:
+    places = [devices.told(marks.index_of(one)) for one in marks.tensors((args, kwargs))]
+    if len(set(places)) > 1:
+        raise RuntimeError(f"Cannot compare two tensors on different devices. Got: {' and '.join(places)}")
+
+
+def _check_backward(func: Callable, args: tuple, kwargs: dict) -> None:
+    gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
+    if not isinstance(gradient, torch.Tensor) or not gradient.dim():  # one without dimensions is copied there
+        return
+    wanted, found = marks.index_of(args[0]), marks.index_of(gradient)
+    if wanted != found:
+        raise RuntimeError(f"Function {type(args[0].grad_fn).__name__} returned an invalid gradient at index 0 - "
+                           f"expected device {devices.told(wanted)} but got {devices.told(found)}")
+
+
+def _check_layers_in_time(func: Callable, args: tuple, kwargs: dict) -> None:
+    """Of input, states, weights; a packed sequence's sizes, which are the host's, stand second instead."""
+    is_packed = len(args) > 3 and isinstance(args[3], (tuple, list))
+    states, weights = args[1 + is_packed], args[2 + is_packed:]
+    for name, others in (("hidden", states), ("parameter", weights)):
+        for one in marks.tensors(others):
+            wanted, found = marks.index_of(args[0]), marks.index_of(one)
+            if wanted != found:
+                raise RuntimeError(f"Input and {name} tensors are not at the same device, found input tensor at "
+                                   f"{devices.told(wanted)} and {name} tensor at {devices.told(found)}")
+
+
+_IN_OTHER_WORDS: dict[Callable, Callable[[Callable, tuple, dict], None]] = {
+    torch.equal: _check_equal, torch.Tensor.equal: _check_equal, torch.Tensor.backward: _check_backward,
+    **{getattr(torch._VF, name): _check_layers_in_time
+       for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")}}
+"""Functions for which torch has messages of their own."""
 
 
 def check_pinned(args: tuple) -> bool:
