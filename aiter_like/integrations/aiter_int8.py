@@ -197,6 +197,24 @@ def get_torch_quant(qType: QuantType) -> Callable:
     return {QuantType.per_Token: pertoken_quant, QuantType.per_Tensor: per_tensor_quant}.get(kind, found)
 
 
+def reshape_and_cache_with_block_quant(
+        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
+        v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool) -> None:
+    """`aiter_like.reshape_and_cache_with_block_quant`; int8 towards zero."""
+    aiter_like.reshape_and_cache_with_block_quant(key, value, key_cache, value_cache, k_dequant_scales,
+                                                  v_dequant_scales, slot_mapping, asm_layout,
+                                                  is_truncated=_is_int8(key_cache))
+
+
+def reshape_and_cache_with_block_quant_for_asm_pa(
+        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
+        v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, ori_block_size: int = 128) -> None:
+    """`aiter_like.reshape_and_cache_with_block_quant_for_asm_pa`; int8 towards zero."""
+    aiter_like.reshape_and_cache_with_block_quant_for_asm_pa(key, value, key_cache, value_cache, k_dequant_scales,
+                                                             v_dequant_scales, slot_mapping, asm_layout, ori_block_size,
+                                                             is_truncated=_is_int8(key_cache))
+
+
 def _is_int8(out: object) -> bool:
     return isinstance(out, Tensor) and out.dtype == torch.int8
 

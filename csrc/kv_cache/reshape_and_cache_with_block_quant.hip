@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Quantises K and V to fp8 or int8 (quant.h) into a paged cache with packed keys (kv_cache.h), one scale for each block
 // and head: a block is a page of the cache, or several that follow one another. HIP (gfx9) and CUDA. One build per pair
-// of element types.
+// of element types, and for int8 that is cut off towards zero (IS_TRUNCATED).
 //
 // A run is what follows one another in a sequence and goes to one block. One workgroup takes a run of one head:
 //   1. count the run's tokens; their largest magnitude gives a scale
@@ -15,8 +15,8 @@
 #include "aiter_like/kv_tile.h"
 #include "aiter_like/quant.h"
 
-#if !defined(SOURCE) || !defined(CACHE)
-#error "reshape_and_cache_with_block_quant.hip: -DSOURCE=bf16|f16|float -DCACHE=fp8|int8_t"
+#if !defined(SOURCE) || !defined(CACHE) || !defined(IS_TRUNCATED)
+#error "reshape_and_cache_with_block_quant.hip: -DSOURCE=bf16|f16|float -DCACHE=fp8|int8_t -DIS_TRUNCATED=0|1"
 #endif
 
 namespace aiter_like {
@@ -49,6 +49,9 @@ struct Scratch {
   TileRows<CACHE, kTileTokens, kTileColumns> rows;
 };
 
+/// What conversion to CACHE, which rounds, makes the number that is stored.
+__device__ inline float before_rounding(float x) { return IS_TRUNCATED ? __builtin_truncf(x) : x; }
+
 /// Whether a run begins with a token.
 __device__ inline bool is_start(const BlockArgs& args, uint32_t token) {
   CachePlace first, before;
@@ -74,7 +77,7 @@ __device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& arg
         const auto x = load_vec<kVec>(source + (first + row) * plane.source_token + dim);
         float y[kVec];
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) y[e] = to_float(x[e]) * inverse;
+        for (int e = 0; e < kVec; ++e) y[e] = before_rounding(to_float(x[e]) * inverse);
         const Vec<CACHE, kVec> out = vec_from_float<CACHE>(y);
         const uint32_t single = scratch.packs.single[row];
         if (single == SlotMapping::kNowhere) {
@@ -137,7 +140,7 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
       const uint32_t begin = first.block * args.blocks.page_size.divisor;  // the block's first slot
       const CachePlace before = args.slots.place(begin + (kContiguous ? high : low));
       CACHE* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
-      *at = from_float<CACHE>(to_float(*at) * factor);
+      *at = from_float<CACHE>(before_rounding(to_float(*at) * factor));
     }
     workgroup_barrier();  // a run whose slots do not ascend writes some of these again
   }
@@ -151,7 +154,7 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
     const auto x = load_vec<kVec>(source + i * plane.source_token + dim);
     float y[kVec];
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) y[e] = to_float(x[e]) * inverse;
+    for (int e = 0; e < kVec; ++e) y[e] = before_rounding(to_float(x[e]) * inverse);
     const Vec<CACHE, kVec> out = vec_from_float<CACHE>(y);
     CACHE* to = cache + plane_offset<kLayout>(plane.cache, place, head, dim);
     if constexpr (kContiguous) {
@@ -224,7 +227,8 @@ BlockPlane plane_args(const CachePlane& cache, const ffi::Tensor& source, const 
 
 void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tensor k_dequant_scales,
                                         ffi::Tensor v_dequant_scales, ffi::Tensor key, ffi::Tensor value,
-                                        ffi::Tensor slot_mapping, ffi::String layout_name, int64_t pages) {
+                                        ffi::Tensor slot_mapping, ffi::String layout_name, int64_t pages,
+                                        bool is_truncated) {
   const KvLayout layout = ffi::layout_of(layout_name);
   const ffi::CacheShape shape = ffi::cache_shape(key_cache, value_cache, layout);
   ffi::check_value(layout != KvLayout::kRows && ffi::has_element<CACHE>(key_cache) &&
@@ -232,6 +236,8 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
                        key.size(0) == value.size(0) && key.size(1) == value.size(1) && key.size(3) == shape.key_dim &&
                        value.size(3) == shape.value_dim,
                    "reshape_and_cache_with_block_quant: this module was built for other dtypes or head_dims");
+  ffi::check_value(is_truncated == bool{IS_TRUNCATED},
+                   "reshape_and_cache_with_block_quant: this module was built for another rounding");
   const int64_t tokens = slot_mapping.size(0);
   ffi::check_value(tokens <= key.size(0) * key.size(1), "reshape_and_cache_with_block_quant: too many slots");
   ffi::check_value(pages > 0, "reshape_and_cache_with_block_quant: a scale must be that of 1 page or more");

@@ -24,7 +24,7 @@ function = aiter_like.reshape_and_cache_with_block_quant
 
 
 def cache_dtype_of(device, kind: str) -> torch.dtype:
-    return torch.int8 if kind == "int8" else dtypes.fp8_of(target_of(device).arch)
+    return torch.int8 if kind.startswith("int8") else dtypes.fp8_of(target_of(device).arch)
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -36,8 +36,11 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Model:
     """The cache as numbers [block, head, offset, dim] and scales [block, head], for keys or for values."""
 
-    def __init__(self, rows: torch.Tensor, initial: torch.Tensor):
-        self.rows, self.scales = rows.clone(), initial.clone()
+    def __init__(self, rows: torch.Tensor, initial: torch.Tensor, is_truncated: bool = False):
+        self.rows, self.scales, self.is_truncated = rows.clone(), initial.clone(), is_truncated
+
+    def _settled(self, x: torch.Tensor) -> torch.Tensor:
+        return rounded(x.trunc() if self.is_truncated else x, self.rows.dtype)
 
     def write(self, x: torch.Tensor, slots: list[int]) -> None:
         """One sequence [tokens, heads, dims]."""
@@ -56,10 +59,10 @@ class Model:
                     scale = old
                 elif first:
                     before = self.rows[block, head, :first].float() * (old / scale)
-                    self.rows[block, head, :first] = rounded(before, self.rows.dtype)
+                    self.rows[block, head, :first] = self._settled(before)
                 self.scales[block, head] = scale
                 for token in run:
-                    quantised = rounded(x[token, head].float() * (1 / scale), self.rows.dtype)
+                    quantised = self._settled(x[token, head].float() * (1 / scale))
                     self.rows[block, head, slots[token] % page_size] = quantised
 
 
@@ -85,7 +88,8 @@ def check_calls(device, run, backend, layout, kind, calls, heads=2, dims=(32, 48
     shape = num_blocks // pages, heads
     made = [torch.ones(shape if is_asm else shape[::-1], device=device) for _ in range(2)]
     views = caches.views(caches.storage)
-    models = [Model(joined(rows_of(view, not i), pages), initial if is_asm else initial.T)
+    options = {"is_truncated": True} if kind == "int8 truncated" else {}
+    models = [Model(joined(rows_of(view, not i), pages), initial if is_asm else initial.T, **options)
               for i, (view, initial) in enumerate(zip(views, made, strict=True))]
     for seed, sequences in enumerate(calls):
         length = max(map(len, sequences))
@@ -96,9 +100,10 @@ def check_calls(device, run, backend, layout, kind, calls, heads=2, dims=(32, 48
             change(key, value)
         arguments = key, value, *views, *made, torch.tensor(slots, device=device), is_asm
         if pages == 1:
-            run(backend, function, *arguments)
+            run(backend, function, *arguments, **options)
         else:
-            run(backend, aiter_like.reshape_and_cache_with_block_quant_for_asm_pa, *arguments, pages * page_size)
+            run(backend, aiter_like.reshape_and_cache_with_block_quant_for_asm_pa, *arguments, pages * page_size,
+                **options)
         for x, model in zip((key, value), models, strict=True):
             for i in range(len(sequences)):
                 model.write(x[i], slots[i * length:(i + 1) * length])
@@ -118,7 +123,7 @@ CALLS = (  # a prompt of three blocks and one within a block; each grows; one to
     [prompt(12, 1), prompt(66, 1), [-1], [6 * 16]], [prompt(80, 4) + [-1, 2**40] + prompt(70, 2)])
 
 
-@pytest.mark.parametrize("kind", ("fp8", "int8"))
+@pytest.mark.parametrize("kind", ("fp8", "int8", "int8 truncated"))
 @pytest.mark.parametrize("layout", ("columns", "shuffled"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_model(device, run, backend, layout, kind):
@@ -170,7 +175,7 @@ def test_pages_that_share_a_scale(device, run, backend, layout):
     calls = [prompt(50, 61)], [prompt(111, 1)], [prompt(5, 3), prompt(144, 12)], [prompt(8, 33)]
     check_calls(device, run, backend, layout, "fp8", calls, num_blocks=12, pages=3)
     if layout == "columns":
-        check_calls(device, run, backend, layout, "int8", calls, num_blocks=24, page_size=8, pages=3)
+        check_calls(device, run, backend, layout, "int8 truncated", calls, num_blocks=24, page_size=8, pages=3)
 
 
 @pytest.mark.parametrize("kind", ("fp8", "int8"))
@@ -232,6 +237,9 @@ def test_bad_input_is_named(device):
         with pytest.raises(ValueError, match=f"reshape_and_cache_with_block_quant_for_asm_pa: {message}"):
             aiter_like.reshape_and_cache_with_block_quant_for_asm_pa(key, value, kc, vc, made, made, slots, True,
                                                                      blocks)
+    fp8 = make(device, "shuffled", 3, 16, 2, (32, 32), cache_dtype_of(device, "fp8"))
+    with pytest.raises(ValueError, match="is_truncated must be False unless key_cache has dtype torch.int8"):
+        function(key, value, fp8.key, fp8.value, made, made, slots, True, is_truncated=True)
     with pytest.raises(UnsupportedError, match="less than 8388608 heads of tokens fit one launch, got 8388608"):
         many = torch.full((2**22,), -1, dtype=torch.int32, device=device)
         function(key[:, :1].expand(1, 2**22, 2, 32), value[:, :1].expand(1, 2**22, 2, 32), kc, vc, made, made, many,
@@ -249,7 +257,8 @@ def test_opcheck(device):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype, kind", tuple(itertools.product((BF16, FP16, FP32), ("fp8", "int8"))), ids=str)
+@pytest.mark.parametrize("dtype, kind", tuple(itertools.product((BF16, FP16, FP32), ("fp8", "int8", "int8 truncated"))),
+                         ids=str)
 @pytest.mark.parametrize("layout", ("columns", "shuffled"))
 def test_against_model_everywhere(device, run, layout, dtype, kind):
     for heads, dims in ((1, (128, 128)), (8, (64, 64)), (3, (80, 96))):

@@ -208,3 +208,25 @@ def test_groups(simulated, dtype, is_shuffled):
             aiter_quant.dynamic_per_group_scaled_quant(torch.empty_like(options[0], dtype=dtype), *options)
     with pytest.raises(UnsupportedError, match="dynamic_per_group_scaled_quant: fp8 and int8 with scales in fp32"):
         aiter_quant.dynamic_per_group_scaled_quant(out, x, scales.to(torch.uint8))
+
+
+@pytest.mark.parametrize("is_asm", (False, True))
+def test_caches_with_a_scale_for_each_block(simulated, is_asm):
+    """By both of AITER's names, of whole blocks; fp8 is that of the package's own."""
+    key, value = numbers(1, 32, 2, 32, seed=1), numbers(1, 32, 2, 32, seed=2)
+    slots = torch.arange(32)
+    for dtype in (INT8, FP8):
+        for name in ("reshape_and_cache_with_block_quant", "reshape_and_cache_with_block_quant_for_asm_pa"):
+            more = () if name.endswith("quant") else (16,)
+            caches = [torch.zeros(2, 2, 2, 16, 16, dtype=dtype),
+                      torch.zeros(2, 2, 1, 32, 16, dtype=dtype) if is_asm else torch.zeros(2, 2, 32, 16, dtype=dtype)]
+            scales = [torch.zeros(2, 2), torch.zeros(2, 2)]
+            getattr(aiter_int8, name)(key, value, *caches, *scales, slots, is_asm, *more)
+            blocks = key.view(2, 16, 2, 32).transpose(1, 2)  # [blocks, heads, tokens, dims]
+            own = row_scales(blocks.flatten(2))
+            largest = 240 if dtype == FP8 else 127
+            assert torch.allclose(scales[0] if is_asm else scales[0].T, own[..., 0] * (127 / largest))
+            if dtype == INT8:
+                got = caches[0].transpose(2, 3).flatten(3)  # keys: [blocks, heads, tokens, dims]
+                assert torch.equal(got, plain(blocks, own[..., None]))
+                assert not torch.equal(got, (blocks.float() / own[..., None]).round().to(INT8))

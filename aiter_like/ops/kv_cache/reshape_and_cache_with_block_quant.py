@@ -34,6 +34,7 @@ class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
         slot_mapping: [≤ batch · seq_len], the place of each of the first tokens.
         layout: "columns" or "shuffled" (ops/common/paged_cache.py).
         pages_per_scale: pages that follow one another in the caches and are one block of the scales.
+        is_truncated: int8 is cut off towards zero, not rounded.
     """
 
     key_cache: Tensor
@@ -45,6 +46,7 @@ class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
     slot_mapping: Tensor
     layout: str = "columns"
     pages_per_scale: int = 1
+    is_truncated: bool = False
 
     @property
     def block_shape(self) -> tuple[int, int]:
@@ -70,13 +72,17 @@ def block_quant_ref(call: ReshapeAndCacheWithBlockQuantCall) -> None:
             scale = quant_rule.row_scales(tokens.flatten(1), cache.dtype)[:, 0]
             if offsets[0]:
                 scale = torch.maximum(scale, stored)  # NaN wins
-                scaled = quant_rule.rounded(rows[:, :offsets[0]].float() * (stored / scale)[:, None, None], cache.dtype)
+                scaled = _settled(call, rows[:, :offsets[0]].float() * (stored / scale)[:, None, None])
                 grown = scale != stored
                 paged_cache.as_bytes(rows)[grown, :offsets[0]] = paged_cache.as_bytes(scaled)[grown]
             stored.copy_(scale)
-            quantised = quant_rule.rounded(tokens * (1 / scale)[:, None, None], cache.dtype)
+            quantised = _settled(call, tokens * (1 / scale)[:, None, None])
             paged_cache.as_bytes(rows)[:, offsets] = paged_cache.as_bytes(quantised)
             view.copy_(rows.view(view.shape))
+
+
+def _settled(call: ReshapeAndCacheWithBlockQuantCall, x: Tensor) -> Tensor:
+    return quant_rule.rounded(x.trunc() if call.is_truncated else x, call.key_cache.dtype)
 
 
 def _runs(slot_mapping: Tensor, seq_len: int, num_blocks: int, block_size: int) -> list[tuple[int, int, list[int]]]:
@@ -94,7 +100,9 @@ def _runs(slot_mapping: Tensor, seq_len: int, num_blocks: int, block_size: int) 
 
 
 def _instance(call: ReshapeAndCacheWithBlockQuantCall) -> Instance:
-    return parts.instance_of(call.key.dtype, call.key_cache.dtype)
+    instance = parts.instance_of(call.key.dtype, call.key_cache.dtype)
+    name = instance.name + "_truncated" * call.is_truncated
+    return Instance(name, {**instance.defines, "IS_TRUNCATED": int(call.is_truncated)})
 
 
 @compile_ops("kv_cache/reshape_and_cache_with_block_quant.hip", gen_func=_instance)
@@ -106,6 +114,10 @@ def _check(call: ReshapeAndCacheWithBlockQuantCall) -> object:
     parts.check_quantised(_NAMES, call.key_cache, call.value_cache, key, call.value, call.layout, rank=4)
     paged_cache.check_slots(op, call.slot_mapping, key.shape[0] * key.shape[1], key.device)
     check.integer(op, "pages_per_scale", call.pages_per_scale, low=1)
+    check.flag(op, "is_truncated", call.is_truncated)
+    if call.is_truncated and call.key_cache.dtype != torch.int8:
+        raise ValueError(f"{op}: is_truncated must be False unless key_cache has dtype torch.int8, got "
+                         f"{call.key_cache.dtype}")
     if call.key_cache.shape[0] % call.pages_per_scale:
         raise ValueError(f"{op}: key_cache must have a multiple of {call.pages_per_scale} pages, which share a scale, "
                          f"got shape {tuple(call.key_cache.shape)}")
@@ -138,6 +150,8 @@ def _cases(device: torch.device) -> dict[str, ReshapeAndCacheWithBlockQuantCall]
                 scales = [torch.zeros(2, 2, device=device) for _ in range(2)]
                 calls[f"{dtypes.name(dtype)} {dtypes.name(cache_dtype)} {layout}"] = ReshapeAndCacheWithBlockQuantCall(
                     *caches, *scales, key=key, value=value, slot_mapping=slots, layout=layout)
+    rounded = next(call for call in calls.values() if call.key_cache.dtype == torch.int8)
+    calls["truncated"] = rounded._replace(is_truncated=True)
     return calls
 
 
@@ -150,7 +164,8 @@ _block_quant = Op(
 
 def reshape_and_cache_with_block_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
-        v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, backend: str | None = None) -> None:
+        v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, is_truncated: bool = False,
+        backend: str | None = None) -> None:
     """Quantises tokens into their slots of a paged cache with packed keys, one scale for each block and head.
 
     A run is what follows one another in a sequence and goes to one block: `scale = max(amax(|run|), 2^-110) / largest`,
@@ -168,6 +183,7 @@ def reshape_and_cache_with_block_quant(
         v_dequant_scales: the same for the values.
         slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
         asm_layout: the shuffled value cache.
+        is_truncated: int8 is cut off towards zero, as AITER's kernels have it, not rounded to the nearest.
         backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
@@ -186,13 +202,14 @@ def reshape_and_cache_with_block_quant(
     """
     check.flag(_NAMES.op, "asm_layout", asm_layout)
     _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
-                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns", backend=backend)
+                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns",
+                     is_truncated=is_truncated, backend=backend)
 
 
 def reshape_and_cache_with_block_quant_for_asm_pa(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, ori_block_size: int = 128, *,
-        backend: str | None = None) -> None:
+        is_truncated: bool = False, backend: str | None = None) -> None:
     """`reshape_and_cache_with_block_quant` where `ori_block_size` tokens share a scale: whole pages of the cache.
 
     Args:
@@ -208,6 +225,7 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
         slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
         asm_layout: the shuffled value cache.
         ori_block_size: tokens that share a scale, a multiple of page_size.
+        is_truncated: int8 is cut off towards zero, as AITER's kernels have it, not rounded to the nearest.
         backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
@@ -232,4 +250,4 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
         raise ValueError(f"{op}: ori_block_size must be a multiple of the page size, {page_size}, got {ori_block_size}")
     _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
                      slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns",
-                     pages_per_scale=ori_block_size // page_size, backend=backend)
+                     pages_per_scale=ori_block_size // page_size, is_truncated=is_truncated, backend=backend)
