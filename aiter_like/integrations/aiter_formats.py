@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.integrations.aiter_objects import MxDtypeInt, MxScaleRoundModeInt
 
@@ -178,8 +179,7 @@ def moe_mxfp4_sort(blockscale_e8m0: Tensor, sorted_ids: Tensor, num_valid_ids: T
         [pairs rounded up to 32, groups rounded up to 8] `dtypes.fp8_e8m0`; zeros where there is no token.
     """
     name = "moe_mxfp4_sort"
-    ordered = _sorted_scales(name, blockscale_e8m0, sorted_ids, num_valid_ids, token_num)
-    return ordered.view(ordered.shape[0] * 32, ordered.shape[1] * 8).view(dtypes.fp8_e8m0)
+    return _sorted_scales(name, blockscale_e8m0, sorted_ids, num_valid_ids, token_num).view(dtypes.fp8_e8m0)
 
 
 def mxfp4_moe_sort_hip(out_scale: Tensor, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int,
@@ -200,8 +200,7 @@ def mxfp4_moe_sort_hip(out_scale: Tensor, scale: Tensor, sorted_ids: Tensor, num
 
 
 def _sorted_scales(name: str, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int) -> Tensor:
-    """[pairs / 32, groups / 8, 4, 16, 4] uint8: byte (m, g) at (m / 32, g / 8, g % 4, m % 16, g % 8 / 4 · 2 +
-    m % 32 / 16)."""
+    """[pairs rounded up to 32, groups rounded up to 8] uint8, in the order that `shuffle_scale` gives."""
     check.tensor(name, "scale", scale)
     if scale.element_size() != 1 or scale.ndim not in (2, 3) or len(scale) < token_num:
         raise ValueError(f"{name}: scale must have 1 byte per element and 2 or 3 dimensions, the first of at least "
@@ -221,5 +220,4 @@ def _sorted_scales(name: str, scale: Tensor, sorted_ids: Tensor, num_valid_ids: 
     found = rows.new_zeros(-(-len(place) // 32) * 32, -(-groups // 8) * 8)
     if len(rows):
         found[:len(place), :groups] = torch.where(is_there[:, None], rows[token.where(is_there, 0)], 0)
-    tiles = found.view(found.shape[0] // 32, 2, 16, found.shape[1] // 8, 2, 4)
-    return tiles.permute(0, 3, 5, 2, 4, 1).flatten(4).contiguous()
+    return aiter_like.shuffle_scale(found, experts_cnt=1, is_guinterleave=True)

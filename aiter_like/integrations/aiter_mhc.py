@@ -16,7 +16,7 @@ from aiter_like import check
 
 _PRE, _POST, _BOTH, _TRITON, _LAYER = "mhc_pre", "mhc_post", "mhc_fused_post_pre", "mhc_post_pre", "mhc"
 _TRITON_POST = f"{_POST} of Triton"
-_NAMES = {  # of what is mixed, as the callers of each function know it
+_NAMES = {  # The callers of each function know what is mixed by these names.
     _POST: ("x", "residual", "post_layer_mix", "comb_res_mix"),
     _BOTH: ("layer_input", "residual_in", "post_layer_mix", "comb_res_mix"),
     _TRITON_POST: ("layer_input", "residual", "post_mix", "comb_mix"),

@@ -40,7 +40,7 @@ def quant_mxfp4_hip(x: Tensor, group_size: int = 32, round_mode: int = MxScaleRo
     name = "quant_mxfp4_hip"
     check.tensor(name, "x", x, rank=2, dtypes=(torch.bfloat16, torch.float16))
     check.choice(name, "group_size", group_size, (_GROUP,))
-    check.choice(name, "round_mode", _as_number(round_mode), tuple(map(int, MxScaleRoundModeInt)))
+    mode = _checked_mode(name, round_mode)
     for flag, value in (("e8m0_shuffle", e8m0_shuffle), ("a16w4_shuffle", a16w4_shuffle), ("gate_up", gate_up),
                         ("shuffle_weight", shuffle_weight)):
         check.flag(name, flag, value)
@@ -50,7 +50,7 @@ def quant_mxfp4_hip(x: Tensor, group_size: int = 32, round_mode: int = MxScaleRo
         raise ValueError(f"{name}: gate_up must be False without a16w4_shuffle")
     if shuffle_weight and not (e8m0_shuffle or a16w4_shuffle):
         raise ValueError(f"{name}: shuffle_weight must be False without e8m0_shuffle and a16w4_shuffle")
-    packed, scale = aiter_like.quant_mxfp4(x, int(round_mode))
+    packed, scale = aiter_like.quant_mxfp4(x, mode)
     if shuffle_weight:
         packed = (shuffle_weight_a16w4(packed[None], 16, gate_up)[0] if a16w4_shuffle
                   else aiter_like.shuffle_weight(packed))
@@ -80,12 +80,12 @@ def per_1x32_f4_quant(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = d
     check.tensor(name, "x", x, last_contiguous=False)
     _check_fp4(name, quant_dtype)
     check.choice(name, "pack_dim", pack_dim, (-1, 0))
-    check.choice(name, "round_mode", _as_number(round_mode), tuple(map(int, MxScaleRoundModeInt)))
+    mode = _checked_mode(name, round_mode)
     check.flag(name, "shuffle", shuffle)
     if pack_dim == 0:
         check.tensor(name, "x", x, rank=2, last_contiguous=False)
         x = x.t().contiguous()
-    packed, scales = aiter_like.quant_mxfp4(x, int(round_mode))
+    packed, scales = aiter_like.quant_mxfp4(x, mode)
     scales = scales.reshape(-1, scales.shape[-1])
     scales = shuffled_scale(scales) if shuffle else scales
     if pack_dim == 0:
@@ -166,8 +166,11 @@ def dynamic_mxfp4_quant_shuffled(x: Tensor, scaling_mode: str = "even", shuffle:
     return packed.view(dtypes.fp4x2), (shuffled_scale(scale) if shuffle else scale).view(dtypes.fp8_e8m0)
 
 
-def _as_number(mode: Any) -> Any:
-    return int(mode) if isinstance(mode, MxScaleRoundModeInt) else mode
+def _checked_mode(name: str, mode: Any) -> int:
+    """`round_mode` as `quant_mxfp4` takes it."""
+    number = int(mode) if isinstance(mode, MxScaleRoundModeInt) else mode
+    check.choice(name, "round_mode", number, tuple(map(int, MxScaleRoundModeInt)))
+    return number
 
 
 def _check_fp4(name: str, dtype: torch.dtype) -> None:

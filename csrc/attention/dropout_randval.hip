@@ -3,8 +3,8 @@
 // HIP (gfx9) and CUDA. One build.
 //
 // A wave takes a row of a head: it looks for the row's sequence, and a lane writes four neighbouring bytes of one
-// counter at a time. Bound: the integer units. Four bytes take 40 products of 32 bits, a quarter of whose rate is that
-// of others: about 1 TB/s on the MI300X, below what memory takes.
+// counter at a time. Bound: the integer units. Four bytes take 40 products of 32 bits, each as long as four other
+// instructions. The MI300X writes about 1 TB/s so, less than its memory takes.
 #include <cmath>
 
 #include "aiter_like/ffi.h"

@@ -25,7 +25,7 @@ from aiter_like.ops.common import philox
 __all__ = ["dropout_randval"]
 
 _OP = "dropout_randval"
-_MOST_HEADS = 2**16 - 1  # of a grid's second dimension
+_MOST_HEADS = 2**16 - 1  # A grid's second dimension has no more.
 _MOST_ROWS = 2**26 - 4  # A grid's first dimension has less than 2³² work-items, of which a row has 64.
 _MOST_AT_ONCE = 2**22  # bytes that the reference has its words of
 

@@ -22,10 +22,10 @@ from aiter_like.ops.common import elements, tune_shapes
 __all__ = ["causal_conv1d_split_qkv"]
 
 _OP = "causal_conv1d"
-MOST_WIDTH = 8  # of a weight that the kernels keep in registers
-_MOST_STATE = 128  # tokens of a state that a Triton program keeps
-_MOST_GROUPS = 65535  # workgroups along the second dimension
-_CHANNELS = 64  # of a workgroup, at least
+MOST_WIDTH = 8  # The kernels keep a weight of no more columns in registers.
+_MOST_STATE = 128  # A Triton program keeps a state of no more tokens.
+_MOST_GROUPS = 65535  # A grid's second dimension has no more.
+_CHANNELS = 64  # A workgroup takes at least so many.
 _MOST_TOKENS = 2**30
 _ACTIVATIONS = (None, "silu", "swish")
 

@@ -22,7 +22,7 @@ from aiter_like.ops.common import elements, rows, tune_shapes
 __all__ = ["hadamard_transform"]
 
 _OP = "hadamard"
-_MOST_COLUMNS = 4096  # that a wave keeps in its registers
+_MOST_COLUMNS = 4096  # A wave keeps a row of no more in its registers.
 
 
 class HadamardCall(NamedTuple):

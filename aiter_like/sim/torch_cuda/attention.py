@@ -217,8 +217,7 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cum_seq_q: torch.T
     seed, told, offset = _seed_of(dropout_p)
     is_packed = cum_seq_q is not None
     given = [one[None] if is_packed else one for one in (q, k, v)]
-    window = (-1 if window_size_left is None else window_size_left, -1 if window_size_right is None else
-              window_size_right)
+    window = _window(window_size_left, window_size_right)
     form = _Form(op, scale, window=window, dropout=dropout_p, seed=seed)
     _check(form, q, k, v, _HALVES)
     out = q.new_zeros((*given[0].shape[:3], v.shape[-1]))
@@ -228,6 +227,11 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cum_seq_q: torch.T
         one, its_sums = _forward(*parts, None, _of_sequence(form, is_causal, parts, i))
         out[batch, rows], sums[batch, :, rows] = one[0].transpose(0, 1), its_sums[0]
     return (out[0], sums[0], told, offset, q.new_empty(0)) if is_packed else (out, sums, told, offset, q.new_empty(0))
+
+
+def _window(left: int | None, right: int | None) -> tuple[int, int]:
+    """As `_Form` has it, where None is all."""
+    return -1 if left is None else left, -1 if right is None else right
 
 
 def _of_sequence(form: _Form, is_causal: bool, parts: tuple, i: int) -> _Form:
@@ -246,8 +250,7 @@ def _flash_backward(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v:
     op = "_flash_attention_backward"
     is_packed = cum_seq_q is not None and cum_seq_q.numel() > 0
     given = [one[None] if is_packed else one for one in (grad_out, q, k, v)]
-    window = (-1 if window_size_left is None else window_size_left, -1 if window_size_right is None else
-              window_size_right)
+    window = _window(window_size_left, window_size_right)
     form = _Form(op, scale, window=window, dropout=dropout_p, seed=int(rng_state))
     made = [torch.zeros_like(one) for one in given[1:]]
     places = (cum_seq_q, cum_seq_k) if is_packed else (None, None)

@@ -97,7 +97,7 @@ def put_storage(holder: Any, index: int | None, address: int | None = None) -> N
     """As `put`, of a storage."""
     count = 0
     if isinstance(holder, torch.UntypedStorage) and own_place(holder).type != "meta":  # a fake one has no memory
-        count = holder.nbytes() if address != 0 else 0  # that of a wrapper has none
+        count = holder.nbytes() if address != 0 else 0  # A wrapper's storage has no memory.
         if address is None:
             address = holder.data_ptr()
     setattr(holder, _NAME, _Place(index, address or 0, count))

@@ -10,7 +10,7 @@ from aiter_like.ops.attention.dropout_randval import DropoutRandvalCall, last_ke
 from aiter_like.ops.common import philox
 from aiter_like.ops.common.triton.launch import await_stream, launch
 
-_MOST_COLUMNS = 1024  # of one turn: four of a lane
+_MOST_COLUMNS = 1024  # A program writes no more in one turn, four by each lane.
 
 
 @triton.jit
