@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import email
 import hashlib
+import importlib.metadata
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA_FOLDERS = ("csrc", "hsa", "configs", "tuned_csv")
@@ -145,7 +147,7 @@ def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
 
 
 _KERNEL = """
-import torch, triton, triton.language as tl
+import importlib.util, torch, triton, triton.language as tl
 from aiter_like import sim
 from aiter_like.build import build, toolchain
 from aiter_like.errors import BuildError
@@ -155,6 +157,7 @@ def twice(x, out, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
 
+assert importlib.util.find_spec("numpy") is None and importlib.util.find_spec("pytest") is None
 try:
     raise SystemExit(f"there is a compiler: {toolchain.find('host')}")
 except BuildError:
@@ -168,26 +171,51 @@ print(build.built[0].entry.path)
 """
 
 
+def distributions(*names: str) -> set[importlib.metadata.Distribution]:
+    """What pip installs for these: they and, without extras, all that they need here."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    wanted = list(names)
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        if requirement.name not in found and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+            found[requirement.name] = importlib.metadata.distribution(requirement.name)
+            wanted += found[requirement.name].requires or ()
+    return set(found.values())
+
+
+@pytest.fixture(scope="module")
+def bare(installed, metadata, tmp_path_factory) -> dict[str, str]:
+    """The environment after `pip install 'aiter_like[triton]'`: nothing is there that none of these packages needs. For
+    `python -S`, which leaves out this suite's own packages.
+    """
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("site")
+    needed = [line for line in metadata.get_all("Requires-Dist") if ";" not in line]
+    for distribution in distributions(*needed, "triton"):
+        for name in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(distribution.locate_file(name))
+    return installed | {"PYTHONPATH": os.pathsep.join((installed["PYTHONPATH"], str(folder)))}
+
+
 @pytest.fixture
-def without_compilers(installed, tmp_path) -> dict[str, str]:
-    """The wheel's environment, with nothing on PATH and nothing in any cache."""
+def without_compilers(bare, tmp_path) -> dict[str, str]:
+    """The bare environment, with nothing on PATH and nothing in any cache."""
     (tmp_path / "bin").mkdir()
     own = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "triton"),
            "AITER_LIKE_CACHE_DIR": str(tmp_path / "cache"), "AITER_LIKE_PREBUILT_DIR": ""}
-    return {name: value for name, value in installed.items() if name not in ("CC", "CXX", "ROCM_PATH")} | own
+    return {name: value for name, value in bare.items() if name not in ("CC", "CXX", "ROCM_PATH")} | own
 
 
-def test_a_triton_kernel_runs_from_the_wheel_without_a_compiler(without_compilers, tmp_path):
-    pytest.importorskip("triton")
+def test_a_triton_kernel_runs_from_the_wheel_alone_without_a_compiler(installed, without_compilers, tmp_path):
     (tmp_path / "kernel.py").write_text(_KERNEL)
-    printed = run(sys.executable, "kernel.py", env=without_compilers, cwd=tmp_path)
-    assert printed.strip().startswith(str(Path(without_compilers["PYTHONPATH"]) / "aiter_like/_data/prebuilt/sim"))
+    printed = run(sys.executable, "-S", "kernel.py", env=without_compilers, cwd=tmp_path)
+    assert printed.strip().startswith(str(Path(installed["PYTHONPATH"]) / "aiter_like/_data/prebuilt/sim"))
 
 
 @pytest.mark.exhaustive
 def test_the_demo_runs_from_the_wheel_without_a_compiler(without_compilers, tmp_path):
-    pytest.importorskip("triton")
-    run(sys.executable, "-m", "aiter_like", "demo", "--device", "sim", env=without_compilers, cwd=tmp_path)
+    run(sys.executable, "-S", "-m", "aiter_like", "demo", "--device", "sim", env=without_compilers, cwd=tmp_path)
 
 
 def built_without_cache(kind: str, tmp_path: Path, **environment: str) -> str:

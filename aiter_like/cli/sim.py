@@ -106,6 +106,7 @@ def _run(args: argparse.Namespace) -> int:
     files = {name: args.output / f"{name}.npy" for name, buffer in spec.buffers.items() if buffer.is_output}
     for path in files.values():
         require_writable(path, "--output")
+        sim_spec.numpy_for("--output")
     if args.counts not in (None, _NO_FILE):
         require_writable(args.counts, "--counts")
     sim.load()
@@ -181,10 +182,11 @@ def _print_counts(file: Path | None, launches: Sequence[dict], first: int) -> No
 
 
 def _save(path: Path, data: Tensor) -> None:
-    import numpy
     import torch
 
     from aiter_like import dtypes
+
+    numpy = sim_spec.numpy_for("--output")
 
     # NumPy has no such types: their bits.
     bits = {torch.bfloat16: torch.uint16, torch.float8_e4m3fnuz: torch.uint8, torch.float8_e4m3fn: torch.uint8}

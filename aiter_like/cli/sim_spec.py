@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import enums
@@ -247,13 +249,25 @@ def _available_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def numpy_for(place: str) -> ModuleType:
+    """NumPy, which reads and writes .npy files.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return importlib.import_module("numpy")
+    except ImportError as error:
+        raise ValueError(f"{place}: .npy files need NumPy, which is not installed (pip install numpy)") from error
+
+
 def _load(path: Path, place: str) -> Tensor:
     """The array of a .npy file."""
     import tokenize
 
-    import numpy
     import torch
 
+    numpy = numpy_for(f"{place}.file")
     # What numpy.load raises for damaged headers, which are Python literals, and torch for dtypes that it lacks.
     damage = (EOFError, MemoryError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError,
               tokenize.TokenError)

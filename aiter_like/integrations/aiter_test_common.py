@@ -6,6 +6,7 @@ While `aiter-like aiter-tests` counts checks (aiter_checks.py), a difference is 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import logging
@@ -161,7 +162,7 @@ def tensor_dump(x: Tensor, name: str, dir: str = "./") -> None:
     """Writes a tensor's bytes to `dir/name.bin`, and what they are to `dir/name.meta`, for `tensor_load`."""
     data = x.detach().cpu().contiguous()
     path = Path(dir) / name
-    path.with_name(f"{name}.bin").write_bytes(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+    path.with_name(f"{name}.bin").write_bytes(ctypes.string_at(data.data_ptr(), data.nbytes))
     path.with_name(f"{name}.meta").write_text(f"{str(x.dtype).removeprefix('torch.')} {' '.join(map(str, x.shape))}")
 
 

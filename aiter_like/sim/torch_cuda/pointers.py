@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from aiter_like.sim.torch_cuda import devices, memory
 
@@ -24,23 +24,25 @@ def reached(arguments: Iterable[Any]) -> list[tuple[int, int, str]]:
     blocks = sorted(block for place in places for block in memory.of(place).blocks() if block[1])
     if not blocks:
         return []
-    starts, sizes = (np.array(column, dtype=np.uint64) for column in zip(*blocks, strict=True))
     found: dict[int, int] = {}
-    for number, argument in enumerate(arguments):
-        values = _addresses(argument)
-        block = np.searchsorted(starts, values, side="right").astype(np.int64) - 1
-        inside = (block >= 0) & (values - starts[block] < sizes[block])
-        for one in np.unique(block[inside]):
-            found.setdefault(int(one), number)
+    with torch._C.DisableTorchFunction():  # the host looks at tensors, and the program does not wait for that
+        starts, sizes = (torch.tensor(column, dtype=torch.int64, device="cpu") for column in zip(*blocks, strict=True))
+        for number, argument in enumerate(arguments):
+            values = _addresses(argument)
+            if values is not None:
+                block = torch.searchsorted(starts, values, right=True) - 1
+                at = block.clamp(min=0)
+                inside = (block >= 0) & (values - starts[at] < sizes[at])
+                for one in block[inside].unique().tolist():
+                    found.setdefault(one, number)
     return [(*blocks[block], f"memory that argument {number} points to") for block, number in found.items()]
 
 
-def _addresses(argument: Any) -> np.ndarray:
-    """What may be addresses in a launch's argument, as unsigned numbers."""
-    if isinstance(argument, torch.Tensor):
-        if argument.dtype in (torch.int64, torch.uint64) and argument.numel() <= _MOST:
-            with torch._C.DisableTorchFunction():  # the host looks at it, and the program does not wait for that
-                return argument.detach().contiguous().view(-1).numpy().astype(np.uint64)
-    elif isinstance(argument, int) and 0 < argument < 2**64:
-        return np.array([argument], dtype=np.uint64)
-    return np.empty(0, dtype=np.uint64)
+def _addresses(argument: Any) -> Tensor | None:
+    """What may be addresses in a launch's argument. Those of the host have fewer than 63 bits."""
+    if isinstance(argument, Tensor):
+        if argument.dtype in (torch.int64, torch.uint64) and 0 < argument.numel() <= _MOST:
+            return argument.detach().contiguous().view(-1).view(torch.int64)
+    elif isinstance(argument, int) and 0 < argument < 2**63:
+        return torch.tensor([argument], dtype=torch.int64, device="cpu")
+    return None
