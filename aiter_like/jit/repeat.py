@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiter_like.call import handing_on
@@ -24,6 +25,8 @@ _ATTEMPTS = 3  # a plan whose addresses keep changing their pattern goes on with
 _aten = torch.ops.aten
 _ALLOCATIONS = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default,
                 _aten.new_empty.default, _aten.new_empty_strided.default}
+_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+"""Of a tensor on the CPU these are no operations of torch's; other ways to its numbers end at one."""
 
 
 class Started(NamedTuple):
@@ -56,8 +59,7 @@ class Repeated:
     later calls launch the same kernels with the addresses of their own tensors. Metadata do not tell all that such a
     function may ask for: a recording holds for tensors whose addresses have the same alignment and coincide where they
     did before. Others are recorded anew.
-    Numbers of tensors that the function reads on the host are an operation of torch's, and end the recording; but for
-    those of tensors on the CPU that `tolist()` or `numpy()` reads: such a function must not be one of Triton kernels.
+    A function that has read numbers of a tensor on the host is not repeated: they may be others in the next call.
 
     Attributes:
         unrepeated: the function.
@@ -104,7 +106,7 @@ class Recording(TorchDispatchMode):
 
     Attributes:
         started: the launches, in order.
-        is_complete: torch ran no operation but views and allocations.
+        is_complete: torch ran no operation but views and allocations, and nobody read a tensor's numbers.
     """
 
     def __init__(self) -> None:
@@ -112,6 +114,7 @@ class Recording(TorchDispatchMode):
         self.started: list[Started] = []
         self.is_complete = True
         self._fresh: list[Tensor] = []
+        self._reads = _Reads()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,11 +123,14 @@ class Recording(TorchDispatchMode):
 
     def __enter__(self) -> Recording:
         _recordings.open.append(self)
+        self._reads.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        _recordings.open.pop()
         super().__exit__(*error)
+        self._reads.__exit__(*error)
+        self.is_complete &= not self._reads.happened
+        _recordings.open.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -153,6 +159,17 @@ class Recording(TorchDispatchMode):
                       f"if {text.difference()}: return otherwise({', '.join(names)})", *text.allocation(), *launches]
         text.used["otherwise"] = otherwise
         return handing_on("repeat", dict.fromkeys(names, inspect.Parameter.empty), {}, statements, **text.used)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes whether a tensor's numbers are read without an operation of torch's."""
+
+    happened = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _READS:
+            self.happened = True
+        return func(*args, **(kwargs or {}))
 
 
 class _Text:

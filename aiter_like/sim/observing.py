@@ -8,6 +8,13 @@ from collections.abc import Callable, Iterator
 
 from aiter_like.sim import library
 
+_given: list[Launches] = []
+
+
+def is_on() -> bool:
+    """Whether somebody counts or models launches: tensors are then placed as a GPU would."""
+    return any(one.kept for one in _given)
+
 
 class Launches:
     """The lists that get each launch that ends, from one function of the library.
@@ -20,6 +27,7 @@ class Launches:
         """`take` names the library's function; `complete` adds to a launch what Python derives."""
         self._take, self._complete = take, complete
         self.kept: list[list[dict]] = []
+        _given.append(self)
 
     def take(self) -> None:
         """Gives the launches that have ended to every list."""

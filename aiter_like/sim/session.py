@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import counting, modelling, output, reports
+from aiter_like.sim import counting, modelling, observing, output, reports
 from aiter_like.sim import library as _library
 from aiter_like.sim.library import configure, default_settings
 from aiter_like.sim.library import counters as library_counters
@@ -105,7 +105,7 @@ def checking() -> bool:
     """Whether calls must say which memory is whose: a checker is on, or the counters or the cycle model, which place
     tensors as a GPU would.
     """
-    return _checking or _recorded is not None
+    return _checking or _recorded is not None or observing.is_on()
 
 
 @contextlib.contextmanager
@@ -157,11 +157,11 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         _open.append((settings, session))
         _apply(library)
         try:
-            with contextlib.ExitStack() as observing:
+            with contextlib.ExitStack() as observers:
                 if counters:
-                    observing.enter_context(counting.counted(session._launches))
+                    observers.enter_context(counting.counted(session._launches))
                 if model:
-                    observing.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz,
+                    observers.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz,
                                                                timeline))
                 yield session
             _collect("a kernel launch")
@@ -285,8 +285,7 @@ def _apply(library: ctypes.CDLL) -> None:
     """Gives the innermost block's settings to the library."""
     global _checking
     settings = _open[-1][0] if _open else default_settings()
-    _checking = bool(settings.checks) or any(session._modelled is not None or session._launches is not None
-                                             for _, session in _open)
+    _checking = bool(settings.checks)
     configure(library, settings)
 
 

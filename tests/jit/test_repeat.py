@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
@@ -136,6 +137,19 @@ def test_what_else_a_function_does_is_not_left_out(body):
     function = _recorded(body, *tensors)
     for _ in range(3):
         assert function.served(*tensors)[1]
+
+
+@pytest.mark.parametrize("read", (
+    torch.Tensor.tolist, lambda x: x.numpy().tolist(), lambda x: np.asarray(x).tolist(), lambda x: [*map(int, x)],
+    lambda x: np.from_dlpack(x).tolist(), lambda x: x.cpu().tolist(), lambda x: list(bytes(x.untyped_storage()))[::8],
+    lambda x: [x[0].item()]), ids=("tolist", "numpy", "array", "int", "dlpack", "cpu", "storage", "item"))
+def test_numbers_that_a_function_reads_are_those_of_each_call(read):
+    """Values 1, 2, 3, 4 arrive as such, though the metadata are the same."""
+    function = Function(lambda kernel, out, x: kernel.launch(out, *read(x)))
+    out = torch.empty(8)
+    for value in (1, 2, 3, 4):
+        (launched,), is_called = function.served(out, torch.tensor([value]))
+        assert launched == (out.data_ptr(), value) and is_called
 
 
 def test_fields_in_one_memory_are_told_apart_where_they_begin():

@@ -244,3 +244,20 @@ def test_stalls_say_why():
     assert set(stalls(memory, "s_waitcnt vmcnt(0)")) <= {"vmcnt", "fetch"} and "vmcnt" in stalls(memory, "s_waitcnt")
     assert "matrix pipe" in stalls(matrix, "v_mfma")
     assert "modelled" in modelling.summary(matrix)[0] and "vmcnt" in "\n".join(modelling.summary(memory))
+
+
+def test_operators_take_as_long_wherever_their_tensors_lie_and_whoever_models_them(simulated):
+    weight, memory = torch.ones(1024, dtype=torch.bfloat16), torch.ones(1 << 18, dtype=torch.bfloat16)
+    first, times = -memory.data_ptr() % 4096 // 2, set()
+    for place in (first, first + 32, first + 32 * 33):
+        x = memory[place:place + 64 * 1024].view(64, 1024)
+        with sim.enabled(checks=False, model="whole") as session:
+            aiter_like.rms_norm(x, weight, 1e-6, backend="hip")
+        inside: list[dict] = []
+        with sim.enabled(checks=False), modelling.modelled(inside):
+            aiter_like.rms_norm(x, weight, 1e-6, backend="hip")
+        alone: list[dict] = []
+        with modelling.modelled(alone):
+            aiter_like.rms_norm(x, weight, 1e-6, backend="hip")
+        times |= {launch["modelled_us"] for launch in (*session.modelled, *inside, *alone)}
+    assert len(times) == 1, times
