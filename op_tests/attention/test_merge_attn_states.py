@@ -94,3 +94,33 @@ def test_cascade(device, backend):
     case.compare(whole)
     with pytest.raises(ValueError, match="cascade_attention: prefix_len must be a multiple of the page size 16"):
         aiter_like.cascade_attention(*given, 40, max_seqlen_q=2)
+
+
+def test_cascade_tells_sequences_that_do_not_have_the_prefix(device):
+    """On the CPU; nothing is written then. Those on a GPU would have to be waited for."""
+    if device.type != "cpu":
+        pytest.skip("contents on a GPU are not looked at")
+    case = Case(device, ((2, 90), (2, 75), (2, 50)), (4, 2), page_size=16)
+    case.table[1:, :3] = case.table[0, :3]
+    k, v = case.caches()
+    out = torch.full((*case.q.shape[:2], v.shape[3]), 7.0, dtype=case.q.dtype)
+
+    def refused(match, table=case.table, lengths=case.used, kind=ValueError, longest=90, **options):
+        with pytest.raises(kind, match=f"cascade_attention: {match}"):
+            aiter_like.cascade_attention(case.q, k, v, table, lengths, longest, 48, out=out,
+                                         **{"max_seqlen_q": 2, "backend": "torch", **options})
+        assert (out == 7).all()
+
+    for length in (49, 48, 47, 20, 0):  # the last has no room for its queries behind the prefix, or not all of it
+        refused(f"seq_lens must be at least 50, .* got {length}", lengths=torch.tensor([90, 75, length]).int())
+    for row, column in ((0, 0), (1, 2), (2, 1)):
+        other = case.table.clone()
+        other[row, column] = case.table[0, 3]
+        refused(f"block_table must begin with the same 3 pages .* in row {max(row, 1)}", other)
+    for page in (-1, len(k)):
+        refused("block_table must name pages", torch.where(case.table == case.table[0, 1], page, case.table))
+    refused("the keys of a sequence must be between 0 and 80", longest=80)
+    refused("seq_lens must be a tensor", lengths=[90, 75, 50], kind=TypeError)
+    refused("seq_lens must have dtype torch.int32", lengths=case.used.long(), kind=TypeError)
+    refused("seq_lens must have shape", lengths=case.used[:2])
+    refused("max_seqlen_q must be", max_seqlen_q="2", kind=TypeError)

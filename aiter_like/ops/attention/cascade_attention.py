@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.ops.attention.checks import check_pages
 from aiter_like.ops.attention.merge_attn_states import merge_attn_states
 from aiter_like.ops.attention.paged_attention import paged_attention
 from aiter_like.ops.attention.unified_attention import unified_attention_op
@@ -16,6 +17,24 @@ from aiter_like.ops.attention.unified_attention import unified_attention_op
 __all__ = ["cascade_attention"]
 
 _OP = "cascade_attention"
+
+
+def _check_prefix(table: Tensor, lengths: Tensor, k: Tensor, longest: int, prefix_len: int, num_queries: int) -> None:
+    """On the CPU, where nobody waits for contents: what check_pages says, and that all sequences have the prefix.
+
+    Raises:
+        ValueError: a sequence has not.
+    """
+    check_pages(_OP, table, lengths, k, longest)
+    if not prefix_len or not len(table) or not check.is_on_host(table) or not check.is_on_host(lengths):
+        return
+    if (lengths < prefix_len + num_queries).any():
+        raise ValueError(f"{_OP}: seq_lens must be at least {prefix_len + num_queries}, prefix_len and the queries "
+                         f"behind it, got {lengths.min().item()}")
+    prefix = table[:, :prefix_len // k.shape[1]]
+    if (is_other := (prefix != prefix[0]).any(1)).any():
+        raise ValueError(f"{_OP}: block_table must begin with the same {prefix.shape[1]} pages in every row, got others "
+                         f"in row {is_other.nonzero()[0].item()}")
 
 
 def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
@@ -31,7 +50,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
         k_cache: [num_pages, page_size, num_kv_heads, head_dim], dtype of `q`, strides free but for the last.
         v_cache: likewise.
         block_table: [batch, pages] int32; the first prefix_len / page_size entries of all rows are equal.
-        seq_lens: [batch] int32: keys of each sequence, the prefix included.
+        seq_lens: [batch] int32: keys of each sequence, the prefix and its queries' own included.
         max_seqlen_k: not less than the longest.
         prefix_len: keys of the prefix, a multiple of the page size, not more than any sequence has before its queries.
         softmax_scale: finite, at least 1e-8; default 1 / sqrt(head_dim).
@@ -45,7 +64,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
+        ValueError: shapes, devices, layout or values do not fit; on the CPU, also pages that are not there, a sequence
+            without room for its queries behind the prefix, or one that begins with other pages.
         UnsupportedError: a backend that cannot serve the call.
 
     Notes:
@@ -58,13 +78,15 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
     check.tensor(_OP, "k_cache", k_cache, rank=4)
     check.tensor(_OP, "v_cache", v_cache, rank=4)
     check.tensor(_OP, "block_table", block_table, rank=2)
-    check.integer(_OP, "prefix_len", prefix_len, low=0)
-    check.integer(_OP, "max_seqlen_k", max_seqlen_k, low=0)
+    check.tensor(_OP, "seq_lens", seq_lens, dtypes=(torch.int32,), shape=block_table.shape[:1], device=q.device)
+    for name, value in (("prefix_len", prefix_len), ("max_seqlen_k", max_seqlen_k), ("max_seqlen_q", max_seqlen_q)):
+        check.integer(_OP, name, value, low=0)
     page_size = max(k_cache.shape[1], 1)
     pages = prefix_len // page_size
     if prefix_len % page_size or pages > block_table.shape[1]:
         raise ValueError(f"{_OP}: prefix_len must be a multiple of the page size {page_size} within block_table, got "
                          f"{prefix_len}")
+    _check_prefix(block_table, seq_lens, k_cache, max_seqlen_k, prefix_len, max_seqlen_q)
     out = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=q.dtype, device=q.device) if out is None else out
     options = {"max_seqlen_q": max_seqlen_q, "softcap": softcap, "backend": backend}
     if not pages or not len(q):
