@@ -189,6 +189,8 @@ struct WaveRows {
 #pragma unroll
     for (int d = 0; d < kSlices; ++d)
       queries[d] = load_global<typename Shape::QuerySlice>(QueryWindow(q, first), d * kSlice);
+    if constexpr (Shape::kIsFp8 && Shape::kIsScaling)
+      this->map.softcap.inner = positive_scale(map.softcap.inner, queries);
 #pragma unroll
     for (int g = 0; g < kOutSlices; ++g) clear(out[g]);
   }

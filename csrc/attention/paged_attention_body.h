@@ -204,6 +204,7 @@ struct Wave {
 #pragma unroll
       for (int e = 0; e < kRun; ++e) out[s][e] = Accumulator{0.f, 0.f, 0.f, 0.f};
     }
+    if constexpr (!Shape::kHasTokenScales && !Shape::kHasTerms) scale = positive_scale(scale, queries);
   }
 
   __device__ void load_queries(int s, bool is_row, int row, int head) {

@@ -191,6 +191,7 @@ struct Item {
 template <class Shape>
 struct WaveRows {
   using Element = typename Shape::Element;
+  static constexpr bool kHasScales = sizeof(typename Shape::QElement) == 1 || sizeof(typename Shape::KvElement) == 1;
 
   typename Shape::QuerySlice queries[Shape::kSlices];
   typename Shape::OutSlice out[Shape::kOutSlices];
@@ -217,6 +218,7 @@ struct WaveRows {
       if (is_row) chunk = load_run<Element>(at + d * Shape::kSlice + OperandByRow<8>::first_depth());
       queries[d].pieces[0][0] = chunk.lo, queries[d].pieces[0][1] = chunk.hi;
     }
+    if constexpr (kHasScales) inner = positive_scale(inner, queries);
 #pragma unroll
     for (int g = 0; g < Shape::kOutSlices; ++g) clear(out[g]);
   }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tile_program import Program
 
@@ -33,16 +35,16 @@ extern "C" __global__ void merged(const float* scores, const float* values, floa
 
 def test_against_torch():
     """Values are sums that the waves have; what a wave without keys has counts for nothing."""
-    generator = torch.Generator().manual_seed(0)
+    generator, lowest = torch.Generator().manual_seed(0), torch.finfo(torch.float32).min
     scores = 4 * torch.randn(WAVES, KEYS, ROWS, generator=generator)
     values = torch.randn(WAVES, ROWS, WIDTH, generator=generator)
-    scores[2] = -3e38
-    scores[:, :, 3] = -3e38
+    scores[2] = -math.inf
+    scores[:, :, 3] = -math.inf
     maximum, total, out = torch.zeros(ROWS), torch.zeros(ROWS), torch.zeros(ROWS, WIDTH)
     program("merged", scores, values, maximum, total, out, waves=WAVES)
-    each = scores.double().amax(1).clamp(min=-1e30)
+    each = scores.double().amax(1).clamp(min=lowest)
     highest = each.amax(0)
-    seen = highest > -1e30
+    seen = highest > lowest
     torch.testing.assert_close(maximum.double(), highest, rtol=1e-6, atol=0.0)
     expected = torch.exp2(scores.double() - highest).sum((0, 1))
     torch.testing.assert_close(total.double()[seen], expected[seen], rtol=4e-6, atol=0.0)

@@ -9,6 +9,7 @@ import torch
 from tile_program import Program
 
 TILES, KEYS, QUERIES = 3, 32, 32
+LOWEST = torch.finfo(torch.float32).min
 program = Program("tile/softmax.h", f"""
 extern "C" __global__ void softmax(const float* scores, float* p, float* maximum, float* total, float* rescales) {{
   using Scores = RegTile<float, {KEYS}, {QUERIES}, Product<>>;
@@ -36,17 +37,17 @@ extern "C" __global__ void softmax(const float* scores, float* p, float* maximum
 def test_against_torch():
     """p of tile i is relative to the maximum so far; the rescales bring it to the last one; 2 bits are added."""
     scores = 4 * torch.randn(TILES, KEYS, QUERIES)
-    scores[:, :, 5] = -3e38  # nothing visible
-    scores[:2, :, 6] = -3e38  # visible late
+    scores[:, :, 5] = -math.inf  # nothing visible
+    scores[:2, :, 6] = -math.inf  # visible late
     scores[1, 3, 7] = math.nan
     p, rescales = torch.zeros_like(scores), torch.zeros(TILES, QUERIES)
     maximum, total = torch.zeros(2, QUERIES)
     program("softmax", scores, p, maximum, total, rescales)
-    assert maximum[5] == torch.tensor(-1e30) and total[5] == 0 and not p[:, :, 5].any() and not p[:2, :, 6].any()
+    assert maximum[5] == LOWEST and total[5] == 0 and not p[:, :, 5].any() and not p[:2, :, 6].any()
     assert total[7].isnan() and p[1, 3, 7].isnan()
     fine = torch.tensor([query not in (5, 7) for query in range(QUERIES)])
     scaled = (scores.double() * 0.5)[..., fine]
-    running = scaled.amax(1).clamp(min=-1e30).cummax(0).values
+    running = scaled.amax(1).clamp(min=LOWEST).cummax(0).values
     torch.testing.assert_close(maximum[fine].double(), running[-1], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(p[..., fine].double(), torch.exp2(scaled - running[:, None] + 2), rtol=2e-6, atol=1e-30)
     expected = torch.exp2(scaled - running[-1] + 2).sum((0, 1))

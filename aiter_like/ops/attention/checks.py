@@ -25,7 +25,7 @@ ALIGNMENT = 16
 AITER_ROUNDING = 1
 """how_v3_bf16_cvt where nobody says otherwise."""
 
-_MIN_SCALE = 1e-8  # Below this scale a masked score is no longer below every real one in the kernels' fp32.
+_MIN_SCALE = 1e-8  # Below it a masked score is not below every real one in csrc/attention/flash_attn_softmax.h.
 _MAX_SCALE = 1e30
 _MAX_GRID = 65535  # HIP and CUDA alike take so many workgroups in a launch's second and third dimension.
 

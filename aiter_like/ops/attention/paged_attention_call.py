@@ -36,7 +36,7 @@ _SHORT_KEYS = 64  # a part has so many at least where all parts together have ha
 # it up.
 _UNEVEN, _BEGIN_KEYS, _SUM_KEYS = 0.06, 128, 8
 
-_MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
+_MIN_SCALE = 1e-8  # that of flash_attn_fwd
 _MAX_BATCH = 65535
 
 

@@ -67,7 +67,9 @@ def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Te
     if sink is not None:
         column = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         with_sink = torch.cat((scores, column), -1)
-    lse = with_sink.logsumexp(-1)
+    is_blind = (with_sink == -math.inf).all(-1, keepdim=True)
+    with_sink = with_sink.masked_fill(is_blind, 0.0)  # a softmax of −inf alone would be NaN, and so its derivatives
+    lse = with_sink.logsumexp(-1, keepdim=True).masked_fill(is_blind, -math.inf)
     # Not from the log-sum-exp: far from 0 its rounding is in the exponent.
     p = with_sink.softmax(-1)[..., :scores.shape[-1]]
-    return p.masked_fill((lse == -math.inf)[..., None], 0.0), lse
+    return p.masked_fill(is_blind, 0.0), lse[..., 0]

@@ -18,7 +18,7 @@ MOST_SPLITS = 1024
 PLAN = ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 """Fields of a plan."""
 
-_MIN_SCALE = 1e-8  # below, a masked score is no longer below every real one in the kernels' fp32
+_MIN_SCALE = 1e-8  # that of flash_attn_fwd
 _WIDEST = 512, 128  # columns of the latent and of the rotated part that a tile holds
 
 

@@ -22,7 +22,8 @@ def attend(call: MlaDecodeCall) -> None:
         scores = scores.masked_fill(~_visible(call, index, end - start, first, len(latent)), -torch.inf)
         lse = scores.logsumexp(-1)
         p = torch.exp(scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None])
-        call.out[start:end] = torch.einsum("hqk,kd->qhd", p, latent[:, :v_dim]).to(call.out.dtype)
+        result = torch.einsum("hqk,kd->qhd", p, latent[:, :v_dim])
+        call.out[start:end] = result.masked_fill(lse.t()[..., None] == -torch.inf, 0.0)  # 0 · NaN is no 0
         if call.lse is not None:
             call.lse[start:end] = lse.t()
 

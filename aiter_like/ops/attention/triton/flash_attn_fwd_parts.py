@@ -15,6 +15,7 @@ from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.parts import (
     LOG2_E,
     MASKED,
+    MINIMUM,
     adjusted,
     bias_of,
     clamped,
@@ -35,6 +36,7 @@ from aiter_like.ops.attention.triton.parts import (
     sequence,
     store_part,
     tile_of_program,
+    with_positive_scale,
 )
 from aiter_like.ops.attention.triton.shape import Shape, shape_of, splits_of
 from aiter_like.ops.attention.triton.strides import (
@@ -184,7 +186,9 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     else:
         k_base += k_batch * k_strides[0] + start_k.to(tl.int64) * k_strides[1]
         v_base += k_batch * v_strides[0] + start_k.to(tl.int64) * v_strides[1]
-    scale = descaled(scale, q_descale, k_descale, batch, kv_head, small_strides[2:4])
+    if q_descale is not None or k_descale is not None:
+        scale = descaled(scale, q_descale, k_descale, batch, kv_head, small_strides[2:4])
+        q_tile, q_tail, scale = with_positive_scale(q_tile, q_tail, scale)
     dropout, boxes, row_slopes, row_biases = None, None, None, None
     if SHAPE.HAS_BOXES:
         boxes = (k_box, v_box, k_batch.to(tl.int32), start_k, kv_head.to(tl.int32))
@@ -235,7 +239,7 @@ def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_sc
     splits, dims = tl.arange(0, SPLITS), tl.arange(0, DV)
     is_split = splits < num_splits
     at = sums + row_batch * sum_strides[0] + row * sum_strides[1] + head * sum_strides[2] + splits * split_strides[1]
-    maxima = tl.load(at + split_strides[2], mask=is_split, other=-1.0e30)
+    maxima = tl.load(at + split_strides[2], mask=is_split, other=MINIMUM)
     maximum = tl.max(maxima, 0)
     weights = tl.exp2(maxima - maximum)
     total = tl.sum(tl.load(at, mask=is_split, other=0.0) * weights, 0)

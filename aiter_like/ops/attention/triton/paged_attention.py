@@ -194,7 +194,7 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
         numbers = first + tl.arange(0, AT_ONCE)
         is_part = numbers < num_parts
         place = (slot + numbers).to(tl.int64) * stride + head * max_seqlen_q + query
-        maxima = tl.load(parts + sums + 2 * place + 1, mask=is_part, other=-1.0e30)
+        maxima = tl.load(parts + sums + 2 * place + 1, mask=is_part, other=MINIMUM)
         new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
         weights, rescale = tl.exp2(maxima - new_maximum), tl.exp2(maximum - new_maximum)
         total = total * rescale + tl.sum(tl.load(parts + sums + 2 * place, mask=is_part, other=0.0) * weights, 0)

@@ -13,10 +13,11 @@ from triton.language.target_info import cuda_capability_geq, is_hip_cdna3
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
-# Start of the running maximum, and the score of a masked key: a masked score never raises the maximum and its exp2 is 0
-# exactly, so that a fully masked row needs no special case.
-MINIMUM = tl.constexpr(-1.0e30)
-MASKED = tl.constexpr(-3.0e38)
+# Start of the running maximum, and the score of a masked key, before it is scaled by a positive number and after it: a
+# masked score never raises the maximum and its exp2 is 0 exactly, so that a fully masked row needs no special case.
+MINIMUM = tl.constexpr(-3.4028234663852886e38)
+MASKED = tl.constexpr(float("-inf"))
+LEAST_SCALE = tl.constexpr(1.1754943508222875e-38)  # the least normal number: times it all but huge scores are about 0
 FAR = tl.constexpr(134217728.0)  # 2^27, of a maximum in base 2: its rounding is up to 8
 
 
@@ -235,6 +236,28 @@ def descaled(scale, q_descale, k_descale, batch, kv_head, k_strides):
     if k_descale is not None:
         scale *= tl.load(k_descale + batch * k_strides[0] + kv_head * k_strides[1])
     return scale
+
+
+@triton.jit
+def with_positive_scale(q_tile, q_tail, scale):
+    """Queries that have taken over the sign of a scale of scores, or its NaN, and the positive number that is left for
+    masked scores to be multiplied by. 0 is as good as LEAST_SCALE.
+    """
+    if q_tail is not None:
+        q_tail = _signed(q_tail, scale)
+    return _signed(q_tile, scale), q_tail, tl.maximum(tl.abs(scale), LEAST_SCALE)
+
+
+@triton.jit
+def _signed(q, scale):
+    dtype: tl.constexpr = q.dtype
+    if dtype.is_fp8():
+        NAN: tl.constexpr = 0x7F if dtype == tl.float8e4nv else 0x80
+        bits = q.to(tl.uint8, bitcast=True)
+        negated = tl.where((bits & 0x7F) == 0, bits, bits ^ 0x80)  # gfx942's fp8 has no −0, whose bits are its NaN
+        return tl.where(scale < 0, negated, tl.where(scale == scale, bits, NAN)).to(tl.uint8).to(dtype, bitcast=True)
+    else:
+        return tl.where(scale < 0, -q, tl.where(scale == scale, q, float("nan")))
 
 
 @triton.jit

@@ -11,7 +11,16 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.attention.triton.parts import LN_2, LOG2_E, MASKED, clamped, exponent_of, no_keys, tanh
+from aiter_like.ops.attention.triton.parts import (
+    LN_2,
+    LOG2_E,
+    MASKED,
+    clamped,
+    exponent_of,
+    no_keys,
+    tanh,
+    with_positive_scale,
+)
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.call import MlaDecodeCall
@@ -174,8 +183,11 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
             P: tl.constexpr = tl.bfloat16 if q.dtype.element_ty.is_fp8() else q.dtype.element_ty
             q_latent = _columns(q_rows, is_row, 0, SHAPE.V_DIM, SHAPE.DV).to(P)
             q_rope = _columns(q_rows, is_row, SHAPE.V_DIM, SHAPE.ROPE_DIM, SHAPE.DR).to(P)
+            factor = scale
+            if q_scale is not None or kv_scale is not None:
+                q_latent, q_rope, factor = with_positive_scale(q_latent, q_rope, scale)
             acc, total, maximum, _ = _attend(no_keys(SHAPE.M, SHAPE.DV), q_latent, q_rope, kv, kv_strides, kv_indices,
-                                             entry, count, num_pages, last, scale, softcap, SHAPE)
+                                             entry, count, num_pages, last, factor, softcap, SHAPE)
             result = acc * tl.where(total == 0.0, 0.0, value_scale / total)[:, None]  # 0: no visible key
             sums = tl.where(total == 0.0, float("-inf"), (maximum + tl.log2(total)) * LN_2)
             dims = tl.arange(0, SHAPE.DV)

@@ -171,7 +171,7 @@ def softmax(scores, state, absent, start, last, scale, softcap, SHAPE: gl.conste
     if SHAPE.HAS_SOFTCAP:
         scores = gl.where(visible, _tanh(scores * (scale / softcap)) * softcap, MASKED)
         new_maximum = gl.maximum(maximum, gl.max(scores, 1))
-        factor, origin = highest * 0.0 + 1.0, new_maximum
+        factor, origin = new_maximum * 0.0 + 1.0, new_maximum
     else:
         scores = gl.where(visible, scores, MASKED)
         highest = gl.maximum(highest, gl.max(scores, 1))

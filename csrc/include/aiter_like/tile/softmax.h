@@ -4,7 +4,8 @@
 //
 // A masked score is kMasked: it never raises the maximum, which starts above it, and its exponential is exactly 0. So a
 // column of masked scores needs no special case; its sum is 0. A NaN score does not raise the maximum either; it makes
-// the sum NaN.
+// the sum NaN. Scores are masked before they are scaled: a scale that is not known to be positive goes through
+// positive_scale first.
 #pragma once
 
 #include "aiter_like/math.h"
@@ -13,8 +14,38 @@
 
 namespace aiter_like::tile {
 
-constexpr float kLowest = -1e30f;   // start of the maximum, after scaling
-constexpr float kMasked = -3e38f;   // before scaling; with a scale of at least 1e-8 still far below kLowest
+constexpr float kLowest = -3.40282347e38f;      // start of the maximum, after scaling
+constexpr float kMasked = -__builtin_inff();    // before scaling by a positive number, and after it
+constexpr float kLeastScale = 1.17549435e-38f;  // the least normal number: times it all but huge scores are about 0
+
+/// Elements of an operand with the other sign. fp8 has no −0, whose bits are its NaN.
+template <class T>
+__device__ inline uint32_t negated(uint32_t word) {
+  if constexpr (sizeof(T) == 2) return word ^ 0x80008000u;
+  return word ^ ((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu & 0x80808080u);
+}
+
+/// What scores are to be multiplied by instead of `scale`, a positive number: the queries take over a sign, or become
+/// NaN as the scale is. 0 is as good as kLeastScale.
+template <class QUERIES, int COUNT>
+__device__ inline float positive_scale(float scale, QUERIES (&queries)[COUNT]) {
+  using T = typename QUERIES::Element;
+  constexpr uint32_t kNan = sizeof(T) == 2 ? 0x7FFF7FFFu : 0x80808080u;
+  if (__builtin_expect(scale >= kLeastScale, true)) return scale;
+  if (!(scale >= 0.f)) {
+    for (auto& slice : queries) {
+#pragma unroll
+      for (int s = 0; s < QUERIES::kStrips; ++s) {
+#pragma unroll
+        for (int p = 0; p < QUERIES::kPieces; ++p) {
+          Fragment& piece = slice.pieces[s][p];
+          piece = scale < 0.f ? Fragment{negated<T>(piece[0]), negated<T>(piece[1])} : Fragment{kNan, kNan};
+        }
+      }
+    }
+  }
+  return __builtin_fmaxf(__builtin_fabsf(scale), kLeastScale);
+}
 
 /// BITS: exponentials are up to 2^BITS, for narrow types that they are rounded to.
 template <class SCORES, int BITS = 0>
