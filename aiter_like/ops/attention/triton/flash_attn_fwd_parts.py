@@ -31,12 +31,14 @@ from aiter_like.ops.attention.triton.parts import (
     load_tile,
     no_keys,
     packed,
+    positive_scale,
     round_finite,
     row_pointers,
     sequence,
+    signed,
     store_part,
     tile_of_program,
-    with_positive_scale,
+    value_factor,
 )
 from aiter_like.ops.attention.triton.shape import Shape, shape_of, splits_of
 from aiter_like.ops.attention.triton.strides import (
@@ -187,8 +189,10 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         k_base += k_batch * k_strides[0] + start_k.to(tl.int64) * k_strides[1]
         v_base += k_batch * v_strides[0] + start_k.to(tl.int64) * v_strides[1]
     if q_descale is not None or k_descale is not None:
-        scale = descaled(scale, q_descale, k_descale, batch, kv_head, small_strides[2:4])
-        q_tile, q_tail, scale = with_positive_scale(q_tile, q_tail, scale)
+        sign = descaled(scale, q_descale, k_descale, batch, kv_head, small_strides[2:4])
+        q_tile, scale = signed(q_tile, sign), positive_scale(sign)
+        if SHAPE.D_TAIL > 0:
+            q_tail = signed(q_tail, sign)
     dropout, boxes, row_slopes, row_biases = None, None, None, None
     if SHAPE.HAS_BOXES:
         boxes = (k_box, v_box, k_batch.to(tl.int32), start_k, kv_head.to(tl.int32))
@@ -213,10 +217,7 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         return
     if sink is not None:
         sinks = tl.load(sink + first_head + heads).to(tl.float32) * LOG2_E
-    if v_descale is not None:
-        value_scale *= tl.load(v_descale + batch * small_strides[4] + kv_head * small_strides[5])
-    if out_scale is not None:
-        value_scale /= tl.load(out_scale)
+    value_scale = value_factor(value_scale, v_descale, out_scale, batch, kv_head, small_strides[4:6])
     finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_scale, SHAPE.HEAD_DIM_V, SHAPE.DV,
                 SHAPE.ROUNDING)
 
@@ -254,10 +255,7 @@ def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_sc
         lse_rows = lse + row_batch * lse_strides[0] + row * lse_strides[1] + head * lse_strides[2] + one
     if sink is not None:
         sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
-    if v_descale is not None:
-        value_scale *= tl.load(v_descale + batch * descale_strides[0] + head // group_size * descale_strides[1])
-    if out_scale is not None:
-        value_scale /= tl.load(out_scale)
+    value_scale = value_factor(value_scale, v_descale, out_scale, batch, head // group_size, descale_strides)
     finish_rows(out_rows, lse_rows, one == 0, acc, total + one, maximum + one, sinks, value_scale, HEAD_DIM_V, DV,
                 ROUNDING)
 

@@ -239,17 +239,25 @@ def descaled(scale, q_descale, k_descale, batch, kv_head, k_strides):
 
 
 @triton.jit
-def with_positive_scale(q_tile, q_tail, scale):
-    """Queries that have taken over the sign of a scale of scores, or its NaN, and the positive number that is left for
-    masked scores to be multiplied by. 0 is as good as LEAST_SCALE.
-    """
-    if q_tail is not None:
-        q_tail = _signed(q_tail, scale)
-    return _signed(q_tile, scale), q_tail, tl.maximum(tl.abs(scale), LEAST_SCALE)
+def value_factor(value_scale, v_descale, out_scale, batch, kv_head, v_strides):
+    """What sums of values are multiplied by; v_strides: of batch and head."""
+    if v_descale is not None:
+        value_scale *= tl.load(v_descale + batch * v_strides[0] + kv_head * v_strides[1])
+    if out_scale is not None:
+        value_scale /= tl.load(out_scale)
+    return value_scale
 
 
 @triton.jit
-def _signed(q, scale):
+def positive_scale(scale):
+    """What scores, masked ones too, are multiplied by instead; `signed` makes up for it. 0 is as good as LEAST_SCALE.
+    """
+    return tl.maximum(tl.abs(scale), LEAST_SCALE)
+
+
+@triton.jit
+def signed(q, scale):
+    """Queries that have taken over the sign of a scale of scores, or its NaN."""
     dtype: tl.constexpr = q.dtype
     if dtype.is_fp8():
         NAN: tl.constexpr = 0x7F if dtype == tl.float8e4nv else 0x80

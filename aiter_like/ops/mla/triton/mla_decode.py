@@ -18,8 +18,9 @@ from aiter_like.ops.attention.triton.parts import (
     clamped,
     exponent_of,
     no_keys,
+    positive_scale,
+    signed,
     tanh,
-    with_positive_scale,
 )
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 from aiter_like.ops.common.triton.overlap import overlaps
@@ -185,7 +186,7 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
             q_rope = _columns(q_rows, is_row, SHAPE.V_DIM, SHAPE.ROPE_DIM, SHAPE.DR).to(P)
             factor = scale
             if q_scale is not None or kv_scale is not None:
-                q_latent, q_rope, factor = with_positive_scale(q_latent, q_rope, scale)
+                q_latent, q_rope, factor = signed(q_latent, scale), signed(q_rope, scale), positive_scale(scale)
             acc, total, maximum, _ = _attend(no_keys(SHAPE.M, SHAPE.DV), q_latent, q_rope, kv, kv_strides, kv_indices,
                                              entry, count, num_pages, last, factor, softcap, SHAPE)
             result = acc * tl.where(total == 0.0, 0.0, value_scale / total)[:, None]  # 0: no visible key
