@@ -36,13 +36,17 @@ struct BlockWalk {
   WaveState<Shape> wave;
   BlockMover<Shape> mover;
 
-  /// Moves the first block's K and V and does the half of M that multiplies with keys.
-  __device__ void start(char* tiles) {
+  /// Moves the first block's K and V and does the half of M that multiplies with keys. hidden: its first rows that no
+  /// row of the workgroup sees.
+  __device__ void start(char* tiles, int hidden) {
     wave.lds = tiles;
     wave.half = 0x8000;
     asm("" : "+s"(wave.half));
     wave.offsets = ReadOffsets<Shape>::first_block();
-    mover.move();
+    if constexpr (Shape::kLimitsLeft && !Shape::kIsPaged)
+      mover.move_from(hidden);
+    else
+      mover.move();
     mover.land(tiles);
     tile::wait_lds();
     tile::end_slot();
@@ -129,7 +133,7 @@ __device__ __attribute__((always_inline)) void forward_body(const ArgsOf<Shape<C
     const float scale = args.scale_log2;
     const WaveVisibility<Shape> visibility(args, task);
     walk.mover.start(task, args, block);
-    walk.start(tiles);
+    walk.start(tiles, range.lowest - kBlockN * block);
     if (Shape::kLimitsLeft)
       for (; block < last && block < range.clear; block += task.parts)
         walk.step_at_edge(visibility, block, block + task.parts, scale);

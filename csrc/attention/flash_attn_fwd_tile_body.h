@@ -225,6 +225,19 @@ struct WaveRows {
   }
 };
 
+/// Zeros in the rows of V that no row of the workgroup sees: a weight of zero does not hide a NaN. Each work-item
+/// clears what it writes as a Staged tile.
+template <class Shape>
+__device__ void clear_hidden(typename Shape::ValueTile& values, int first_key, int lowest, int sink) {
+  using Chunks = Staged<typename Shape::ValueTile, Shape::kThreads>;
+#pragma unroll
+  for (int i = 0; i < Chunks::kCount; ++i) {
+    const int row = Chunks::row(i), key = first_key + row;
+    if (Chunks::is_inside(i) && key < lowest && key >= sink)
+      values.template at<Chunk>(row, static_cast<int>(Chunks::column(i) * sizeof(typename Shape::Element))) = Chunk{};
+  }
+}
+
 /// One LDS tile of K and one of V. While one is used, the next one travels in registers, so that two tiles are enough.
 /// A ring (tile/ring.h) has twice as many: at head dimension 128 one workgroup would fill LDS.
 template <class Shape>
@@ -241,7 +254,8 @@ struct QrKsVs {
   ///   slot   reads   has in registers, and writes at its end
   ///   2n     K[n]    V[n]
   ///   2n+1   V[n]    K[n+1]
-  __device__ void run(WaveRows<Shape>& rows, const KeyBlocks<kBlockN>& blocks, const Matrix& k, const Matrix& v) {
+  __device__ void run(WaveRows<Shape>& rows, const KeyBlocks<kBlockN>& blocks, const Matrix& k, const Matrix& v,
+                      int lowest) {
     Staged<typename Shape::KeyTile, Shape::kThreads> next_keys;
     Staged<typename Shape::ValueTile, Shape::kThreads> next_values;
     int block = blocks.begin();
@@ -257,6 +271,7 @@ struct QrKsVs {
       next_values.load(ValueWindow(v, first_key));
       if (is_seen) p = rows.probabilities(keys, first_key);
       next_values.store(values);
+      if (first_key < lowest) clear_hidden<Shape>(values, first_key, lowest, rows.visible.sink);
       workgroup_barrier();  // V is there, and all waves have read K.
 
       if (next_block < blocks.end) next_keys.load(KeyWindow(k, next_block * kBlockN));
@@ -280,7 +295,8 @@ struct QrAsync {
   KeyTile keys[kStages];
   ValueTile values[kStages];
 
-  __device__ void run(WaveRows<Shape>& rows, const KeyBlocks<kBlockN>& blocks, const Matrix& k, const Matrix& v) {
+  __device__ void run(WaveRows<Shape>& rows, const KeyBlocks<kBlockN>& blocks, const Matrix& k, const Matrix& v,
+                      int lowest) {
     const auto start = [&](int block, int stage) {
       dma<kWaves>(keys[stage], typename Shape::KeyWindow(k, block * kBlockN), wave_index());
       dma<kWaves>(values[stage], typename Shape::ValueWindow(v, block * kBlockN), wave_index());
@@ -288,6 +304,10 @@ struct QrAsync {
     for (BlockRing ring(blocks, start); ring.has_next();) {
       const RingSlot slot = ring.next(start);
       const int first_key = slot.item * kBlockN;
+      if (first_key < lowest) {
+        clear_hidden<Shape>(values[slot.stage], first_key, lowest, rows.visible.sink);
+        workgroup_barrier();
+      }
       if (rows.sees(first_key)) rows.accumulate(values[slot.stage], rows.probabilities(keys[slot.stage], first_key));
     }
   }
@@ -348,7 +368,8 @@ __device__ __attribute__((always_inline)) void forward_body(const typename Shape
   const KeyBlocks<kBlockN> blocks(visible, block_row, last_of(block_row, kBlockM));
   WaveRows<Shape> rows(matrix(args.q, head, q_rows), score_map<Shape>(args, batch, head, q_rows, first_row, delta),
                        visible, first_row, last_of(first_row, Shape::kWaveRows));
-  pipeline.run(rows, blocks, matrix(args.k, kv_head, k_rows), matrix(args.v, kv_head, k_rows));
+  pipeline.run(rows, blocks, matrix(args.k, kv_head, k_rows), matrix(args.v, kv_head, k_rows),
+               visible.lowest(block_row));
 
   float* lse = args.lse;
   if (lse != nullptr) lse += view_batch * args.lse_batch_stride + head * args.lse_head_stride + q_rows.first;

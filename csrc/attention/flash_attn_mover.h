@@ -33,6 +33,10 @@ struct RowsOfBlocks {
     first_row = wave_row;
   }
   __device__ tile::BufferDescriptor buffer() const { return tile::make_buffer(block, bytes); }
+  /// Without so many bytes at its beginning.
+  __device__ tile::BufferDescriptor buffer_from(int skipped) const {
+    return tile::make_buffer(block + skipped, bytes > skipped ? bytes - skipped : 0);
+  }
   __device__ int offset() const { return 0; }
   __device__ void look_ahead() {}
   __device__ void take_ahead() {}
@@ -150,6 +154,15 @@ struct BlockMover {
     rows.look_ahead();
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) words[i] = load(buffer, first + i * load_bytes);
+  }
+
+  /// move() of a task's first block: its rows before `first`, which no row of the workgroup sees, become zeros, as a
+  /// weight of zero does not hide a NaN. A negative offset is beyond the buffer's end.
+  __device__ void move_from(int first) {
+    const int skipped = clamped(first, 0, kBlockN - 1) * rows.row_bytes;
+    const tile::BufferDescriptor buffer = rows.buffer_from(skipped);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) words[i] = load(buffer, source - skipped + i * load_bytes);
   }
 
   /// Goes on to the block behind the one that has been loaded.

@@ -189,21 +189,22 @@ struct Task {
   }
 };
 
-/// The key blocks [first, end) of a task. The blocks [clear, clear_end) hide nothing from any of its rows.
+/// The key blocks [first, end) of a task. The blocks [clear, clear_end) hide nothing from any of its rows; keys before
+/// `lowest`, which may be in the first block, are hidden from all.
 struct BlockRange {
-  int first, end, clear, clear_end;
+  int first, end, clear, clear_end, lowest;
 
   template <class Shape>
   __device__ static BlockRange of(const FlashAttnArgs& args, const Task<Shape>& task) {
     const int blocks = (task.keys + kBlockN - 1) / kBlockN, full = task.keys / kBlockN;
-    BlockRange range{0, blocks, 0, full};
+    BlockRange range{0, blocks, 0, full, 0};
     if (!Shape::kLimitsRight) return range;
     const int last_row = (task.row + Shape::kBlockM < task.rows ? task.row + Shape::kBlockM : task.rows) - 1;
     const int first = static_cast<int>(args.pack.divide(task.row)), last = static_cast<int>(args.pack.divide(last_row));
     const int delta = task.keys - task.queries;
     if (Shape::kLimitsLeft) {
-      const int hidden = first + delta - args.window_left;  // keys before it are hidden from all rows
-      range.first = hidden > 0 ? hidden / kBlockN : 0;
+      range.lowest = first + delta - args.window_left;
+      range.first = range.lowest > 0 ? range.lowest / kBlockN : 0;
       range.clear = (last + delta - args.window_left + kBlockN - 1) >> 6;
     }
     range.end = end_of_seen_blocks(last, delta + args.window_right, blocks);

@@ -33,8 +33,8 @@ def _check_prefix(table: Tensor, lengths: Tensor, k: Tensor, longest: int, prefi
                          f"behind it, got {lengths.min().item()}")
     prefix = table[:, :prefix_len // k.shape[1]]
     if (is_other := (prefix != prefix[0]).any(1)).any():
-        raise ValueError(f"{_OP}: block_table must begin with the same {prefix.shape[1]} pages in every row, got others "
-                         f"in row {is_other.nonzero()[0].item()}")
+        raise ValueError(f"{_OP}: block_table must begin with the same {prefix.shape[1]} pages in every row, got "
+                         f"others in row {is_other.nonzero()[0].item()}")
 
 
 def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor,

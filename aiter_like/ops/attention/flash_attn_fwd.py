@@ -30,7 +30,7 @@ from aiter_like.ops.attention.flash_attn_fwd_hip import (
     hip_refusal,
     variant,
 )
-from aiter_like.ops.attention.reference import row_blocks, scores_of, softmax_of
+from aiter_like.ops.attention.reference import product_with, row_blocks, scores_of, softmax_of
 from aiter_like.ops.common import philox
 
 _TAIL = 256  # rows and keys: a multiple of every kernel's tiles
@@ -73,12 +73,10 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
         (queries, call.q_descale), (keys, call.k_descale), (values, call.v_descale)))
     keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
     num_rows, num_keys = queries.shape[2], keys.shape[2]
-    if lengths is not None:
-        behind = torch.arange(num_keys, device=q.device)[:, None] >= lengths
-        values = values.masked_fill(behind, 0.0)  # 0 · NaN is no 0
     for rows in row_blocks(num_rows, queries.shape[0] * queries.shape[1] * num_keys):
-        p, total = softmax_of(*scores_of(call, queries[:, :, rows], keys, bias, slopes, lengths, rows.start,
-                                         num_rows - rows.stop)[:2], call.sink)
+        scores, visible, _ = scores_of(call, queries[:, :, rows], keys, bias, slopes, lengths, rows.start,
+                                       num_rows - rows.stop)
+        p, total = softmax_of(scores, visible, call.sink)
         if lse is not None:
             lse[:, :, rows].copy_(total)
         if call.dropout_p:
@@ -86,7 +84,7 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
             kept = philox.attention_kept(call.rng_state, call.dropout_p, heads,
                                          torch.arange(rows.start, rows.stop, device=q.device), num_keys)
             p = torch.where(kept, p / (1 - call.dropout_p), 0.0)
-        out[:, rows].copy_((p @ values).transpose(1, 2))
+        out[:, rows].copy_(product_with(p, values, visible).transpose(1, 2))
 
 
 def _check(call: AttentionCall) -> object:

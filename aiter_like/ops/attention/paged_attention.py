@@ -25,7 +25,7 @@ from aiter_like.ops.attention.paged_attention_call import (
     workspace_bytes,
 )
 from aiter_like.ops.attention.paged_attention_hip import hip_refusal, paged_attention_hip
-from aiter_like.ops.attention.reference import softmax_of
+from aiter_like.ops.attention.reference import product_with, softmax_of
 
 __all__ = ["paged_attention", "paged_attention_workspace_bytes"]
 
@@ -99,7 +99,7 @@ def _sequence_ref(call: PagedAttentionCall, index: int, rows: slice, keys: Tenso
     if call.window_left >= 0:
         visible &= distance <= call.window_left
     p, lse = softmax_of(scores, visible, call.sink)
-    result = (p @ values).transpose(0, 1)
+    result = product_with(p, values, visible).transpose(0, 1)
     if call.out_scale is not None:
         limit = torch.finfo(call.out.dtype).max
         result = (result / call.out_scale).clamp(-limit, limit)

@@ -57,6 +57,11 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
     return scores, visible, slope
 
 
+def product_with(p: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """P V [..., num_heads, rows, dim]. Values that no row sees are left out, whatever they hold: 0 · NaN is no 0."""
+    return p @ values.masked_fill(~visible.any(-2)[..., None], 0.0)
+
+
 def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """P [..., num_heads, rows, keys] and the log-sum-exp [..., num_heads, rows]; a row that sees nothing: 0 and −inf.
 

@@ -29,7 +29,7 @@ from aiter_like.ops.attention.checks import (
 from aiter_like.ops.attention.decode_call import triton_kernels
 from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
-from aiter_like.ops.attention.reference import scores_of, softmax_of
+from aiter_like.ops.attention.reference import product_with, scores_of, softmax_of
 from aiter_like.ops.attention.unified_attention_choice import prefers
 from aiter_like.ops.attention.unified_attention_ck import (
     unified_attention_ck,
@@ -88,8 +88,9 @@ def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values
         bias[:seen, first:first + seen] = call.qq_bias[:seen, :seen]
     if slopes is not None and slopes.ndim == 2:
         slopes = slopes[index]
-    p, lse = softmax_of(*scores_of(call, q, keys, bias, slopes)[:2], call.sink)
-    result = (p @ values).transpose(0, 1)
+    scores, visible, _ = scores_of(call, q, keys, bias, slopes)
+    p, lse = softmax_of(scores, visible, call.sink)
+    result = product_with(p, values, visible).transpose(0, 1)
     if call.output_scale is not None:
         limit = torch.finfo(call.out.dtype).max
         result = (result / call.output_scale).clamp(-limit, limit)

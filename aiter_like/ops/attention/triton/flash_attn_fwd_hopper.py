@@ -151,11 +151,13 @@ def _pass_over(ring, first, last, SHAPE: gl.constexpr):
 
 @gluon.jit
 def _attend(q, ring, bounds, visibility, scale, SHAPE: gl.constexpr):
-    """(acc, maximum, Σ p) of a group's rows. bounds: tiles of all groups, and its own; keys of the sequence."""
+    """(acc, maximum, Σ p) of a group's rows. bounds: tiles of all groups, and its own; keys of the sequence, and the
+    first one that any of its rows sees.
+    """
     LAYOUT: gl.constexpr = visibility[1].type.layout.parent
     ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
                                                          instr_shape=[16, SHAPE.D, 16])
-    begin, end, low, inner, inner_end, high, seqlen_k = bounds
+    begin, end, low, inner, inner_end, high, seqlen_k, seen_from = bounds
     top, first, last = end - 1, end - high, end - low
     _pass_over(ring, 0, first, SHAPE)
     scores = warpgroup_mma_wait(0, deps=[start_scores(q, ring, first, LAYOUT, SHAPE)])
@@ -166,7 +168,7 @@ def _attend(q, ring, bounds, visibility, scale, SHAPE: gl.constexpr):
     if SHAPE.HAS_ENDS:
         if start + SHAPE.N > seqlen_k:
             wait_full(ring, VALUES, first, SHAPE)
-            clear_rows(tile_of(ring, VALUES, first, SHAPE), seqlen_k - start, SHAPE)
+            clear_rows(tile_of(ring, VALUES, first, SHAPE), 0, seqlen_k - start, SHAPE)
     acc = gl.full([SHAPE.M, SHAPE.D], 0.0, gl.float32, ACC_LAYOUT)
     state = acc, packed(p, q.dtype, SHAPE), maximum, total
 
@@ -178,6 +180,11 @@ def _attend(q, ring, bounds, visibility, scale, SHAPE: gl.constexpr):
         open_first = open_last
     acc, words, maximum, total = _walk(state, q, ring, open_first, last, top, visibility, scale, SHAPE, SHAPE.HAS_LEFT)
     p = unpacked(words, acc, q.dtype, SHAPE)
+    if SHAPE.HAS_LEFT:  # no other tile has keys that are seen, and before them such that no row sees
+        start = (top - last + 1) * SHAPE.N
+        if start < seen_from:
+            wait_full(ring, VALUES, last - 1, SHAPE)
+            clear_rows(tile_of(ring, VALUES, last - 1, SHAPE), seen_from - start, SHAPE.N, SHAPE)
     acc, p = warpgroup_mma_wait(0, deps=[start_output(acc, p, ring, last - 1, SHAPE), p])
     free(ring, VALUES, last - 1, SHAPE)
     _pass_over(ring, last, end - begin, SHAPE)
@@ -204,7 +211,7 @@ def _group(results, tiles, barriers, total, lengths, counts, window, scale, GROU
             positions = rows + (seqlen_k - seqlen_q)
             visibility = (positions - window[0], gl.minimum(positions + window[1], seqlen_k - 1))
             mbarrier.wait(barriers[4].index(GROUP), turn & 1)
-            bounds = (begin, end, low, inner, inner_end, high, seqlen_k)
+            bounds = (begin, end, low, inner, inner_end, high, seqlen_k, seqlen_k - seqlen_q - window[0])
             acc, maximum, sums = _attend(q, (tiles, barriers, used), bounds, visibility, scale, SHAPE)
             mbarrier.arrive(barriers[5].index(GROUP))
             finish(acc, maximum, sums, results, head, starts, rows, first_row, seqlen_q, SHAPE)

@@ -107,18 +107,20 @@ def start_output(acc, p, ring, tile, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def clear_rows(tile, first, SHAPE: gl.constexpr):
-    """Zeros in the rows of a tile of values from `first` on: NaN behind a sequence would survive a p of 0.
+def clear_rows(tile, first, end, SHAPE: gl.constexpr):
+    """Zeros in the rows of a tile of values outside `first` … `end` − 1: where no row of a sequence sees a key, NaN
+    would survive a p of 0.
 
     Each group does it, and writes what the others do.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // SHAPE.D, SHAPE.D // 8], [4, 1], [1, 0])
     N: gl.constexpr = SHAPE.N
     for part in gl.static_range(0, N, 16):
-        if first < part + 16:
+        if (part < first) | (end < part + 16):
             piece = tile.slice(part, 16)
             rows = part + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
-            piece.store(gl.where((rows < first)[:, None], piece.load(LAYOUT), 0.0))
+            is_seen = (rows >= first) & (rows < end)
+            piece.store(gl.where(is_seen[:, None], piece.load(LAYOUT), 0.0))
     fence_async_shared()
 
 

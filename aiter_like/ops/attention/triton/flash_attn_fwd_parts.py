@@ -61,13 +61,14 @@ _COMBINE = {"num_warps": 4, "enable_fp_fusion": False}
 def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.constexpr, IS_MASKED: tl.constexpr):
     """One online-softmax pass over the keys [first, last) in tiles from `first` on. state: of no_keys.
 
-    visibility: first and last key of each row, sink tokens. extras: scale, positions of the rows on the keys' axis,
-    what adjusted takes, what dropout takes.
+    visibility: first and last key of each row, those of all rows, sink tokens. Memory where no row sees a key is not
+    loaded: engines give pages before a window away, and 0 · NaN is no 0. extras: scale, positions of the rows on the
+    keys' axis, what adjusted takes, what dropout takes.
     """
     acc, total, maximum, highest = state
     q_tile, q_tail = q_tiles
     k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes = source
-    low, high, sink_size = visibility
+    low, high, lowest, highest_key, sink_size = visibility
     scale, positions, adjust, dropout = extras
     # Triton 3.6 cannot compare a tuple that holds None, as adjust does, with None: its members are asked.
     IS_ADJUSTED: tl.constexpr = SHAPE.HAS_SOFTCAP or adjust[1] is not None or adjust[2] is not None
@@ -76,7 +77,7 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
     P: tl.constexpr = tl.float16 if q_tile.dtype.is_fp8() else q_tile.dtype  # e4m3 is exact in fp16
     for start in range(first, last, SHAPE.N):
         keys = start + lanes
-        inside = keys < seqlen_k
+        inside = is_visible(keys, lowest, highest_key, sink_size, SHAPE.HAS_LEFT, SHAPE.HAS_SINK_TOKENS)
         if SHAPE.HAS_BOXES and not IS_MASKED:
             k_tile = tl.trans(load_box(boxes[0], boxes, start, SHAPE.N, SHAPE.D))
         else:
@@ -91,7 +92,8 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
         if IS_ADJUSTED:
             scores = adjusted(scores * scale, keys, positions, adjust, SHAPE)
         if IS_MASKED:
-            visible = is_visible(keys, low, high, sink_size, SHAPE.HAS_LEFT, SHAPE.HAS_SINK_TOKENS)
+            visible = is_visible(keys[None, :], low[:, None], high[:, None], sink_size, SHAPE.HAS_LEFT,
+                                 SHAPE.HAS_SINK_TOKENS)
             scores = tl.where(visible, scores, MASKED)
         if IS_ADJUSTED:
             new_maximum = tl.maximum(maximum, tl.max(scores, 1))
@@ -137,7 +139,7 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
     high = positions * 0 + (seqlen_k - 1)
     if SHAPE.HAS_RIGHT:
         high = tl.minimum(positions + right, high)
-    visibility = (positions - left, high, sink_size)
+    visibility = (positions - left, high, first - left, end - 1, sink_size)
     if SHAPE.HAS_LEFT:
         if SHAPE.HAS_SINK_TOKENS:
             state = _attend(state, q_tiles, source, 0, sinks_end, visibility, extras, SHAPE, True)

@@ -73,7 +73,7 @@ def _load_keys(rows, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: 
     dims = FIRST + tl.arange(0, COLUMNS)
     at = tl.expand_dims(rows, -1) + packed(dims, stride, SHAPE.X)
     if FIRST + COLUMNS > SHAPE.HEAD_DIM:
-        return _converted(tl.trans(tl.load(at, mask=dims < SHAPE.HEAD_DIM, other=0)), dtype)
+        return _converted(tl.trans(tl.load(at, mask=dims < SHAPE.HEAD_DIM, other=0.0)), dtype)
     else:
         return _converted(tl.trans(tl.load(at)), dtype)
 
@@ -89,9 +89,18 @@ def _load_values(rows, stride, seen, SHAPE: tl.constexpr):
     dims = tl.arange(0, COLUMNS)
     at = tl.expand_dims(rows, -1) + dims * stride
     if SHAPE.HAS_LEFT:
-        return tl.load(at, mask=tl.expand_dims(seen, -1) & (dims < HEAD_DIM), other=0)
+        return tl.load(at, mask=tl.expand_dims(seen, -1) & (dims < HEAD_DIM), other=0.0)
     elif HEAD_DIM < COLUMNS:
-        return tl.load(at, mask=dims < HEAD_DIM, other=0)
+        return tl.load(at, mask=dims < HEAD_DIM, other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def _load_scales(at, seen, SHAPE: tl.constexpr):
+    """Scales of values, of keys that are `seen` as _load_values has them."""
+    if SHAPE.HAS_LEFT:
+        return tl.load(at, mask=seen, other=0.0)
     else:
         return tl.load(at)
 
@@ -158,14 +167,15 @@ def attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE:
         if SHAPE.IN_PAIRS:
             odd = odd * tl.expand_dims(rescale, -1)
         maximum = new_maximum
+        seen = keys >= rows[2] - terms[6]
         if SHAPE.V_BY_TOKEN:
-            at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1]
-            p *= tl.expand_dims(tl.load(at), -2)
+            p *= tl.expand_dims(_load_scales(v_scale + page * v_scale_strides[0] + places * v_scale_strides[1], seen,
+                                             SHAPE), -2)
         if SHAPE.IS_ALIKE:
             v_rows = v + offsets
         else:
             v_rows = v + (page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y))
-        v_tile = _load_values(v_rows, v_strides[3], keys >= rows[2] - terms[6], SHAPE)
+        v_tile = _load_values(v_rows, v_strides[3], seen, SHAPE)
         p = p.to(p_dtype)
         if SHAPE.IN_PAIRS:
             acc = tl.dot(p, _converted(v_tile.to(tl.int8).to(v_type, bitcast=True), p_dtype), acc)

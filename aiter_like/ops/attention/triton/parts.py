@@ -106,12 +106,12 @@ def keys_of(batch, cu_seqlens_k, seqlens_k, seqlen_k, PAGE: tl.constexpr):
 
 @triton.jit
 def is_visible(keys, low, high, sink_size, HAS_LEFT: tl.constexpr, HAS_SINK_TOKENS: tl.constexpr):
-    """bool [rows, keys]: low ≤ key ≤ high of the row, or key ≤ high and one of the sink tokens."""
-    visible = keys[None, :] <= high[:, None]
+    """bool: low ≤ key ≤ high, or key ≤ high and one of the sink tokens; of shapes that broadcast."""
+    visible = keys <= high
     if HAS_SINK_TOKENS:
-        return visible & ((keys[None, :] >= low[:, None]) | (keys < sink_size)[None, :])
+        return visible & ((keys >= low) | (keys < sink_size))
     if HAS_LEFT:
-        return visible & (keys[None, :] >= low[:, None])
+        return visible & (keys >= low)
     return visible
 
 

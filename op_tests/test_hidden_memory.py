@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""Memory that no result may depend on, of every operator: NaN, infinity and numbers of no page there change no bit.
+
+Pages that a window has left, the rest of a last page, keys between the sink tokens and the window, scales of such keys,
+rows behind packed sequences, entries of tables behind a sequence's end. Engines hand such memory to other requests, or
+never write it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hidden_memory import Scene, dense, equal, hidden_of, latent, paged, put, results, unified, wrong
+
+from aiter_like import dtypes
+from aiter_like.device import target_of
+from aiter_like.dispatch import OPS
+from aiter_like.errors import UnsupportedError
+
+LONG = ((3, 300), (2, 90))
+SCENES = {
+    "pages before a window": lambda device, seed: unified(device, ((40, 208),), left=130, seed=seed),
+    "pages behind the sink tokens": lambda device, seed: unified(device, ((40, 208), (7, 150)), left=60, sink=5,
+                                                                 seed=seed),
+    "decoding": lambda device, seed: unified(device, ((1, 300), (1, 90)), left=130, seed=seed),
+    "latent, several queries": lambda device, seed: latent(device, "tokens"),
+    "pages in parts": lambda device, seed: paged(device, LONG, left=130, seed=seed),
+    "shuffled pages and their scales": lambda device, seed: paged(
+        device, LONG, left=130, layout="shuffled", dtype=dtypes.fp8_of(target_of(device).arch), by_token=True,
+        seed=seed),
+    "a cache before a window": lambda device, seed: dense(device, ((40, 208), (40, 90)), left=60, is_cache=True,
+                                                          seed=seed),
+    "packed keys before a window": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=60, seed=seed),
+    "packed keys behind the sink tokens": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=60, sink=5,
+                                                                     seed=seed)}
+FURTHER = {
+    "latent": lambda device, seed: latent(device, "split"),
+    "latent of fp8": lambda device, seed: latent(device, "fp8 queries"),
+    "whole tiles": lambda device, seed: unified(device, ((150, 460), (70, 70)), 64, left=130, seed=seed),
+    "pages of two tiles": lambda device, seed: unified(device, ((33, 460), (70, 70)), 128, left=100, seed=seed),
+    "both sides": lambda device, seed: unified(device, ((40, 208), (7, 150)), left=30, right=30, seed=seed),
+    "softcap": lambda device, seed: unified(device, ((40, 208), (7, 150)), left=30, softcap=3.0, seed=seed),
+    "pages of fp8": lambda device, seed: unified(device, ((40, 208), (7, 150)), left=100, seed=seed,
+                                                 dtype=dtypes.fp8_of(target_of(device).arch)),
+    "shuffled pages": lambda device, seed: unified(device, ((40, 208), (7, 150)), left=100, is_shuffled=True,
+                                                   seed=seed),
+    "decoding beside sink tokens": lambda device, seed: unified(device, ((1, 700), (1, 90)), left=130, sink=3,
+                                                                seed=seed),
+    "packed pages": lambda device, seed: paged(device, LONG, left=130, layout="packed", seed=seed),
+    "rows of fp8 and their scales": lambda device, seed: paged(
+        device, LONG, left=130, dtype=dtypes.fp8_of(target_of(device).arch), by_token=True, seed=seed),
+    "packed int8 and its scales": lambda device, seed: paged(device, LONG, left=130, layout="packed",
+                                                             dtype=torch.int8, by_token=True, seed=seed),
+    "no window": lambda device, seed: paged(device, LONG, dtype=dtypes.fp8_of(target_of(device).arch), by_token=True,
+                                            seed=seed),
+    "a long cache": lambda device, seed: dense(device, ((300, 700), (300, 310)), left=60, dim=128, is_cache=True,
+                                               seed=seed),
+    "one query": lambda device, seed: dense(device, ((1, 208), (1, 90)), left=60, is_cache=True, seed=seed),
+    "head dimension 96": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=60, dim=96, seed=seed),
+    "packed, both sides": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=10, right=10, seed=seed)}
+
+
+def check(scene: Scene) -> list[str]:
+    """Each backend that serves the call writes the same bytes whatever is hidden; their names."""
+    op, call, hidden = scene
+    fields, served = {op.call._fields.index(name): mask for name, mask in hidden.items()}, []
+
+    def filled(values: dict[int, float]) -> list:
+        return [put(arg, fields[index], values[index]) if index in fields else arg for index, arg in enumerate(call)]
+
+    for backend in op.backends:
+        try:
+            expected = results(op, filled(dict.fromkeys(fields, 0)), backend.name)
+        except UnsupportedError:
+            continue
+        served.append(backend.name)
+        for turn in range(2):
+            values = {index: wrong(call[index])[turn % len(wrong(call[index]))] for index in fields}
+            assert equal(expected, results(op, filled(values), backend.name)), (op.name, backend.name, values)
+    return served
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_attention_does_not_depend_on_what_no_query_sees(device, name):
+    assert {"triton", "torch"} <= set(check(SCENES[name](device, 0)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", {**SCENES, **FURTHER})
+def test_attention_of_further_layouts(device, seed, name):
+    assert {"triton", "torch"} <= set(check({**SCENES, **FURTHER}[name](device, seed % 2**31)))
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+def test_hopper_does_not_depend_on_keys_before_a_window(device, dim):
+    """The kernel whose tiles come whole from memory, which few rows would not get by themselves."""
+    if target_of(device).arch != "sm_90":
+        pytest.skip("a kernel for Hopper")
+    from aiter_like.ops.attention.triton.flash_attn_fwd import flash_attn_fwd
+
+    for is_cache in (False, True):
+        _, call, hidden = dense(device, ((300, 700), (300, 310)), left=60, dim=dim, is_cache=is_cache)
+        found = []
+        for value in (0.0, math.nan, math.inf):
+            filled = call._replace(**{name: put(getattr(call, name), mask, value) for name, mask in hidden.items()})
+            flash_attn_fwd(filled, kernel="flash_attn_fwd_hopper")
+            found.append((filled.out.clone(), filled.lse.clone()))
+        for out, lse in found[1:]:
+            assert torch.equal(out, found[0][0]) and torch.equal(lse, found[0][1])
+
+
+def check_cases(name: str, device: torch.device) -> int:
+    """Of an operator's own cases; the number of arguments of which something is hidden."""
+    op, count = OPS[name], 0
+    for case in op.cases(device).values():
+        inputs = [index for index in range(len(case)) if index not in op.write_indices]
+        found = {op.call._fields[index]: hidden_of(op, case, index) for index in inputs}
+        found = {field: hidden for field, hidden in found.items() if hidden is not None}
+        count += len(found)
+        assert not found or "torch" in check((op, case, found))
+    return count
+
+
+@pytest.mark.parametrize("name", ("row_quant", "moe_sum"))
+def test_rows_that_do_not_count(device, name):
+    assert check_cases(name, device) > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_what_no_result_depends_on_in_any_case(device, name):
+    check_cases(name, device)
