@@ -40,7 +40,8 @@ def fused_qknorm_idxrqknorm(
         kv_cache_k: Tensor | None = None, kv_cache_v: Tensor | None = None, index_cache: Tensor | None = None,
         block_size: int = 0, q_out: Tensor | None = None, index_q_out: Tensor | None = None,
         index_slot_mapping: Tensor | None = None, kv_cache_dtype: str = "auto", index_cache_dtype: str | None = None,
-        k_scale: Tensor | None = None, v_scale: Tensor | None = None, asm_layout: bool = False) -> None:
+        k_scale: Tensor | None = None, v_scale: Tensor | None = None, asm_layout: bool = False,
+        skip_index_branch: bool = False) -> None:
     """RMSNorm with Gemma's weights, to which 1 is added, and rotary embedding (NeoX) of the first `rotary_dim` elements
     of each head of q, k and of the index's queries and its only key, in fp32 and rounded once. Without caches all where
     they stand in `qkv`; with them queries there or in `q_out` and `index_q_out`, the rest in the caches alone.
@@ -55,6 +56,7 @@ def fused_qknorm_idxrqknorm(
             are written to `k_scale` and `v_scale` as by `reshape_and_cache_with_pertoken_quant`.
         index_cache_dtype: "auto" or "fp8" (a scale of 1); None: as `kv_cache_dtype`.
         index_slot_mapping: None: `slot_mapping`.
+        skip_index_branch: the index's heads stay as they are; its weights and cache are not looked at.
     """
     check.tensor(_NAME, "qkv", qkv, rank=2, dtypes=elements.FLOATS)
     for name, number, low in (("num_heads", num_heads, 1), ("num_kv_heads", num_kv_heads, 1),
@@ -72,7 +74,10 @@ def fused_qknorm_idxrqknorm(
     parts.check_positions(_NAME, "positions", positions, None, cos_sin_cache)
     q, k, v, *rest = qkv.unflatten(1, (-1, _HEAD_DIM)).split(counts, 1)
     main = _part(qkv, "", q, k, q_norm_weight, k_norm_weight, q_out)
-    index = _part(qkv, "index_", *rest, index_q_norm_weight, index_k_norm_weight, index_q_out) if has_index else None
+    check.flag(_NAME, "skip_index_branch", skip_index_branch)
+    index = None
+    if has_index and not skip_index_branch:
+        index = _part(qkv, "index_", *rest, index_q_norm_weight, index_k_norm_weight, index_q_out)
     cos, sin = cos_sin_cache.chunk(2, -1)
     shared = {"cos": cos, "sin": sin, "positions": positions, "offsets": None, "epsilon": eps}
     if kv_cache_k is None and kv_cache_v is None:

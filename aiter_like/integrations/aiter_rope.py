@@ -39,9 +39,28 @@ def _form(function: Callable, name: str, call: Callable[..., Any]) -> Callable:
     return form
 
 
+def _without_nones(function: Callable, args: tuple) -> tuple[Callable, tuple]:
+    """The function of the indices that there are, and its arguments: AITER's functions with offsets take None for
+    these, and those with positions for these, too.
+    """
+    for index in ("offsets", "positions"):
+        names = list(inspect.signature(function).parameters)
+        if index in names:
+            at = names.index(index)
+            if args[at] is not None:
+                break
+            function, args = getattr(rope, function.__name__.replace(f"_{index}", "")), args[:at] + args[at + 1:]
+    return function, args
+
+
 def _transposing(function: Callable) -> Callable:
     """A form of a function that has `transpose_output`, too."""
-    return _form(function, function.__name__, lambda function, name, *args: function(*args))
+
+    def call(function: Callable, name: str, *args: Any) -> Any:
+        function, args = _without_nones(function, args)
+        return function(*args)
+
+    return _form(function, function.__name__, call)
 
 
 def _straight(function: Callable, name: str = "") -> Callable:
@@ -49,7 +68,8 @@ def _straight(function: Callable, name: str = "") -> Callable:
 
     def call(function: Callable, name: str, *args: Any) -> Any:
         _refuse_transposed(name, args[-1])
-        return function(*args[:-1])
+        function, args = _without_nones(function, args[:-1])
+        return function(*args)
 
     return _form(function, name or function.__name__, call)
 
@@ -66,16 +86,18 @@ def _of_tokens(function: Callable, name: str) -> Callable:
         for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", indices[0], 1)):
             check.tensor(name, argument, tensor, rank=rank, last_contiguous=rank == 3)
         check.tensor(name, "positions", indices[0], shape=(len(x),), last_contiguous=False)
-        for offsets in indices[1:]:
+        offsets = indices[1] if indices[1:] else None
+        if offsets is not None:
             check.tensor(name, "offsets", offsets, shape=(len(x),), last_contiguous=False)
+        flags = rotate_style, reuse_freqs_front_part, nope_first
         if _is_rounded(x, cos):
-            return rope_rounded.rope_rounded(
-                x, y, cos, sin, *indices[:1], indices[1] if indices[1:] else None, rotate_style, reuse_freqs_front_part,
-                nope_first, is_backward, out=(x, y) if is_inplace else None)
+            return rope_rounded.rope_rounded(x, y, cos, sin, indices[0], offsets, *flags, is_backward,
+                                             out=(x, y) if is_inplace else None)
         if is_inplace:
-            return function(x, y, cos, sin, *indices, rotate_style, reuse_freqs_front_part, nope_first)
-        found = function(x[None], y[None], cos, sin, *(each[None] for each in indices), rotate_style,
-                         reuse_freqs_front_part, nope_first)
+            return function(x, y, cos, sin, *indices, *flags)
+        indices = [None if each is None else each[None] for each in indices]
+        function, args = _without_nones(function, (x[None], y[None], cos, sin, *indices, *flags))
+        found = function(*args)
         return found[0][0], found[1][0]
 
     return _form(function, name, call)

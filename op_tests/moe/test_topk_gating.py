@@ -160,6 +160,28 @@ def test_special_values(device, run, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ("softmax", "sigmoid"))
+def test_shared_experts_of_topk_gating(device, run, backend, kind):
+    """Weights of more columns than are written, as vLLM has them where experts are divided, and indices of k."""
+    tokens, k, shared = 5, 3, 2
+    gating = torch.randn(tokens, 16 + shared, device=device)
+    full, ids = torch.full((tokens, 8), 3.0, device=device), torch.full((tokens, 6), 9, dtype=I32, device=device)
+    run(backend, aiter_like.topk_gating, full[:, :k + shared + 1], ids[:, :k], gating, None, True, 2.0, kind, shared)
+    for row, chosen, x in zip(full.tolist(), ids.tolist(), gating.tolist()):
+        experts, expected = routed(x[:16], k, kind, scale=2.0)
+        assert chosen == [*experts, 9, 9, 9] and row[k + shared:] == [3.0] * 3
+        assert row[:k + shared] == pytest.approx([*expected, *score(x[16:], "sigmoid")], rel=1e-5)
+    if kind == "softmax":
+        other = torch.zeros_like(full)
+        run(backend, aiter_like.topk_softmax, other[:, :k + shared + 1], ids[:, :k], None, gating, True, shared)
+        assert torch.allclose(other[:, k:k + shared], full[:, k:k + shared]) and not other[:, k + shared:].any()
+    with pytest.raises(ValueError, match="topk_gating: topk_indices must have shape"):
+        aiter_like.topk_gating(full[:, :k], ids[:, :k + 1], gating, num_shared_experts=shared)
+    with pytest.raises(ValueError, match="topk_gating: num_shared_experts must be"):
+        aiter_like.topk_gating(full[:, :k], ids[:, :k], gating, num_shared_experts=-1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_repeats_bit_for_bit_and_touches_nothing_else(device, run, backend):
     gating = torch.randn(33, 96, device=device)
     full = torch.full((33, 12), 3.0, device=device)

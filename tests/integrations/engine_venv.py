@@ -2,7 +2,7 @@
 """Virtual environments with an inference engine and this package in editable mode, for the tests marked `engine`.
 
 `--engine-python vllm=PATH` names a Python that has both; otherwise `.engines/<engine>` is built on first use: from the
-package index, some minutes and 3 GB.
+package index, some minutes and 3 GB. What a process of a test imports of this package is the checkout of the tests.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,16 +40,50 @@ def python_of(engine: str, distribution: str, config: pytest.Config, leave_out: 
         only: its requirements that the tests need; empty: all.
         besides: what they need and it does not require.
     """
-    for given in config.getoption("engine_python"):
-        name, _, path = given.partition("=")
-        if name == engine:
-            return path
+    if given := _given(engine, config):
+        return given
     folder = ROOT / ".engines" / engine
     stamp = folder / "built"
     if not stamp.exists() or stamp.read_text() != distribution:
         _build(folder, distribution, leave_out, only, besides)
         stamp.write_text(distribution)
     return str(folder / "bin" / "python")
+
+
+def python_over(package: str, version: str, base: str, config: pytest.Config) -> str:
+    """The Python of an environment that has the Python files of another version before all that `base` has, and the
+    extensions of `base`: of a version that was not built for CPUs.
+
+    Args:
+        package: of the engine; `--engine-python PACKAGE-VERSION=PATH` names another Python.
+        version: what pip installs, and `base` has not.
+        base: a Python that `python_of` gave.
+    """
+    distribution, name = f"{package}=={version}", f"{package}-{version}"
+    if given := _given(name, config):
+        return given
+    folder = ROOT / ".engines" / name
+    stamp, site = folder / "built", f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    beneath = Path(base).parent.parent.resolve()
+    built = f"{distribution} over {beneath}"
+    if not stamp.exists() or stamp.read_text() != built:
+        _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
+        own, of_base = folder / site, beneath / site
+        _run([base, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-compile",
+              "--target", str(own), distribution])
+        for extension in (own / package).rglob("*.so"):
+            extension.unlink()
+        for extension in (of_base / package).rglob("*.so"):
+            shutil.copy2(extension, own / extension.relative_to(of_base))
+        (facts,) = own.glob(f"{package}-*.dist-info/METADATA")  # The engine knows its platform by its version.
+        facts.write_text(re.sub(r"^(Version: \S+)", r"\1+cpu", facts.read_text(), count=1, flags=re.MULTILINE))
+        (own / "base.pth").write_text(f"import site; site.addsitedir({str(of_base)!r})\n")
+        stamp.write_text(built)
+    return str(folder / "bin" / "python")
+
+
+def _given(name: str, config: pytest.Config) -> str | None:
+    return dict(option.split("=", 1) for option in config.getoption("engine_python")).get(name)
 
 
 def _build(folder: Path, distribution: str, leave_out: tuple[str, ...], only: tuple[str, ...],
@@ -82,13 +117,16 @@ def _run(command: list[str]) -> str:
 
 
 def run_in(python: str, script: Path, request: dict, **variables: str) -> dict:
-    """What `script` prints as its last line of JSON; `request` is its argument.
-
-    The process sees no AITER_LIKE* variable of ours but the cache directory, and those of `variables`.
-    """
-    environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith("AITER_LIKE") or name == "AITER_LIKE_CACHE_DIR"}
-    done = subprocess.run([python, str(script), json.dumps(request)], env=environment | variables, capture_output=True,
+    """What `script` prints as its last line of JSON; `request` is its argument, `variables` are of `environment`."""
+    done = subprocess.run([python, str(script), json.dumps(request)], env=environment(**variables), capture_output=True,
                           text=True, check=False)
     assert done.returncode == 0, f"{script.name}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Of an engine's process: this checkout, wherever the editable package lies; of our AITER_LIKE* variables only the
+    cache directory; and `variables`."""
+    ours = {name: value for name, value in os.environ.items()
+            if not name.startswith("AITER_LIKE") or name == "AITER_LIKE_CACHE_DIR"}
+    return ours | {"PYTHONPATH": str(ROOT)} | variables

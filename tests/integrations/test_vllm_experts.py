@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.vllm import experts
+from aiter_like.integrations.vllm import experts, linear
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
@@ -102,14 +104,34 @@ def test_matrices_that_vllm_shuffled_for_aiter():
     assert (out.double() - wanted).norm() < LIMIT * wanted.norm()
 
 
-def test_matrices_that_vllm_packs_on_a_cpu_are_read_as_they_were():
-    class Method:
-        def process_weights_after_loading(self, layer):
-            layer.w13_weight = torch.nn.Parameter(layer.w13_weight.flatten() * 0, requires_grad=False)
+class Replacing:
+    """Packs as vLLM 0.32 does: into a new parameter."""
 
-    layer, plain = Layer(), Layer()
-    experts._keeping_weights(Method)(Method(), layer)
-    assert layer.w13_weight.ndim == 1
+    def process_weights_after_loading(self, layer):
+        layer.w13_weight = torch.nn.Parameter(layer.w13_weight.flatten() * 0, requires_grad=False)
+
+
+class Overwriting:
+    """Packs as vLLM 0.33 does: into the memory of the parameters."""
+
+    def process_weights_after_loading(self, layer):
+        for one in layer.parameters():
+            one.data.copy_(one.data.flip(-1, -2))
+
+
+@pytest.fixture
+def utilities(monkeypatch):
+    """vLLM's module that says whether weights are loaded as they were packed."""
+    module = types.ModuleType("vllm.model_executor.utils")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.mark.parametrize("method", (Replacing, Overwriting))
+def test_matrices_that_vllm_packs_on_a_cpu_are_read_as_they_were(method, utilities):
+    layer, plain = Layer(has_bias=True), Layer(has_bias=True)
+    experts._keeping_weights(method)(method(), layer)
+    assert layer.w13_weight.shape != plain.w13_weight.shape or not torch.equal(layer.w13_weight, plain.w13_weight)
     x, weights, ids = routed()
     out = experts.apply(method_of("CPU"), layer, x, weights, ids, None, None)
     wanted = expected(plain, x, weights, ids)
@@ -117,6 +139,28 @@ def test_matrices_that_vllm_packs_on_a_cpu_are_read_as_they_were():
     kept = len(experts._plain)
     del layer
     assert len(experts._plain) == kept - 1
+
+
+def test_weights_of_linear_layers_that_vllm_packs_on_a_cpu_are_read_as_they_were():
+    class Method:
+        def process_weights_after_loading(self, layer):
+            packed = layer.weight.data.copy_(layer.weight.flip(0))
+            layer.weight = torch.nn.Parameter(packed[:0], requires_grad=False)
+
+    layer, plain = torch.nn.Linear(8, 4), random(4, 8)
+    layer.weight.data = plain.clone()
+    linear._keeping_weights(Method)(Method(), layer)
+    assert torch.equal(layer.weight, plain)
+
+
+def test_matrices_that_were_packed_before_they_were_loaded_stay_vllms(utilities):
+    layer = Layer()
+    utilities.is_weights_pre_processed = lambda: False
+    experts._keeping_weights(Overwriting)(Overwriting(), layer)
+    utilities.is_weights_pre_processed = lambda: True
+    experts._keeping_weights(Overwriting)(Overwriting(), layer)
+    with pytest.raises(UnsupportedError, match="were packed when they were loaded"):
+        experts.apply(method_of("CPU"), layer, *routed(), None, None)
 
 
 @pytest.mark.parametrize(("method", "changes", "reason"), (

@@ -35,7 +35,7 @@ def test_decoding_over_what_was_written():
     for row, length in zip(table, lengths):
         places = torch.arange(length)
         slots.append(row[places // PAGE_SIZE].long() * PAGE_SIZE + places % PAGE_SIZE)
-    mla.cache_write(impl, latents, rotated, cache, torch.cat(slots), "auto", torch.ones(1))
+    mla.cache_write(impl, latents, rotated, cache, torch.cat(slots), "auto", torch.ones(1), False)
     q = random(3, HEADS, LATENT + ROPE, seed=2)
     metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=torch.tensor(lengths).int()))
     out, lse = mla.decode(impl, q.split((LATENT, ROPE), -1), cache, metadata, None)

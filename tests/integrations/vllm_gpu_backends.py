@@ -28,13 +28,12 @@ def main() -> dict[str, dict]:
     from aiter_like.integrations import takeover
     from aiter_like.integrations.vllm import attention
 
+    # What the backends import when they are loaded or made, and only AMD's machines have.
+    stand_in("vllm.platforms.rocm", __getattr__=nothing_of)
     backends = {name: getattr(attention, name) for name in METADATA}
-    # What RocmAiterUnifiedAttentionImpl imports when it is made, and only AMD's machines have.
-    for name, members in (("aiter", {}), ("aiter.ops", {}), ("aiter.ops.triton", {}),
-                          ("aiter.ops.triton.unified_attention", {"unified_attention": None}),
-                          ("vllm.platforms.rocm", {"on_gfx11": bool})):
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(members)
+    for name in ("aiter", "aiter.ops", "aiter.ops.triton"):
+        stand_in(name)
+    stand_in("aiter.ops.triton.unified_attention", unified_attention=None)
     results = {}
     for name, backend in backends.items():
         takeover.reset_counters()
@@ -42,6 +41,18 @@ def main() -> dict[str, dict]:
         results[name] = {"error": error, "name": backend.get_name(), "counts": {
             key: [counts.served, counts.fell_back] for key, counts in takeover.counters().items()}}
     return results
+
+
+def stand_in(name: str, **members: object) -> None:
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(members)
+
+
+def nothing_of(name: str) -> type:
+    """For any question about the GPU: no."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return bool
 
 
 def largest_error(impl_class: type, path: str) -> float:

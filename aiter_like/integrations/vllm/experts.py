@@ -22,6 +22,7 @@ from aiter_like.integrations.takeover import LEFT
 
 _log = logging.getLogger("aiter_like")
 _METHOD = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
+_UTILS = "vllm.model_executor.utils"
 _NAME, _OWNER, _OP = "vllm.experts", "vllm", "moe_gemm"
 
 _ARCHS = frozenset({"gfx942", "sm_90"})  # of GPUs: our kernels were made for these
@@ -69,6 +70,8 @@ def apply(method: Any, layer: torch.nn.Module, x: Tensor, topk_weights: Tensor, 
         raise UnsupportedError("experts whose tokens are sent between devices")
     if layer.apply_router_weight_on_input:
         raise UnsupportedError("experts whose inputs are weighted")
+    if method.unquantized_backend.name == "CPU" and layer not in _plain:
+        raise UnsupportedError("experts whose matrices were packed when they were loaded")
     w13, w2, bias1, bias2 = _plain.get(layer) or _weights(layer)
     ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
     return aiter_like.fused_moe(x, w13, w2, topk_weights.float(), ids.int(), bias1=bias1, bias2=bias2,
@@ -98,13 +101,17 @@ def _formula(layer: torch.nn.Module) -> dict[str, Any]:
 
 
 def _keeping_weights(method: type) -> Callable:
-    """vLLM packs the matrices for a CPU: ours read them as they were."""
+    """vLLM packs the matrices for a CPU, from 0.33 on into the same memory: ours read a copy of them as they were."""
     original = method.process_weights_after_loading
 
     @functools.wraps(original)
     def process_weights_after_loading(method: Any, layer: torch.nn.Module) -> None:
-        plain = _weights(layer)
+        is_packed = getattr(importlib.import_module(_UTILS), "is_weights_pre_processed", bool)()
+        plain = tuple(None if one is None else one.clone() for one in _weights(layer))
         original(method, layer)
-        _plain[layer] = plain
+        if is_packed:  # They were packed before they were stored.
+            _plain.pop(layer, None)
+        else:
+            _plain[layer] = plain
 
     return process_weights_after_loading

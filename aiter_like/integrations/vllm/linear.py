@@ -75,13 +75,16 @@ def _own_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _keeping_weights(method: type) -> Callable:
-    """vLLM packs weights for a CPU, for products of its own, and takes them out of the layer: ours read them there."""
+    """vLLM packs weights for a CPU, for products of its own, and takes them out of the layer, or may write there: ours
+    read them in the layer as they were."""
     original = method.process_weights_after_loading
 
     @functools.wraps(original)
     def process_weights_after_loading(method: Any, layer: torch.nn.Module) -> None:
         weight = layer.weight
+        plain = weight.detach().clone()
         original(method, layer)
-        layer.weight = weight
+        is_kept = weight.is_meta or torch.equal(weight, plain)
+        layer.weight = weight if is_kept else torch.nn.Parameter(plain, requires_grad=False)
 
     return process_weights_after_loading

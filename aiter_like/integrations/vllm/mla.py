@@ -81,8 +81,8 @@ def decode(impl: Any, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Te
 
 
 def cache_write(impl: Any, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
-                kv_cache_dtype: str, k_scale: Tensor) -> None:
-    """`CPUMLAImpl.do_kv_cache_update`."""
+                kv_cache_dtype: str, k_scale: Tensor, skip_scale: bool = False) -> None:
+    """`CPUMLAImpl.do_kv_cache_update`; there are no scales on a CPU. `skip_scale` is new in vLLM 0.33."""
     if kv_cache.numel():
         aiter_like.concat_and_cache_mla(kv_c_normed, k_pe.squeeze(1), kv_cache, slot_mapping.flatten(), "auto", None)
 

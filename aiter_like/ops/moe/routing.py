@@ -14,19 +14,25 @@ __all__ = ["biased_grouped_topk", "fused_topk", "grouped_topk", "moe_fused_gate"
            "topk_softmax"]
 
 
-def _check_indices(op: str, indices: Tensor, weights: Tensor, shared: int = 0) -> None:
-    """What the operator checks under another name, in the words of AITER's.
+def _written_weights(op: str, indices: Tensor, weights: Tensor, shared: int = 0) -> Tensor:
+    """The columns of the weights that are written: with shared experts AITER's kernels take more. Checks what the
+    operator does under another name, in the words of AITER's.
 
     Raises:
-        TypeError, ValueError: they are not like the weights.
+        TypeError, ValueError: they are not like the indices.
     """
+    check.integer(op, "num_shared_experts", shared, low=0)
     check.tensor(op, "topk_indices", indices, dtypes=(torch.int32,), rank=2)
     if not isinstance(weights, Tensor) or weights.ndim != 2:
-        return  # which the operator says
-    shapes = [(weights.shape[0], weights.shape[1] - less) for less in sorted({0, shared})]
-    if tuple(indices.shape) not in shapes or indices.device != weights.device:
-        raise ValueError(f"{op}: topk_indices must have shape {' or '.join(map(str, shapes))} on {weights.device}, "
-                         f"like topk_weights, got {tuple(indices.shape)} on {indices.device}")
+        return weights  # which the operator says
+    rows, columns = weights.shape
+    used = indices.shape[1] + shared
+    is_like = indices.shape[1] == columns or shared and used <= columns
+    if indices.shape[0] != rows or not is_like or indices.device != weights.device:
+        shapes = f"{(rows, columns)}" + (f" or {(rows, columns - shared)} or fewer columns" if shared else "")
+        raise ValueError(f"{op}: topk_indices must have shape {shapes} on {weights.device}, like topk_weights, got "
+                         f"{tuple(indices.shape)} on {indices.device}")
+    return weights[:, :used] if used < columns else weights
 
 
 def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indices: Tensor | None, gating_output: Tensor,
@@ -37,7 +43,8 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
     `topk_weights, topk_indices = topk(softmax(gating_output[:, :E]), k)`.
 
     Args:
-        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the largest first.
+        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the largest first; with
+            `topk_indices` [tokens, k] and shared experts of more columns, of which the last stay as they are.
         topk_indices: [tokens, k + num_shared_experts] or [tokens, k] int32, written: experts.
         token_expert_indices: AITER's scratch; not used.
         gating_output: [tokens, E + num_shared_experts] bf16|fp16|fp32, rows evenly spaced: logits.
@@ -62,9 +69,8 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
     Source: AITER's `topk_softmax`.
     """
     check.choice("topk_softmax", "shared_expert_scoring_func", shared_expert_scoring_func, ("", "sigmoid"))
-    check.integer("topk_softmax", "num_shared_experts", num_shared_experts, low=0)
-    _check_indices("topk_softmax", topk_indices, topk_weights, num_shared_experts)
-    topk_gating_op.run(topk_weights, topk_indices, gating_output, is_renormalized=need_renorm,
+    weights = _written_weights("topk_softmax", topk_indices, topk_weights, num_shared_experts)
+    topk_gating_op.run(weights, topk_indices, gating_output, is_renormalized=need_renorm,
                        shared=num_shared_experts, has_shared_logits=True, backend=backend)
 
 
@@ -93,26 +99,29 @@ def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tens
 
     Source: AITER's `topk_sigmoid`, the routing of Llama 4.
     """
-    _check_indices("topk_sigmoid", topk_indices, topk_weights)
+    _written_weights("topk_sigmoid", topk_indices, topk_weights)
     topk_gating_op.run(topk_weights, topk_indices, gating_output, score=SCORES["sigmoid"], is_renormalized=False,
                        backend=backend)
 
 
 def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor,
                 correction_bias: Tensor | None = None, need_renorm: bool = True, routed_scaling_factor: float = 1.0,
-                score_func: str = "sqrtsoftplus", *, backend: str | None = None) -> None:
+                score_func: str = "sqrtsoftplus", num_shared_experts: int = 0, *,
+                backend: str | None = None) -> None:
     """The k best experts of each token by a score function, with a bias that counts for the choice alone.
 
     `topk_indices = topk(score(gating_output) + correction_bias, k); topk_weights = score(gating_output)[topk_indices]`.
 
     Args:
-        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first.
-        topk_indices: [tokens, k] int32, written: experts.
-        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the best first; with
+            `topk_indices` [tokens, k] and shared experts of more columns, of which the last stay as they are.
+        topk_indices: [tokens, k + num_shared_experts] or [tokens, k] int32, written: experts.
+        gating_output: [tokens, experts + num_shared_experts] bf16|fp16|fp32, rows evenly spaced: logits.
         correction_bias: [experts] fp32|bf16|fp16; None or empty: none.
-        need_renorm: the weights are divided by their sum.
-        routed_scaling_factor: the weights are multiplied by it, after that.
+        need_renorm: the k weights are divided by their sum.
+        routed_scaling_factor: the k weights are multiplied by it, after that.
         score_func: "softmax", "sigmoid" or "sqrtsoftplus", √log(1 + e^x).
+        num_shared_experts: as of `topk_softmax`, with the sigmoid of their own logits as weights.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
@@ -130,9 +139,10 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
     """
     check.choice("topk_gating", "score_func", score_func, tuple(SCORES))
     bias = None if isinstance(correction_bias, Tensor) and correction_bias.numel() == 0 else correction_bias
-    _check_indices("topk_gating", topk_indices, topk_weights)
-    topk_gating_op.run(topk_weights, topk_indices, gating_output, bias, score=SCORES[score_func],
-                       is_renormalized=need_renorm, scale=routed_scaling_factor, backend=backend)
+    weights = _written_weights("topk_gating", topk_indices, topk_weights, num_shared_experts)
+    topk_gating_op.run(weights, topk_indices, gating_output, bias, score=SCORES[score_func],
+                       is_renormalized=need_renorm, scale=routed_scaling_factor, shared=num_shared_experts,
+                       has_shared_logits=True, backend=backend)
 
 
 def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int, topk_group: int,
