@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,13 +129,13 @@ def attribute(name: str) -> Any:
     return value.value if isinstance(value, Name) else value
 
 
-def namespace(rows: Any) -> dict[str, Name | SimpleNamespace]:
-    """Attribute → row, of some rows; a dotted name's first part → an object that has the rest."""
+def namespace(rows: Any, served: Callable[[Name], Any] = lambda row: row.value) -> dict[str, Name | SimpleNamespace]:
+    """Attribute → row, of some rows; a dotted name's first part → an object with what `served` makes of the rest."""
     found: dict[str, Any] = {}
     for row in rows:
         first, _, rest = row.name.partition(".")
         if rest:
-            setattr(found.setdefault(first, SimpleNamespace()), rest, row.value)
+            setattr(found.setdefault(first, SimpleNamespace()), rest, served(row))
         else:
             found[first] = row
     return found

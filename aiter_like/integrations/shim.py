@@ -50,7 +50,7 @@ def fill(name: str) -> None:
     _fill(module)
     for attribute, row in _rows().get(_TORCH_OPS, {}).items():
         if not hasattr(torch.ops.aiter, attribute):
-            setattr(torch.ops.aiter, attribute, row.value)
+            setattr(torch.ops.aiter, attribute, _served(row) if isinstance(row, Name) else row)
 
 
 def modules() -> frozenset[str]:
@@ -87,7 +87,7 @@ def _rows() -> dict[str, dict[str, Any]]:
     for row in aiter_names.table():
         for path in row.modules:
             holders.setdefault(path, []).append(row)
-    return {path: aiter_names.namespace(rows) for path, rows in holders.items()}
+    return {path: aiter_names.namespace(rows, _served) for path, rows in holders.items()}
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def _fill(module: ModuleType) -> None:
 
 
 def _served(row: Name) -> Any:
-    """What serves a row; an operator's calls are counted."""
-    if row.is_kept or row.server is None or not isinstance(row.value, FunctionType):
+    """What serves a row; a function's calls are counted, also where an installed aiter would keep its own."""
+    if row.server is None or not isinstance(row.value, FunctionType):
         return row.value
     return takeover.take(f"{row.modules[0]}.{row.name}", row.value, None, announce=False)

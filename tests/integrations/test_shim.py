@@ -123,6 +123,23 @@ def test_imports_of_an_engine(code):
     assert run.returncode == 0, run.stderr
 
 
+def test_calls_are_counted():
+    """Of names that an installed aiter would keep, of those of an object, and of torch.ops.aiter."""
+    run = python("""
+import aiter, torch
+from aiter.tuned_gemm import tgemm
+from aiter_like import integrations, use_backend
+x, w, p = torch.ones(2, 64).bfloat16(), torch.ones(32, 64).bfloat16(), torch.full((2, 8), 1 / 8)
+with use_backend("torch"):
+    assert (tgemm.mm(x, w) == 64).all() and (aiter.batched_gemm_bf16_CK(x[None], w[None]) == 64).all()
+    torch.ops.aiter.top_k_renorm_probs(p, None, 8)
+served = {name: counts.served for name, counts in integrations.status().taken.items() if counts.served}
+assert served == {"aiter.tuned_gemm.tgemm.mm": 1, "aiter.batched_gemm_bf16_CK": 1,
+                  "aiter.ops.sampling.top_k_renorm_probs": 1}, served
+""")
+    assert run.returncode == 0, run.stderr
+
+
 def test_every_module_imports():
     code = "import importlib\n" + "\n".join(f"importlib.import_module({name!r})" for name in shim.modules())
     assert len(shim.modules()) > 60
