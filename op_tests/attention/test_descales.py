@@ -145,7 +145,7 @@ def test_any_scale(device, run, name, backend, q_dtype):
 def test_all_scales(device, run, seed, name, backend, q_dtype):
     generator = torch.Generator().manual_seed(seed)
     for number, (one, other) in enumerate(itertools.product(FACTORS, FACTORS)):
-        # Scores beyond are infinite in fp32, and mla_decode's values, which have the scale too, no normal numbers below.
+        # Scores above are infinite in fp32; below, values of mla_decode, which have the scale, are no normal numbers.
         is_low = any(0 < factor < 1e-31 for factor in (other, one * other))
         if one * other < 1e31 and not (is_low and name == "mla_decode"):
             signs = (1 - 2 * torch.randint(2, (2,), generator=generator)).tolist()
