@@ -52,10 +52,10 @@ AITER_LIKE_DEVICE unsigned __sad(int a, int b, unsigned sum) {
 AITER_LIKE_DEVICE unsigned __usad(unsigned a, unsigned b, unsigned sum) { return (a > b ? a - b : b - a) + sum; }
 // The upper, or lower, half of {high, low} after a shift; …c clamps the distance to 32 instead of taking it modulo 32.
 AITER_LIKE_DEVICE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned distance) {
-  return __builtin_elementwise_fshl(high, low, distance);
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) << (distance & 31) >> 32);
 }
 AITER_LIKE_DEVICE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned distance) {
-  return __builtin_elementwise_fshr(high, low, distance);
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (distance & 31));
 }
 AITER_LIKE_DEVICE unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned distance) {
   return distance >= 32 ? low : __funnelshift_l(low, high, distance);
