@@ -19,6 +19,10 @@ _NOTES = {
                       "XDL result to VALU"),
     "carry": (f"v_add_co_u32 v2, s[20:21], v0, v1\ns_nop 0\nv_addc_co_u32 v2, vcc, v0, v1, s[20:21]{_END}", "waitstate",
               "1 wait states after"),
+    "dpp": (f"v_mov_b32 v2, -1\nv_mov_b32_dpp v2, v2 row_shl:8 bound_ctrl:1{_END}", "waitstate",
+            "VALU result to DPP (v2)"),
+    "dpp's other source": (f"v_mov_b32 v1, v0\nv_add_u32_dpp v3, v0, v1 row_shl:1{_END}", "waitstate",
+                           "2 are needed by"),
     "m0": (f"s_mov_b32 m0, 0\nglobal_load_lds_dword v1, s[10:11]{_END}", "waitstate", "CDNA3 ISA document"),
     "soffset": ("s_mov_b64 s[12:13], s[10:11]\ns_movk_i32 s14, 256\ns_mov_b32 s15, 0x20000\ns_movk_i32 s16, 4\n"
                 f"buffer_load_dword v2, v1, s[12:15], s16 offen{_END}", "bounds", "ISA document's text"),
@@ -55,12 +59,6 @@ def test_a_note_hides_no_error_of_its_instruction():
     body = f"v_cmp_lt_u32 vcc, v0, v1\nv_exp_f32 v3, v0\nv_cndmask_b32 v2, v3, v1, vcc{_END}"
     (report,) = _run(body, True)
     assert report["severity"] == "error" and "transcendental" in report["message"], listing([report])
-
-
-def test_registers_beside_the_one_that_dpp_moves():
-    for register, severity in (("v2", "error"), ("v1", "note")):
-        (report,) = _run(f"v_mov_b32 {register}, v0\nv_add_u32_dpp v3, v2, v1 row_shl:1{_END}", True)
-        assert report["severity"] == severity and "VALU result to DPP" in report["message"], listing([report])
 
 
 def test_lds_runs_in_the_order_of_issue():

@@ -151,7 +151,6 @@ PAIRS = (
     Pair("f64 MFMA to v_fma_f64", "f64 small", "fma64", 2),
     Pair("VALU result to MFMA", "write v2", "xdl4", 2),
     Pair("VALU writes EXEC, MFMA", "cmpx", "xdl4", 4),
-    Pair("VALU result to DPP source", "write v2", "dpp v2", 1),
     Pair("VALU result to DPP", "write v2", "dpp v2", 2),
     Pair("VALU writes EXEC, DPP", "cmpx", "dpp v2", 5),
     Pair("VALU writes SGPR to vector memory", "first lane to s10", "load v8", 5),

@@ -51,7 +51,6 @@ enum class Part : u8 {
   writes, reads, touches,       // vector registers
   src_ab, src_c, same_c, other_c,     // MFMA sources; same_c is just the earlier result, other_c overlaps it otherwise
   blind_writes,                 // registers that it writes and does not read
-  dpp,                          // the source whose lanes DPP moves
   store_data,
   scalar_writes, scalar_reads, mask, no_mask,    // mask: of v_cndmask, a carry; no_mask: other scalar reads
   lane, vcc, exec, m0, hwreg,

@@ -44,7 +44,6 @@ const WaitRow kRows[] = {
     {"f64 MFMA to v_fma_f64", kRoleMfma64Large | kRoleMfma64Small, kRoleFma64, Part::none, Part::none, 2, 0},
     {"VALU result to MFMA", kRoleNotDot, kAnyMfma, Part::writes, Part::reads, 2, 0},
     {"VALU writes EXEC, MFMA", kRoleWritesSgpr, kAnyMfma, Part::exec, Part::none, 4, 0},
-    {"VALU result to DPP source", kRoleValu, kRoleDpp, Part::writes, Part::dpp, 1, 0},
     {"VALU result to DPP", kRoleValu, kRoleDpp, Part::writes, Part::reads, 2, 0, kManual},
     {"VALU writes EXEC, DPP", kRoleWritesSgpr, kRoleDpp, Part::exec, Part::none, 5, 0},
     {"VALU writes SGPR to vector memory", kRoleWritesSgpr, kRoleVmem, Part::scalar_writes, Part::scalar_reads, 5, 0},
@@ -202,7 +201,6 @@ Parts parts_of(const Inst& i, Part part, const Inst& earlier) {
         if (w.file == RegRange::vector && !read) p.add(w);
       }
       break;
-    case Part::dpp: p.add(range_of(i.src[0])); break;
     case Part::src_ab:
       p.add(range_of(i.src[0])), p.add(range_of(i.src[1]));
       if (accumulates(i)) p.add(range_of(i.src[2]));
