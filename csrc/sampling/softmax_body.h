@@ -89,6 +89,7 @@ struct SoftmaxBody {
   static constexpr int kThreads = 512, kHeld = 20;
 #endif
   static constexpr int kVec = Split::kVec;
+  static constexpr int kWritten = 4;  // accesses of a lane in flight while a slice is written
 
   struct Scratch {
     uint64_t best[kThreads / kWaveSize];
@@ -203,7 +204,19 @@ struct SoftmaxBody {
     const Split split(args.input.row(row), args.slices.begin(), args.slices.end());
     Out* out = args.out.row(row);
     const Writer write{out, is_wide_at<kVec>(out + split.begin + split.head), whole.maximum, scale, 1.f / whole.sum};
-    scan_row<kThreads>(args.input.row(row), args.slices.begin(), args.slices.end(), write);
+    split.each_single([&](int column, float x) { write(column, Vec<float, 1>{{x}}); });
+    const auto at = [&](int vector) { return split.first + split.head + int64_t{vector} * kVec; };
+    for (int start = thread_index(); start < split.vectors; start += kThreads * kWritten) {
+      Packed<Element, kVec> data[kWritten];
+#pragma unroll
+      for (int u = 0; u < kWritten; ++u) {  // `out` may be the input: a lane reads nothing that another one writes
+        const int v = start + u * kThreads;
+        data[u].load_if(v < split.vectors, at(v), at(start));
+      }
+#pragma unroll
+      for (int u = 0; u < kWritten; ++u)
+        if (start + u * kThreads < split.vectors) write(split.column(start + u * kThreads), floats_of(data[u]));
+    }
   }
 
  private:

@@ -5,8 +5,10 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from checking import among, hip_reports, only, reports
 
+import aiter_like
 from aiter_like import sim
 
 LANE = np.arange(64, dtype=np.uint32)
@@ -160,3 +162,13 @@ def test_it_is_on_only_when_named():
     assert "global_race" not in sim.DEFAULT_CHECKS
     assert not reports(STORE, {"v0": BOTH * 4, "v5": BOTH + np.array([[0], [7]], np.uint32)},
                        buffers={"s[10:11]": np.zeros(1024, np.uint8)})
+
+
+@pytest.mark.parametrize("columns", (5, 8192, 20001))
+def test_softmax_in_place(simulated, columns):
+    """Few rows are cut into slices, of which a workgroup's waves read nothing that another one writes."""
+    x = torch.randn(2, columns)
+    expected = x.double().softmax(-1)
+    with sim.enabled("global_race"):
+        aiter_like.softmax(x, out=x, backend="hip")
+    torch.testing.assert_close(x.double(), expected)
