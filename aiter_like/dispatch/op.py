@@ -145,7 +145,14 @@ class Op(Declaration):
         """Runs the operator on copies of the views that torch negates or conjugates where it reads them, as no kernel
         does; results are written back.
         """
-        copies = {id(tensor): tensor.resolve_conj().resolve_neg() for tensor in _tensors(args) if _is_lazy(tensor)}
+        copies = {}
+        for name, arg in zip(self.call._fields, args):
+            for tensor in filter(_is_lazy, _tensors((arg,))):
+                try:
+                    copies[id(tensor)] = tensor.resolve_conj().resolve_neg()
+                except RuntimeError as error:  # of 8-bit floats and bool
+                    raise TypeError(f"{self.name}: {name} must not be a negative view of {tensor.dtype}, which torch "
+                                    "does not negate") from error
         plain = tuple(tuple(copies.get(id(one), one) for one in arg) if isinstance(arg, (tuple, list))
                       else copies.get(id(arg), arg) for arg in args)
         self._serve(plain, chosen[1] if isinstance(chosen, tuple) else chosen)

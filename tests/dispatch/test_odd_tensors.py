@@ -84,3 +84,17 @@ def test_nested_and_sparse_tensors_are_refused_and_nothing_is_written(name):
             for written in op.write_indices:
                 if written != index and isinstance(case[written], Tensor):
                     assert bits(args[written]) == bits(before[written])
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_negative_views_that_torch_cannot_read_are_refused_and_nothing_is_written(name):
+    op, case = _first_case(name)
+    for index, arg in enumerate(case):
+        if isinstance(arg, Tensor) and (arg.dtype is torch.bool or arg.is_floating_point() and arg.itemsize == 1):
+            args = _copy(case)
+            args[index] = torch._neg_view(args[index])
+            with pytest.raises(TypeError, match=rf"^{name}: {op.call._fields[index]} must not be a negative view of "):
+                op(args, backend="torch")
+            for written in op.write_indices:
+                if written != index and isinstance(case[written], Tensor):
+                    assert bits(args[written]) == bits(case[written])
