@@ -28,6 +28,8 @@ MAX_SLOTS = 32  # each pair of a sum has a lane, and a warp has 32
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
 _LEAST_BYTES = 8192  # of the weights of a team
+_LDS_BYTES = 65536  # of a CU of gfx942
+_EXCHANGED_BYTES = 4096  # what the lanes of a wave exchange: 16 rows of a step, in runs of 16 bytes
 _MAX_PACKED_BLOCK = 32  # rows of a for weights of fewer bits: a lane has four times as many of its registers
 _BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
 
@@ -135,10 +137,26 @@ def suited(call: MoeGemmCall, target: Target) -> Block:
     stages = each if each <= 3 else next((count for count in (2, 3) if each % count == 0), 2)
     if call.b_format != "same" and call.sorted_ids is not None:
         stages = 1  # all rows of a: waves side by side hide more than registers for a second step
-    block_n = unit.columns
-    while block_n * halves * k * size < _LEAST_BYTES and block_n < 2 * unit.columns:
-        block_n *= 2
-    return Block(block_n, 4 // waves, waves, stages)
+    block = Block(unit.columns, 4 // waves, waves, stages)
+    wide = block._replace(block_n=2 * unit.columns)
+    return wide if unit.columns * halves * k * size < _LEAST_BYTES and _fits_lds(call, wide) else block
+
+
+def lds_bytes(call: MoeGemmCall, block: Block) -> int:
+    """Of a workgroup on gfx942, as Memory of csrc/moe/moe_gemm_skinny_pairs.h: of each wave its sums or what its lanes
+    exchange, and the rows."""
+    unit, halves = UNITS["hip"], 2 if is_gated(call.activation) else 1
+    units = block.block_n * halves // unit.columns
+    exchanged = _EXCHANGED_BYTES
+    if _scales(call) == "sums":  # a scale for each group of a step and row of a unit
+        exchanged += units * 16 * packed_run(call.b_format) // call.group_size * unit.columns * 4
+    sums = units * math.ceil(_rows(call) / unit.rows) * 64 * 16
+    return block.teams * block.waves * max(exchanged, sums) + 16 * (MAX_SLOTS if call.sums_slots else _rows(call))
+
+
+def _fits_lds(call: MoeGemmCall, block: Block) -> bool:
+    """Whether a workgroup's LDS suffices; NVIDIA's has none of the exchange, and more of it."""
+    return target_of(call.b.device).platform != "hip" or lds_bytes(call, block) <= _LDS_BYTES
 
 
 def _rows(call: MoeGemmCall) -> int:
@@ -200,8 +218,10 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
     for block_n in (unit.columns, 2 * unit.columns):
         for teams, waves in ((1, 4), (2, 2), (4, 1), (1, 8), (2, 4)):
             for stages in (1, 2, 3, 4):
-                if _rows(call) * stages <= 96 and block_n * halves * stages <= 8 * unit.columns:
-                    yield Block(block_n, teams, waves, stages)._asdict()
+                block = Block(block_n, teams, waves, stages)
+                is_held = _rows(call) * stages <= 96 and block_n * halves * stages <= 8 * unit.columns
+                if is_held and _fits_lds(call, block):
+                    yield block._asdict()
 
 
 @compile_ops("moe/moe_gemm_skinny.hip", "moe_gemm_skinny", gen_func=instance)

@@ -135,10 +135,14 @@ def multiply(call: MoeGemmCall, params: dict[str, int]) -> Callable[..., None]:
     block_n, block_k, num_warps = (chosen[name] for name in moe_gemm_blocks.FEW_NAMES)
     grid = (call.out.shape[0], triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)), 1)
     others = (float(call.limit) or None, *sizes_of(call))
-    constants = {"SLOTS": moe_gemm_blocks.slots_of(call), "BLOCK_N": block_n, "BLOCK_K": max(block_k, call.group_size),
-                 **constants_of(call), "options": {"num_warps": num_warps}}
+    slots, target = moe_gemm_blocks.slots_of(call), target_of(call.a.device)
+    options: dict[str, Any] = {"num_warps": num_warps}
+    if slots > 1 and target.platform == "hip":  # a lane's weight and sum in one rounding, which the next lane's are not
+        options["enable_fp_fusion"] = False
+    constants = {"SLOTS": slots, "BLOCK_N": block_n, "BLOCK_K": max(block_k, call.group_size), **constants_of(call),
+                 "options": options}
     launch(_moe_gemm_few_kernel, grid, *_tensors(call), *others, **constants)
-    again = Launch(_moe_gemm_few_kernel, grid, others, OVERLAPS=overlaps(target_of(call.a.device)), **constants)
+    again = Launch(_moe_gemm_few_kernel, grid, others, OVERLAPS=overlaps(target), **constants)
     return lambda *fields: again(*_tensors(MoeGemmCall(*fields)))
 
 
