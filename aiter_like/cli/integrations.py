@@ -18,6 +18,11 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     names.add_argument("--against", type=Path, metavar="DIR",
                        help="a checkout of AITER: instead of the page, which signatures differ from those of its "
                             "sources, and which of its names the table does not know; exit status 1 where any differs")
+    names.add_argument("--calls", type=Path, metavar="PATH",
+                       help="a wheel, or a package's folder: instead of the page, every call of AITER's functions in "
+                            "its sources, as a list; on stderr those that our signatures do not take, and the names "
+                            "that the shim has not")
+    names.add_argument("--output", type=Path, metavar="FILE", help="with --calls: the list into this file")
     names.set_defaults(run=_names)
 
     shim = subparsers.add_parser(
@@ -32,6 +37,8 @@ def _names(args: argparse.Namespace) -> int:
 
     if args.against:
         return _against(args.against)
+    if args.calls:
+        return _calls(args.calls, args.output)
     if args.write:
         aiter_table.FILE.write_text(aiter_table.markdown())
         print(aiter_table.FILE)
@@ -55,6 +62,23 @@ def _against(root: Path) -> int:
     print(f"{found.compared} signatures compared, {len(found.different)} differ; {len(found.gone)} names are not in "
           f"AITER, {sum(map(len, found.unknown.values()))} of AITER's not in the table")
     return 1 if found.different else 0
+
+
+def _calls(path: Path, output: Path | None) -> int:
+    from aiter_like.integrations import aiter_calls
+
+    found = aiter_calls.written(aiter_calls.sources(path))
+    text = aiter_calls.text_of("Written by `aiter-like names --calls`: calls and names of AITER's, and first places.",
+                               found)
+    if output:
+        output.write_text(text)
+    else:
+        print(text, end="")
+    for line, reason in aiter_calls.unfit(found):
+        print(f"does not fit: {line}  # {found[line]}: {reason}", file=sys.stderr)
+    for name in aiter_calls.absent(found):
+        print(f"absent: {name}", file=sys.stderr)
+    return 0
 
 
 def _shim() -> int:

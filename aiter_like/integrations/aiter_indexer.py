@@ -21,7 +21,7 @@ def indexer_qk_rope_quant_and_cache(
         q: Tensor, q_out: Tensor, weights: Tensor, weights_out: Tensor, k: Tensor, kv_cache: Tensor,
         slot_mapping: Tensor, norm_weight: Tensor, norm_bias: Tensor, positions: Tensor, cos_cache: Tensor,
         sin_cache: Tensor, epsilon: float, quant_block_size: int, scale_fmt: str, weights_scale: float,
-        preshuffle: bool = False, is_neox: bool = True) -> None:
+        preshuffle: bool = False, is_neox: bool = True, compute_all_q_rope: bool = False) -> None:
     """The indexer's queries turned and quantised, its keys normed, turned and quantised into their cache, and each
     head's weight times the scale of its query: `layer_norm`, `rotary_embedding_fwd` and `indexer_k_quant_and_cache`
     one after the other, each rounded to the dtype of `q` as those are.
@@ -44,7 +44,9 @@ def indexer_qk_rope_quant_and_cache(
         weights_scale: see `weights_out`.
         preshuffle: keys lie in tiles.
         is_neox: pairs are elements i and i + rotary_dim / 2; else 2i and 2i + 1.
+        compute_all_q_rope: queries and weights of tokens without a slot are written too; they always are.
     """
+    check.flag(_NAME, "compute_all_q_rope", compute_all_q_rope)
     tokens = _checked(q, q_out, weights, weights_out, k, slot_mapping)
     heads, head_dim = q.shape[1:]
     for name, tensor in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,20 @@ def resolved(name: str) -> tuple[str, str]:
     path = name.split(".")
     for cut in range(len(path) - 1, 0, -1):
         module = ".".join(path[:cut])
-        if module in shim.modules():
+        if module in shim.modules() or module == shim.TORCH_OPS:
             return _attribute(module, path[cut:])
     return name, "absent"
+
+
+def value_of(name: str) -> object:
+    """What the shim has under a name, or None."""
+    for row in aiter_names.table():
+        for module in row.modules:
+            full = f"{module}.{row.name}"
+            if name == full or name.startswith(f"{full}."):
+                rest = name[len(full) + 1:]
+                return operator.attrgetter(rest)(row.value) if rest else row.value
+    return None
 
 
 def _attribute(module: str, path: list[str]) -> tuple[str, str]:
@@ -84,12 +96,12 @@ def _attribute(module: str, path: list[str]) -> tuple[str, str]:
 
 def _names_of(file: Path) -> set[str]:
     try:
-        return set(_names(ast.parse(file.read_text())))
+        return set(names(ast.parse(file.read_text())))
     except (SyntaxError, ValueError):  # a NUL is a ValueError in some Pythons
         return set()
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
+def names(tree: ast.AST) -> Iterator[str]:
     """What it imports from aiter, and the attributes that it takes of aiter's modules."""
     called: dict[str, str] = {}  # a name of the program → of AITER
     for node in ast.walk(tree):

@@ -26,7 +26,7 @@ from aiter_like.integrations.aiter_names import Name
 PATH = paths.shim()
 """What belongs on PYTHONPATH."""
 
-_TORCH_OPS = "torch.ops.aiter"
+TORCH_OPS = "torch.ops.aiter"
 _DTYPES = "aiter.utility.dtypes"
 
 
@@ -48,7 +48,7 @@ def fill(name: str) -> None:
     module = sys.modules[name]
     module.__version__ = f"0+aiter_like.{importlib.import_module('aiter_like').__version__}"
     _fill(module)
-    for attribute, row in _rows().get(_TORCH_OPS, {}).items():
+    for attribute, row in _rows().get(TORCH_OPS, {}).items():
         if not hasattr(torch.ops.aiter, attribute):
             setattr(torch.ops.aiter, attribute, _served(row) if isinstance(row, Name) else row)
 
@@ -92,7 +92,7 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _tree() -> frozenset[str]:
-    paths = {_DTYPES, *_rows()} - {_TORCH_OPS}
+    paths = {_DTYPES, *_rows()} - {TORCH_OPS}
     return frozenset(path.rsplit(".", up)[0] for path in paths for up in range(path.count(".") + 1))
 
 

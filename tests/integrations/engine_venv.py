@@ -116,6 +116,12 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def folder_of(python: str, package: str) -> Path:
+    """Where an environment has a package's sources."""
+    code = f"import importlib.util; print(importlib.util.find_spec({package!r}).origin)"
+    return Path(_run([python, "-c", code]).strip()).parent
+
+
 def run_in(python: str, script: Path, request: dict, **variables: str) -> dict:
     """What `script` prints as its last line of JSON; `request` is its argument, `variables` are of `environment`."""
     done = subprocess.run([python, str(script), json.dumps(request)], env=environment(**variables), capture_output=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Cases of sglang_process.py about SGLang's AITER path: the names that it imports, and its start as on an MI300X."""
+"""Cases of sglang_process.py about SGLang's AITER path: its start as on an MI300X."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import aiter_imports
 import torch
-
-
-def case_names() -> dict[str, Any]:
-    """Each name that a source of SGLang takes from aiter."""
-    return aiter_imports.kinds("sglang")
-
 
 ROCM_MODULES = (
     "layers.layernorm", "layers.activation", "layers.rotary_embedding", "layers.sampler", "layers.rocm_linear_utils",

@@ -71,7 +71,8 @@ def check(call):
     assert scale.count_nonzero() == len(KEPT)
 
 
-@pytest.mark.parametrize("changes", ({}, {"scale_fmt": ""}, {"is_neox": False, "preshuffle": True}), ids=str)
+@pytest.mark.parametrize("changes", ({}, {"scale_fmt": ""}, {"compute_all_q_rope": True},
+                                     {"is_neox": False, "preshuffle": True}), ids=str)
 def test_numbers(changes):
     call = arguments(**changes)
     before = {name: call[name].clone() for name in ("q", "k", "weights")}

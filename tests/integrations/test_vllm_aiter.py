@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 
 import pytest
-from engine_venv import ROOT, run_in
+from engine_venv import ROOT, folder_of, run_in
 from vllm_versions import VERSIONS, python_with_vllm
 
-from aiter_like.integrations import shim
+from aiter_like.integrations import aiter_calls, shim
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 SCRIPT = Path(__file__).with_name("vllm_aiter_process.py")
-MISSING = {version: Path(__file__).with_name(f"vllm_missing_{version}.txt") for version in VERSIONS}
+CALLS = {version: Path(__file__).parent / "engine_calls" / f"vllm-{version}.txt" for version in VERSIONS}
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -27,9 +27,13 @@ def version(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def result(version, pytestconfig):
-    return run_in(python_with_vllm(version, pytestconfig), SCRIPT, {}, AITER_LIKE="1",
-                  PYTHONPATH=f"{shim.PATH}{os.pathsep}{ROOT}")
+def python(version, pytestconfig) -> str:
+    return python_with_vllm(version, pytestconfig)
+
+
+@pytest.fixture(scope="module")
+def result(python):
+    return run_in(python, SCRIPT, {}, AITER_LIKE="1", PYTHONPATH=f"{shim.PATH}{os.pathsep}{ROOT}")
 
 
 def test_results_are_what_vllm_expects_in_its_graphs(result):
@@ -55,10 +59,7 @@ def test_our_kernels_served_every_call(result):
             "aiter.flash_attn_varlen_fp8_pertensor_func"} <= set(result["served"])
 
 
-def test_names_that_vllm_imports(result, version):
-    """Every import from aiter in vLLM's sources: the shim has the name, or the version's list does."""
-    listed = [line for line in MISSING[version].read_text().splitlines() if line and not line.startswith("#")]
-    assert result["names"]["missing"] == listed
-    assert {"aiter rms_norm", "aiter flash_attn_varlen_func",
-            "aiter.ops.triton.unified_attention unified_attention"} <= set(result["names"]["served"])
-    assert "aiter.fused_moe fused_moe" in result["names"]["served"]
+def test_recorded_calls_are_those_of_its_sources(python, version):
+    """test_engine_calls.py checks the list, without vLLM."""
+    found = aiter_calls.written(aiter_calls.sources(folder_of(python, "vllm")))
+    assert found == aiter_calls.lines_of(CALLS[version].read_text())

@@ -52,7 +52,7 @@ int call_packed(Return (*function)(Parameters...), const char* name, const TVMFF
   TVM_FFI_SAFE_CALL_END();
 }
 
-using TypeText = std::string (*)();  // a type as tvm-ffi writes it in JSON
+using TypeText = std::string (*)();
 
 inline int give_signature(const TypeText* types, int count, TVMFFIAny* result) {  // types: the returned one first
   TVM_FFI_SAFE_CALL_BEGIN();
@@ -66,11 +66,20 @@ inline int give_signature(const TypeText* types, int count, TVMFFIAny* result) {
   TVM_FFI_SAFE_CALL_END();
 }
 
+/// A type as tvm-ffi writes it in JSON, by what every version of it names alike.
+template <class T>
+std::string type_text() {
+  if constexpr (std::is_void_v<T>) {
+    return R"({"type":"None"})";
+  } else {
+    return tvm::ffi::TypeTraits<std::decay_t<T>>::TypeSchema();
+  }
+}
+
 /// The signature of `function` in `result`, as tvm-ffi's get_function_metadata reads it.
 template <class Return, class... Parameters>
 int give_signature_of(Return (*)(Parameters...), TVMFFIAny* result) {
-  static constexpr TypeText kTypes[] = {&tvm::ffi::detail::TypeSchema<Return>::v,
-                                        &tvm::ffi::detail::TypeSchema<Parameters>::v...};
+  static constexpr TypeText kTypes[] = {&type_text<Return>, &type_text<Parameters>...};
   return give_signature(kTypes, 1 + sizeof...(Parameters), result);
 }
 
