@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,23 @@ if TYPE_CHECKING:
     from aiter_like.device import Target
     from aiter_like.dispatch import Op
 
+_DESCRIPTION = """Builds modules ahead of their first use; needs a compiler, no GPU. With --model or --recorded, those
+that calls of these shapes load, with the tiles that tuned rows and heuristics choose for them; operators that declare
+no shapes give the modules of their cases."""
 _BAR_WIDTH = 24  # characters
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds `build` and `cache`; each parser sets `run`: of the parsed arguments, returns the exit status."""
-    parser = subparsers.add_parser("build", help="build modules ahead of their first use; needs a compiler, no GPU")
-    parser.add_argument("names", nargs="*", help="modules, e.g. norm/rms_norm, rms_norm or sim (default: all)")
-    parser.add_argument("--all", action="store_true", help="every module, also when names are given")
+    parser = subparsers.add_parser("build", help="build modules ahead of their first use; needs a compiler, no GPU",
+                                   description=_DESCRIPTION)
+    parser.add_argument("names", nargs="*", help="modules, e.g. norm/rms_norm, rms_norm or sim (default: all but sim)")
+    parser.add_argument("--all", action="store_true", help="every module but sim, also when names are given")
+    calls = parser.add_mutually_exclusive_group()
+    calls.add_argument("--model", metavar="NAME", help="what serving a model of configs/models takes, e.g. llama-3-8b")
+    calls.add_argument("--recorded", type=Path, metavar="DIR", help="what shapes recorded by AITER_LIKE_RECORD take")
+    parser.add_argument("--tp", type=int, default=1, help="of --model: GPUs that share it (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the names of the modules and build nothing")
     parser.add_argument("--arch", default=env.get("AITER_LIKE_ARCH") or "gfx942",
                         help="gfx942 or sm_90 (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="directory for AITER_LIKE_PREBUILT_DIR, instead of the cache")
@@ -74,18 +83,23 @@ def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Generator[_O
 
 
 def _build(args: argparse.Namespace) -> int:
-    specs = selected([] if args.all else args.names, args.arch)
+    specs = selected([] if args.all else args.names, args.arch, _keys(args))
+    if args.list:
+        print("\n".join(spec.name for spec in specs))
+        return 0
     if args.output:
         args.output.mkdir(parents=True, exist_ok=True)
     failures = []
-    width = max(len(spec.name) for spec in specs)
+    width = max((len(spec.name) for spec in specs), default=0)
+    digits = len(str(len(specs)))
     start = time.perf_counter()
     done = build_all(specs, args.jobs, root=args.output, rebuild=args.rebuild, lock_timeout=args.lock_timeout)
     # The lines and the bar tell how far many modules are; one alone shows its own steps.
     with contextlib.closing(done), progress.left_to_caller() if len(specs) > 1 else contextlib.nullcontext():
         _progress(0, len(specs))
         for count, (spec, seconds, error) in enumerate(done, 1):
-            _say(f"{spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  {'FAILED' if error else 'ok'}")
+            _say(f"{count:{digits}} of {len(specs)}  {spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  "
+                 f"{'FAILED' if error else 'ok'}")
             _progress(count, len(specs))
             if error:
                 failures.append(error)
@@ -95,8 +109,21 @@ def _build(args: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def selected(names: list[str], arch: str) -> list[ModuleSpec]:
-    """The modules that the names mean; all of them for no names.
+def _keys(args: argparse.Namespace) -> Callable[[Op], list[dict[str, Any]] | None] | None:
+    """What --model or --recorded says about the calls of an operator."""
+    from aiter_like.tuning import models, modules
+
+    if args.model is not None:
+        return modules.of_model(models.load(args.model), args.tp)
+    return modules.of_recorded(args.recorded, OPS.values()) if args.recorded is not None else None
+
+
+def selected(names: list[str], arch: str, keys: Callable[[Op], list[dict[str, Any]] | None] | None = None
+             ) -> list[ModuleSpec]:
+    """The modules that the names mean; all but the simulator for no names.
+
+    Args:
+        keys: of an operator: the tune keys of calls whose modules are wanted, or None: those of its cases.
 
     Raises:
         ValueError: a name means nothing; the message lists what there is.
@@ -117,27 +144,43 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
         if unknown := [name for name in names if name not in known]:
             like = did_you_mean(unknown[0], known)
             raise ValueError(f"no module {', '.join(unknown)}{like}; there are: {', '.join(sorted(known))}")
-        chosen = names or known
-        functions = dict.fromkeys(function for name in chosen for function in by_name.get(name, ()))
-        specs = [spec for function in functions for spec in _specs(function, operators, target)]
-    specs += [sim.module_spec()] if "sim" in chosen else []
+        functions = dict.fromkeys(function for name in names or by_name for function in by_name.get(name, ()))
+        specs = [*_specs(functions, operators, target, keys)]
+    specs += [sim.module_spec()] if "sim" in names else []
     return sorted({(spec.name, spec.arch): spec for spec in specs}.values(), key=lambda spec: spec.name)
 
 
-def _specs(function: Any, operators: Iterable[Op], target: Target) -> Iterator[ModuleSpec]:
-    """The modules of a function: the instances that it declares, and those that its operator's cases take."""
+def _specs(functions: Collection[Any], operators: Iterable[Op], target: Target,
+           keys: Callable[[Op], list[dict[str, Any]] | None] | None) -> Iterator[ModuleSpec]:
+    """The modules of functions: those of calls with the keys of their operator; without keys, the instances that a
+    function declares, and those that its operator's cases take.
+    """
+    from aiter_like.tuning import modules
+
+    left = set(functions)
+    for op in operators:
+        own = {backend.function for backend in op.backends if backend.is_jit and backend.function in functions}
+        found = keys(op) if keys is not None and own else None
+        if found is not None:
+            left -= own
+            yield from (spec for backend, spec in modules.of_keys(op, found, target) if backend.function in own)
+        else:
+            yield from _of_cases(op, own, target)
+    for function in left:
+        yield from (function.instance_spec(instance, target.platform, target.arch)
+                    for instance in function.instances())
+
+
+def _of_cases(op: Op, functions: Collection[Any], target: Target) -> Iterator[ModuleSpec]:
     import torch
 
     from aiter_like.jit.compile_ops import JitFunction
 
-    for instance in function.instances():
-        yield function.instance_spec(instance, target.platform, target.arch)
-    for op in operators:
-        for backend in op.backends:
-            if backend.function is function and isinstance(function, JitFunction) and op.cases is not None:
-                for call in op.cases(torch.device("cpu")).values():
-                    if backend.refusal is None or backend.refusal(target, *call) is None:
-                        yield function.spec(target, call)
+    for backend in op.backends:
+        if backend.function in functions and isinstance(backend.function, JitFunction) and op.cases is not None:
+            for call in op.cases(torch.device("cpu")).values():
+                if backend.refusal is None or backend.refusal(target, *call) is None:
+                    yield backend.function.spec(target, call)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.build import revision
+from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.table import Row
@@ -151,9 +152,7 @@ class Backend:
             BuildError: its module cannot be built or loaded.
             UnsupportedError: a package that it needs is not installed.
         """
-        params = dict(candidate.params)
-        if self.kernels is not None:
-            params["kernel"] = candidate.kernel
+        params = self._params(candidate)
         if self.is_jit:
             return self.function.bind(target, args, **params)
         function = _import(self.function) if isinstance(self.function, str) else self.function
@@ -161,6 +160,13 @@ class Backend:
         function = with_fields(self.call, function) if self.call is not None else function
         function = _Relaunched(function) if self.returns_relaunch else function
         return Repeated(function) if self.name == "triton" else function
+
+    def module(self, target: Target, args: tuple, candidate: Candidate) -> ModuleSpec:
+        """The module that `bind` builds or loads, of a backend that is compiled."""
+        return self.function.spec(target, args, **self._params(candidate))
+
+    def _params(self, candidate: Candidate) -> dict[str, Any]:
+        return {**candidate.params, **({} if self.kernels is None else {"kernel": candidate.kernel})}
 
 
 class _Relaunched:

@@ -90,12 +90,21 @@ def keys(op: Op, model: Model, tp: int, tokens: Sequence[int] = TOKENS) -> list[
     """
     if op.tuning is None or op.tuning.shapes is None:
         raise TuningError(f"{op.name} declares no shapes of models (dispatch/tuning.py): use --shapes or --recorded")
-    if tp < 1 or model.num_heads % tp:
-        raise TuningError(f"{model.name}: tp must divide its {model.num_heads} heads, got {tp}")
+    check_tp(model, tp)
     found = {table.normalised(op.name, op.tune_fields, key): None for key in _keys(op, model, tp, tokens)}
     if not found:
         raise TuningError(f"{op.name} does not occur in {model.name}")
     return [dict(zip(op.tune_fields, values)) for values in found]
+
+
+def check_tp(model: Model, tp: int) -> None:
+    """A number of GPUs that shares a model.
+
+    Raises:
+        TuningError: it does not divide the heads.
+    """
+    if tp < 1 or model.num_heads % tp:
+        raise TuningError(f"{model.name}: tp must divide its {model.num_heads} heads, got {tp}")
 
 
 def _keys(op: Op, model: Model, tp: int, tokens: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like build --model` and `--recorded`: what they list is what first calls load."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like
+from aiter_like import device
+from aiter_like.build import build
+from aiter_like.cli import main
+from aiter_like.dispatch import OPS
+from aiter_like.dispatch import reset as forget_plans
+from aiter_like.errors import TuningError
+from aiter_like.tuning import models, modules
+
+
+class Asked(BaseException):
+    """Ends a call where it would build: no other backend is tried."""
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """Names of the modules that calls on the simulated device ask for, of which none is built."""
+    names = []
+
+    def ensure(spec, **_options):
+        names.append(spec.name)
+        raise Asked
+
+    from aiter_like import sim
+
+    monkeypatch.setattr(sim, "load", lambda: None)
+    monkeypatch.setattr(build, "ensure", ensure)
+    for op in OPS.values():
+        for backend in op.backends:
+            if hasattr(backend.function, "_bound"):
+                monkeypatch.setattr(backend.function, "_bound", {})
+    device.use_simulator(True)
+    yield names
+    device.reset()
+    forget_plans()
+
+
+def listed(capsys, *words: str) -> set[str]:
+    assert main(["build", "--list", *words]) == 0
+    return set(capsys.readouterr().out.splitlines())
+
+
+def test_what_a_model_takes_is_what_first_calls_ask_for(asked, capsys, monkeypatch):
+    monkeypatch.setattr(modules, "TOKENS", (1, 5, 48, 104))
+    names = ("gemm_a16w16", "gemm_a16w16_skinny", "rms_norm", "act_and_mul")
+    found = listed(capsys, *names, "--model", "llama-3-8b", "--tp", "8")
+    assert "sim" not in found and not any("paged_attention" in name for name in found)
+    model = models.load("llama-3-8b")
+    hidden, inner = model.hidden_size, model.intermediate_size // 8
+    for tokens in (1, 5, 48, 104):
+        x, w = torch.zeros(tokens, hidden, dtype=torch.bfloat16), torch.zeros(2 * inner, hidden, dtype=torch.bfloat16)
+        gates = torch.zeros(tokens, 2 * inner, dtype=torch.bfloat16)
+        for function, args in ((aiter_like.rms_norm, (x, x[0], 1e-5)), (aiter_like.gemm_a16w16, (x, w)),
+                               (aiter_like.silu_and_mul, (gates[:, :inner].clone(), gates))):
+            with pytest.raises(Asked):
+                function(*args)
+            assert asked.pop() in found
+
+
+def test_recorded_shapes_give_the_modules_of_their_tiles(capsys, tmp_path):
+    (tmp_path / "rms_norm.host.1.csv").write_text(
+        f"arch,cu_num,{','.join(OPS['rms_norm'].tune_fields)}\n" + _row("rms_norm", "llama-3-8b"))
+    found = listed(capsys, "rms_norm", "act_and_mul", "--recorded", str(tmp_path))
+    assert found and all(name.startswith("norm/rms_norm-bf16") for name in found)
+    with pytest.raises(TuningError, match="is no directory"):
+        modules.of_recorded(tmp_path / "none", OPS.values())
+
+
+def _row(op: str, model: str) -> str:
+    key = models.keys(OPS[op], models.load(model), 1)[0]
+    return ",".join(map(str, ("gfx942", 304, *key.values()))) + "\n"
+
+
+def test_experts_are_planned_without_their_weights():
+    op, keys = OPS["grouped_gemm"], models.keys(OPS["grouped_gemm"], models.load("deepseek-v3"), 8, (64,))
+    with device.planning_for("gfx942") as target:
+        assert [spec.name for _, spec in modules.of_keys(op, keys, target)]
+
+
+def test_an_unknown_model_is_named(capsys):
+    assert main(["build", "--list", "--model", "llama-3-8"]) == 1
+    assert "no model 'llama-3-8' (did you mean" in capsys.readouterr().err.replace("; did", " (did")
