@@ -106,6 +106,24 @@ def _prebuilt(spec: ModuleSpec) -> cache.Entry | None:
     return None
 
 
+def misfit(entry: cache.Entry | Path) -> str:
+    """Why a prebuilt entry (cache.entries) serves no module of these sources; "" when it does."""
+    if isinstance(entry, Path):
+        return f"no readable {cache.META}"
+    inputs = entry.meta["inputs"]
+    root = paths.hsa() if inputs["kind"] == "asm" else paths.csrc()
+    try:
+        now = ModuleSpec(inputs["name"], tuple(inputs["sources"]), kind=inputs["kind"], arch=inputs["arch"],
+                         root=root).inputs()
+    except (BuildError, ValueError):
+        return "a source is gone"
+    if any(now[name] != inputs[name] for name in ("schema", "abi", "sources")):
+        return "built of other sources or for another boundary to Python"
+    if not cache.files_unchanged(entry.meta["headers"], root, project_only=True):
+        return "built of other headers"
+    return cache.damage(entry)
+
+
 def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
                      lock_timeout: float) -> tuple[cache.Entry, bool]:
     """The entry, and whether this call compiled it."""

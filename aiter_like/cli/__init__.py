@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from aiter_like import log
+from aiter_like import __version__, log
 from aiter_like.cli.parser import Parser
 from aiter_like.errors import AiterLikeError
 
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in argv if not word.startswith("-")), None)
     parser = Parser(prog="aiter-like", description="GPU operators for AMD MI300X, real or simulated.")
+    parser.add_argument("--version", action="version", version=f"aiter-like {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     try:
         if command in _COMMANDS:

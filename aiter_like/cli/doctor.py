@@ -7,7 +7,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiter_like import env
@@ -89,7 +89,25 @@ def _print_software() -> list[str]:
         print(f"  {candidate.name:12} {candidate.toolchain or candidate.reason}")
     print(f"  cache        {cache.cache_root()}")
     missing = [package for package in ("apache-tvm-ffi", "filelock") if _version(package) is None]
-    return [f"{package} is not installed" for package in missing]
+    return [f"{package} is not installed" for package in missing] + _print_prebuilt()
+
+
+def _print_prebuilt() -> list[str]:
+    """What AITER_LIKE_PREBUILT_DIR has that serves these sources."""
+    from pathlib import Path
+
+    from aiter_like.build import build, cache
+
+    folder = env.get("AITER_LIKE_PREBUILT_DIR")
+    if not folder:
+        return []
+    if not Path(folder).is_dir():
+        return [f"AITER_LIKE_PREBUILT_DIR: {folder} is no directory"]
+    faults = [build.misfit(entry) for entry in cache.entries(Path(folder).resolve())]
+    print(f"  prebuilt     {faults.count('')} of {len(faults)} modules in {folder} fit")
+    others = sorted({fault for fault in faults if fault})
+    return [f"AITER_LIKE_PREBUILT_DIR: {len(faults) - faults.count('')} modules in {folder} do not fit: "
+            f"{'; '.join(others)}"] if others else []
 
 
 def _version(package: str) -> str | None:
@@ -127,8 +145,14 @@ def _print_devices() -> list[str]:
 
 def _print_tables(notes: list[str]) -> list[str]:
     """`notes` gets a line for each operator with stale rows."""
+    import torch
+
+    from aiter_like import device
     from aiter_like.dispatch import OPS, table
     from aiter_like.sim import modelling
+
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    here = {(target.arch, target.cu_num) for target in map(device.target_of, map(torch.device, names))}
 
     print("\ntuned tables")
     has_modelled = False
@@ -139,7 +163,7 @@ def _print_tables(notes: list[str]) -> list[str]:
         layers = "; ".join(f"{layer.title}: {sum(map(len, layer.rows.values()))} rows" for layer in op.table.layers)
         print(f"  {op.name:20} {layers or 'no file'}")
         problems |= dict.fromkeys(map(str, op.table.problems))
-        notes += _stale(op)
+        notes += _stale(op, here)
         has_modelled |= any(row.is_modelled for row in op.table.rows())
     if has_modelled:
         print(f"  The times of modelled rows come from the cycle model of the simulated MI300X, here version "
@@ -147,13 +171,14 @@ def _print_tables(notes: list[str]) -> list[str]:
     return list(problems)
 
 
-def _stale(op: Any) -> list[str]:
-    """What to do about the rows of an operator that timed something else than what would run now."""
+def _stale(op: Any, here: Collection[tuple[str, int]]) -> list[str]:
+    """What to do about the rows of an operator that timed something else than what would run now, on the devices `here`
+    (architecture, compute units): no other row is asked for."""
     backends = {backend.name: backend for backend in op.backends}
     notes = []
     for kind, is_modelled, again in (("tuned", False, "measure again: aiter-like tune {} --shapes {}"),
                                      ("modelled", True, "model again: aiter-like tune {} --device sim --shapes {}")):
-        rows = [row for row in op.table.rows() if row.is_modelled == is_modelled]
+        rows = [row for row in op.table.rows() if row.is_modelled == is_modelled and row.key[:2] in here]
         reasons = {row.source: reason for row in rows
                    if (reason := backends[row.backend].staleness(row)) is not None}
         if reasons:
