@@ -193,6 +193,7 @@ def _rows(op: Declaration, request: Request, selection: Selection, chosen: Candi
         yield _note(op, row, state, key, why)
     others = [row for row in op.table.rows() if row.key[:2] == device and row not in matching
               and row.source not in op.bad_rows and backends[row.backend].staleness(row) is None]
+    others = [row for row in others if _is_same_kind(op.tune_fields, row.key[2:], key)]
     if used is None and others:
         yield _note(op, min(others, key=lambda row: _distance(op.tune_fields, row.key[2:], key)), "nearest", key, "")
 
@@ -203,6 +204,12 @@ def _note(op: Declaration, row: Row, state: str, key: tuple, why: str) -> RowNot
                        if theirs != ours)
     kernel = " ".join(filter(None, (row.backend, row.kernel, params)))
     return RowNote(row.source, state, "; ".join(filter(None, (kernel, row.figure, others, why))))
+
+
+def _is_same_kind(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> bool:
+    """Whether a row may tell of the same kernel: a head dimension has kernels of its own, as a dtype has."""
+    return all(one == other for name, one, other in zip(fields, theirs, ours)
+               if "head_dim" in name or name.endswith("dtype"))
 
 
 def _distance(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> float:
