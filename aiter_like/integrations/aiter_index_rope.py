@@ -20,7 +20,7 @@ from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_
 
 _NAME = "fused_qknorm_idxrqknorm"
 _HEAD_DIM = 128
-_FP8 = ("fp8", "fp8_e4m3", "fp8_e4m3_unit")
+_FP8 = ("fp8", "fp8_e4m3", "fp8_e4m3_unit", "fp8_e4m3_static")
 
 
 class _Part(NamedTuple):
@@ -52,8 +52,9 @@ def fused_qknorm_idxrqknorm(
         kv_cache_k, kv_cache_v: [num_blocks, block_size, num_kv_heads, 128]; with `asm_layout` the shuffled caches of
             `reshape_and_cache`.
         index_cache: [num_blocks · block_size, 128], of any number of dimensions, contiguous.
-        kv_cache_dtype: "auto", "fp8_e4m3_unit" (a scale of 1), "fp8" or "fp8_e4m3", whose scales per token and head
-            are written to `k_scale` and `v_scale` as by `reshape_and_cache_with_pertoken_quant`.
+        kv_cache_dtype: "auto", "fp8_e4m3_unit" (a scale of 1), "fp8_e4m3_static" (`k_scale` and `v_scale`, fp32 of 1
+            element, as of `reshape_and_cache`), "fp8" or "fp8_e4m3", whose scales per token and head are written to
+            `k_scale` and `v_scale` as by `reshape_and_cache_with_pertoken_quant`.
         index_cache_dtype: "auto" or "fp8" (a scale of 1); None: as `kv_cache_dtype`.
         index_slot_mapping: None: `slot_mapping`.
         skip_index_branch: the index's heads stay as they are; its weights and cache are not looked at.
@@ -87,11 +88,16 @@ def fused_qknorm_idxrqknorm(
     slots = _of_tokens("slot_mapping", slot_mapping, qkv)
     caches = [_cache(name, cache, qkv, num_kv_heads, block_size, kv_cache_dtype, asm_layout)
               for name, cache in (("kv_cache_k", kv_cache_k), ("kv_cache_v", kv_cache_v))]
-    has_scales = kv_cache_dtype in ("fp8", "fp8_e4m3")
+    has_scales, is_static = kv_cache_dtype in ("fp8", "fp8_e4m3"), kv_cache_dtype == "fp8_e4m3_static"
     blocks = caches[0].shape[0]
     check.tensor(_NAME, "kv_cache_v", caches[1], shape=(blocks, *[None] * (caches[1].ndim - 1)))
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        _check_scale(name, scale, has_scales, asm_layout, (blocks, num_kv_heads, block_size), qkv)
+        if is_static:
+            check.tensor(_NAME, name, scale, dtypes=(torch.float32,), device=qkv.device, last_contiguous=False)
+            if scale.numel() != 1:
+                raise ValueError(f"{_NAME}: {name} must have 1 element, got shape {tuple(scale.shape)}")
+        else:
+            _check_scale(name, scale, has_scales, asm_layout, (blocks, num_kv_heads, block_size), qkv)
     if index:
         index_slots = slots if index_slot_mapping is None else _of_tokens("index_slot_mapping", index_slot_mapping, qkv)
         rows = _index_rows(index_cache, qkv, block_size, blocks, index_dtype)
@@ -104,10 +110,11 @@ def fused_qknorm_idxrqknorm(
             new_k, v, *_packed(*caches, asm_layout), k_scale, v_scale, slots, asm_layout)
         return
     kind = "auto" if kv_cache_dtype == "auto" else "fp8"
+    scales = (k_scale.reshape(1), v_scale.reshape(1)) if is_static else (None, None)
     if asm_layout:
-        aiter_like.reshape_and_cache(new_k, v, *caches, slots, kind, None, None, True)
+        aiter_like.reshape_and_cache(new_k, v, *caches, slots, kind, *scales, True)
     else:
-        aiter_like.reshape_and_cache_flash(new_k, v, *caches, slots, kind, None, None)
+        aiter_like.reshape_and_cache_flash(new_k, v, *caches, slots, kind, *scales)
 
 
 def _part(qkv: Tensor, prefix: str, q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,

@@ -84,13 +84,15 @@ def test_in_place(has_index, dtype):
 
 
 @pytest.mark.parametrize("asm_layout", (False, True))
-@pytest.mark.parametrize("kind", ("auto", "fp8_e4m3_unit", "fp8_e4m3"))
+@pytest.mark.parametrize("kind", ("auto", "fp8_e4m3_unit", "fp8_e4m3_static", "fp8_e4m3"))
 def test_caches(kind, asm_layout):
     stored = BF16 if kind == "auto" else FP8
     call = arguments() | insertion(stored, stored, asm_layout) | {"kv_cache_dtype": kind}
     if kind == "fp8_e4m3":
         shape = (BLOCKS, KV, PAGE) if asm_layout else (KV, BLOCKS * PAGE)
         call |= {"k_scale": torch.zeros(shape), "v_scale": torch.zeros(shape)}
+    if kind == "fp8_e4m3_static":
+        call |= {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor([0.25])}
     before, (q, k, v, index_q, index_k) = call["qkv"].clone(), expect(call)
     with aiter.use_backend("torch"):
         aiter.fused_qknorm_idxrqknorm(**call)
@@ -99,7 +101,7 @@ def test_caches(kind, asm_layout):
     close(call["index_q_out"], index_q)
     slots, bound = SLOTS[KEPT], 2**-8 if kind == "auto" else 0.07
     for found, expected, name in zip(rows_of(call), (k, v), ("k_scale", "v_scale")):
-        scale = 1.0
+        scale = float(call[name]) if kind == "fp8_e4m3_static" else 1.0
         if kind == "fp8_e4m3":
             scales = call[name].transpose(1, 2).flatten(0, 1) if asm_layout else call[name].t()
             scale = scales.double()[..., None]
@@ -162,6 +164,9 @@ def test_refusals():
             ("kv_cache_k must have dtype", TypeError, {"kv_cache_dtype": "fp8_e4m3_unit"}),
             ("kv_cache_dtype must be", ValueError, {"kv_cache_dtype": "int8"}),
             ("k_scale must be None", ValueError, {"k_scale": torch.ones(1)}),
+            ("k_scale must have 1 element", ValueError, {
+                "kv_cache_dtype": "fp8_e4m3_static", "k_scale": torch.ones(2), "index_cache_dtype": "auto",
+                "kv_cache_k": call["kv_cache_k"].to(FP8), "kv_cache_v": call["kv_cache_v"].to(FP8)}),
             ("index_cache must be contiguous", ValueError, {"index_cache": call["index_cache"][:1]}),
             ("q_out must be contiguous", ValueError, {"q_out": call["q_out"][:2]})):
         with pytest.raises(kind, match=f"^fused_qknorm_idxrqknorm: {message}"):
