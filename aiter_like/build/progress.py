@@ -57,17 +57,34 @@ def left_to_caller() -> Iterator[None]:
         _quiet -= 1
 
 
+class Left:
+    """The seconds left as people are told: they never climb. An estimate that does says only that the last one was too
+    low, which the word tells: "about 20 s", then "over 20 s"."""
+
+    def __init__(self) -> None:
+        self.least: float | None = None
+
+    def __call__(self, seconds: float) -> tuple[str, float]:
+        """("about" or "over", the seconds to show) for an estimate."""
+        if self.least is None or seconds <= self.least:
+            self.least = seconds
+        return "over" if seconds >= self.least + 1 else "about", self.least
+
+
 def of_build(title: str, folder: Path, outputs: Sequence[str]) -> Callable[[], str]:
     """ "building the simulator, once: 12/30, about 40 s left", by the outputs of its steps that are in `folder`."""
     def finished() -> int:
         return sum(os.path.exists(folder / name) for name in outputs)
 
-    start, before = time.monotonic(), finished()  # an interrupted build is gone on with
+    start, before, shown_left = time.monotonic(), finished(), Left()  # an interrupted build is gone on with
 
     def text() -> str:
         seconds, done = time.monotonic() - start, finished()
-        left = "" if done == before else f", about {seconds / (done - before) * (len(outputs) - done):.0f} s left"
-        return f"building {title}, once: {done}/{len(outputs)}{left or f', for {seconds:.0f} s'}"
+        told = f"for {seconds:.0f} s"
+        if done - before >= max(1, (len(outputs) - before) // 8):  # the first that are done are the shortest
+            word, left = shown_left(seconds / (done - before) * (len(outputs) - done))
+            told = f"{word} {left:.0f} s left"
+        return f"building {title}, once: {done}/{len(outputs)}, {told}"
 
     return text
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
+from aiter_like.build.progress import Left
+
 _TERMINAL_SECONDS, _LOG_SECONDS = 1.0, 30.0  # between two lines, where nothing happens
 
 
@@ -45,6 +47,7 @@ class Progress:
         self._clock = clock
         self._phases: dict[str, _Phase] = {}
         self._current = ""
+        self._left = Left()
         self._lock = threading.RLock()
         self._width = 0
         self._stop = threading.Event()
@@ -59,7 +62,10 @@ class Progress:
         """
         with self._lock:
             known = self._phases.setdefault(phase, _Phase(steps, seconds or 0.0))
-            known.steps, known.seconds = steps, known.seconds if seconds is None else seconds
+            seconds = known.seconds if seconds is None else seconds
+            if steps != known.steps or seconds != known.seconds:
+                self._left = Left()  # there is other work than was said
+            known.steps, known.seconds = steps, seconds
 
     def enter(self, phase: str) -> None:
         """A phase begins, and those before it are over."""
@@ -94,12 +100,14 @@ class Progress:
         self._write(f"{self.title}: {text}", keep=True)
 
     def line(self) -> str:
-        """The text: `rms_norm: 12/48 trials, 3/8 shapes, 00:35 left`; "about" where a part of that is a guess."""
+        """The text: `rms_norm: 12/48 trials, 3/8 shapes, 00:35 left`; "about" where a part of that is a guess,
+        "over" where it is more by now than was said."""
         with self._lock:
             phase, now = self._phases[self._current], self._clock()
             parts = [known.left(now) for known in self._phases.values()]
-            seconds = round(sum(left for left, _ in parts))
-            about = "about " if any(is_guess for _, is_guess in parts) else ""
+            word, seconds = self._left(sum(left for left, _ in parts))
+            seconds = round(seconds)
+            about = "over " if word == "over" else "about " if any(is_guess for _, is_guess in parts) else ""
             shapes = f" {self.shapes}/{self.all_shapes} shapes," if self.all_shapes else ""
             return (f"{self.title}: {phase.done}/{phase.steps} {self._current},{shapes} "
                     f"{about}{seconds // 60:02}:{seconds % 60:02} left")

@@ -157,3 +157,10 @@ def test_a_caller_with_progress_of_its_own(logged, gate, project: Project):
     with progress.left_to_caller():
         build.ensure(project.spec())
     assert logged.lines == []
+
+
+def test_the_time_left_never_climbs():
+    """An estimate that does says that the last one was too low, and by its word alone."""
+    left = progress.Left()
+    assert [left(seconds) for seconds in (30, 10, 27, 10.5, 9, 40)] == [
+        ("about", 30), ("about", 10), ("over", 10), ("about", 10), ("about", 9), ("over", 9)]
