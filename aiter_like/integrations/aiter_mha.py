@@ -15,11 +15,12 @@ from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import FP8, AttentionBackwardCall, AttentionCall
-from aiter_like.ops.attention.checks import AITER_ROUNDING, check_lengths, read_window
+from aiter_like.ops.attention.checks import AITER_ROUNDING, read_window
 from aiter_like.ops.attention.dropout_randval import dropout_randval
 from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.padding import for_padding_too, with_padding
+from aiter_like.ops.common.contents import check_lengths
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 

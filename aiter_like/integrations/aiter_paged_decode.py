@@ -14,7 +14,13 @@ import aiter_like
 from aiter_like import check
 from aiter_like.device import default_target
 from aiter_like.enums import QuantType
-from aiter_like.ops.attention.paged_attention_entries import check_block_size, int32_of, paged_caches, run_paged
+from aiter_like.ops.attention.paged_attention_entries import (
+    Called,
+    check_block_size,
+    integers_of,
+    paged_caches,
+    run_paged,
+)
 
 _MOST_KEYS = 2**30
 _MOST_SPLITS = 8
@@ -62,16 +68,17 @@ def pa_decode_gluon(
     layout, pages = "packed" if value_cache.ndim == 4 else "shuffled", min(len(key_cache), len(value_cache))
     k, v = paged_caches(op, query, key_cache[:pages], value_cache[:pages], layout, "fp8")
     batch = len(query) // query_length
-    table = int32_of(op, "block_tables", block_tables, 2)[:batch]
-    lengths = int32_of(op, "context_lengths", context_lengths)[:batch]
+    table = integers_of(op, "block_tables", block_tables, 2)[:batch]
+    lengths = integers_of(op, "context_lengths", context_lengths)[:batch]
     if query_scale is not None:
         check.tensor(op, "query_scale", query_scale, dtypes=(torch.float32,), device=query.device)
         query_scale = query_scale.squeeze(-1) if query_scale.ndim == 3 else query_scale
     if sinks is not None:
         check.tensor(op, "sinks", sinks, dtypes=(torch.float32, torch.bfloat16, torch.float16), device=query.device)
         sinks = sinks.float()
-    run_paged(op, output, query, k, v, table, lengths, None, key_scale, value_scale, None, ("key_scale", "value_scale"),
-              q_scale=query_scale, alibi_slopes=alibi_slopes, sink=sinks, max_seqlen_q=query_length,
+    run_paged(op, output, query, k, v, table, lengths, None, key_scale, value_scale, None,
+              Called("key_scale", "value_scale", lengths="context_lengths", longest=""), q_scale=query_scale,
+              alibi_slopes=alibi_slopes, sink=sinks, max_seqlen_q=query_length,
               max_seqlen_k=min(table.shape[1] * k.shape[1], _MOST_KEYS), softmax_scale=softmax_scale,
               window_left=max(sliding_window, 0) - 1)
 
@@ -99,11 +106,11 @@ def pa_fwd_naive(
         raise ValueError(f"{op}: num_kv_heads must be that of key_cache, {k.shape[2]}, got {num_kv_heads!r}")
     scales = [None if quant_algo == 0 or scale is None or scale.numel() == 0 else scale
               for scale in (k_dequant_scales, v_dequant_scales)]
-    table = int32_of(op, "block_tables", block_tables, 2)
+    table = integers_of(op, "block_tables", block_tables, 2)
     if out is None:
         out = torch.empty(*query.shape[:2], v.shape[3], dtype=query.dtype, device=query.device)
-    return run_paged(op, out, query, k, v, table, int32_of(op, "context_lens", context_lens), None, *scales, None,
-                     ("k_dequant_scales", "v_dequant_scales"), softmax_scale=scale_s,
+    return run_paged(op, out, query, k, v, table, context_lens, None, *scales, None,
+                     Called("k_dequant_scales", "v_dequant_scales", longest=""), softmax_scale=scale_s,
                      max_seqlen_k=min(table.shape[1] * k.shape[1], _MOST_KEYS))
 
 
@@ -240,20 +247,21 @@ def _run_listed(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: tu
 
     lists: kv_indptr, kv_indices, context_lens and qo_indptr.
     """
-    lengths = int32_of(op, "context_lens", lists[2])
-    starts, pages = int32_of(op, "kv_indptr", lists[0]), int32_of(op, "kv_indices", lists[1])
+    lengths = integers_of(op, "context_lens", lists[2])
+    starts, pages = integers_of(op, "kv_indptr", lists[0]), integers_of(op, "kv_indices", lists[1])
     size, batch, rows = k.shape[1], len(lengths), lists[3]
     if len(starts) <= batch:  # checked here, since the operator is given a part of it
         raise ValueError(f"{op}: kv_indptr must have at least {batch + 1} elements, got {len(starts)}")
     starts = starts[:batch + 1]
     if rows is not None:
-        rows = int32_of(op, "qo_indptr", rows)
+        rows = integers_of(op, "qo_indptr", rows)
         if len(rows) <= batch:
             raise ValueError(f"{op}: qo_indptr must have at least {batch + 1} elements, got {len(rows)}")
         rows = rows[:batch + 1]
     check.tensor(op, "context_lens", lengths, device=starts.device)
     last = lengths - (starts.diff() - 1) * size  # keys of the last page
-    run_paged(op, out, q, k, v, pages, last, None, *scales, None, names, page_starts=starts, cu_seqlens_q=rows,
+    called = Called(*names, table="kv_indices", longest="")
+    run_paged(op, out, q, k, v, pages, last, None, *scales, None, called, page_starts=starts, cu_seqlens_q=rows,
               max_seqlen_k=min(len(pages) * size, _MOST_KEYS), **options)
 
 

@@ -12,7 +12,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.paged_attention_entries import paged_caches, run_paged
+from aiter_like.ops.attention.paged_attention_entries import Called, paged_caches, run_paged
 from aiter_like.ops.common import elements
 
 _PREFILL = "context_attention_fwd"
@@ -89,7 +89,8 @@ def chunked_prefill_paged_decode(
     if max_query_len == 1 and len(query) == len(seq_lens):
         k, v = paged_caches(op, query, *rows, "packed", "auto", ("query", "key_cache", "value_cache"))
         scales = [_number(scale, query) for scale in (k_scale, v_scale)]
-        run_paged(op, output, query, k, v, block_table.to(torch.int32), lengths, None, *scales,
+        run_paged(op, output, query, k, v, block_table, seq_lens, None, *scales,
+                  called=Called(table="block_table", lengths="seq_lens", longest=""),
                   alibi_slopes=alibi_slopes, max_seqlen_q=1, max_seqlen_k=block_table.shape[1] * k.shape[1],
                   softmax_scale=query.shape[2] ** -0.5 if sm_scale is None else sm_scale, window_left=window)
         return

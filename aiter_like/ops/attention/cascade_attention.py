@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.checks import check_pages
 from aiter_like.ops.attention.merge_attn_states import merge_attn_states
 from aiter_like.ops.attention.paged_attention import paged_attention
 from aiter_like.ops.attention.unified_attention import unified_attention_op
+from aiter_like.ops.common.contents import check_pages
 
 __all__ = ["cascade_attention"]
 

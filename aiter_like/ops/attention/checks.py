@@ -64,49 +64,6 @@ def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> 
     return found
 
 
-def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int | None) -> None:
-    """Cumulative lengths on the CPU: from 0 on, never falling, within the tensor and its longest sequence. Those on a
-    GPU are not looked at: that would wait for it.
-
-    Raises:
-        ValueError: they are not.
-    """
-    check.sequence_starts(op, name, starts)
-    if not check.is_on_host(starts) or starts.dtype != torch.int32 or starts.ndim != 1:
-        return
-    values = starts.tolist()
-    lengths = [end - start for start, end in zip(values, values[1:])]
-    if not values or values[0] != 0 or values[-1] > total or min(lengths, default=0) < 0:
-        raise ValueError(f"{op}: {name} must start at 0, never fall and end at {total} at most, got {_short(values)}")
-    if isinstance(longest, int) and max(lengths, default=0) > longest:
-        raise ValueError(f"{op}: max_seqlen_{name[-1]} must be at least {max(lengths)}, the longest sequence in "
-                         f"{name}, got {longest}")
-
-
-def _short(values: list[int]) -> str:
-    return str(values if len(values) <= 12 else [*values[:5], "…", *values[-5:]])
-
-
-def check_pages(op: str, table: Tensor, lengths: Tensor, k: Tensor, longest: int) -> None:
-    """Numbers of pages and lengths on the CPU are within the cache; those on a GPU would have to be waited for.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if not (check.is_on_host(table) and check.is_on_host(lengths) and table.ndim == 2
-            and torch.int32 == table.dtype == lengths.dtype and lengths.shape == table.shape[:1]
-            and k.shape[1] and isinstance(longest, int)):
-        return  # the operator says what else does not fit
-    most = min(table.shape[1] * k.shape[1], longest)
-    if ((lengths < 0) | (lengths > most)).any():
-        raise ValueError(f"{op}: the keys of a sequence must be between 0 and {most}, as max_seqlen_k and the pages in "
-                         f"block_table have it, got {lengths.tolist()}")
-    used = table[torch.arange(table.shape[1]) * k.shape[1] < lengths[:, None]]
-    if ((used < 0) | (used >= k.shape[0])).any():
-        raise ValueError(f"{op}: block_table must name pages from 0 to {k.shape[0] - 1}, got "
-                         f"{used[(used < 0) | (used >= k.shape[0])][0].item()}")
-
-
 def check_call(call: AttentionCall) -> None:
     """What metadata can tell. Lengths may be on a GPU: kernels keep within the tensors whatever they are.
 

@@ -19,8 +19,8 @@ from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
-from aiter_like.ops.attention.checks import check_lengths
 from aiter_like.ops.common import philox
+from aiter_like.ops.common.contents import check_lengths
 
 __all__ = ["dropout_randval"]
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionCall
-from aiter_like.ops.attention.checks import AITER_ROUNDING, check_lengths, read_rounding, read_window
+from aiter_like.ops.attention.checks import AITER_ROUNDING, read_rounding, read_window
 from aiter_like.ops.attention.dropout_randval import dropout_randval
 from aiter_like.ops.attention.flash_attn_bwd import attend
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
 from aiter_like.ops.attention.padding import for_padding_too, with_padding
+from aiter_like.ops.common.contents import check_lengths
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.checks import check_lengths, read_window
+from aiter_like.ops.attention.checks import read_window
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.common.contents import check_lengths
 
 __all__ = ["flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.dispatch import Op
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.checks import check_lengths, read_window
+from aiter_like.ops.attention.checks import read_window
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.kvcache_append import (
     OP,
@@ -26,6 +26,7 @@ from aiter_like.ops.attention.kvcache_append import (
     without_padding,
 )
 from aiter_like.ops.attention.unified_attention import unified_attention_op
+from aiter_like.ops.common.contents import check_lengths
 
 __all__ = ["flash_attn_with_kvcache"]
 

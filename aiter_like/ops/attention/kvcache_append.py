@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.checks import check_lengths
+from aiter_like.ops.common.contents import check_lengths
 from aiter_like.ops.kv_cache.reshape_and_cache import reshape_and_cache_flash
 from aiter_like.ops.rope.rope import rope_cached_positions_fwd
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import FP8, unshuffled_axes
-from aiter_like.ops.attention.checks import check_lengths, check_pages, read_window
+from aiter_like.ops.attention.checks import read_window
 from aiter_like.ops.attention.unified_attention import unified_attention_op
+from aiter_like.ops.common.contents import check_lengths, check_page_list, check_pages
 
 __all__ = ["mha_batch_prefill_func"]
 
@@ -104,7 +105,7 @@ def mha_batch_prefill_func(
         check_pages(op, table, lengths, k, max_seqlen_k)
     else:
         check.tensor(op, "kv_page_indices", table, rank=1, last_contiguous=False)
-        check_lengths(op, "kv_indptr", starts, len(table), None)
+        check_page_list(op, starts, table, lengths, k, max_seqlen_k)
     unified_attention_op.run(
         out, lse, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqlens_k=lengths, block_table=table, page_starts=starts,
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, alibi_slopes=alibi_slopes, sink=sink_ptr,

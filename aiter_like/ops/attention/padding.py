@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.checks import check_lengths
+from aiter_like.ops.common.contents import check_lengths
 
 
 def with_padding(op: str, name: str, starts: Tensor, padded: Tensor | None, total: int) -> Tensor:

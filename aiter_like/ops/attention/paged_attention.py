@@ -16,7 +16,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, check_lengths, check_pages, scale_refusal
+from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
 from aiter_like.ops.attention.paged_attention_call import (
     OP,
     PagedAttentionCall,
@@ -26,6 +26,7 @@ from aiter_like.ops.attention.paged_attention_call import (
 )
 from aiter_like.ops.attention.paged_attention_hip import hip_refusal, paged_attention_hip
 from aiter_like.ops.attention.reference import product_with, softmax_of
+from aiter_like.ops.common.contents import check_lengths, check_pages
 
 __all__ = ["paged_attention", "paged_attention_workspace_bytes"]
 

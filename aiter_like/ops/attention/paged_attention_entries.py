@@ -6,7 +6,7 @@ in paged_attention_packed.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,32 @@ from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.ops.attention.paged_attention import checked_views, paged_attention_op
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, workspace_bytes
+from aiter_like.ops.common import contents
 
 __all__ = ["paged_attention_decode", "paged_attention_ragged", "paged_attention_v1"]
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+
+
+class Called(NamedTuple):
+    """What messages call the arguments: those of the public function.
+
+    Attributes:
+        longest: what bounds the keys of a sequence; "": only its pages do.
+        most: what bounds the rows of a sequence.
+    """
+
+    k_scale: str = "k_scale"
+    v_scale: str = "v_scale"
+    table: str = "block_tables"
+    lengths: str = "context_lens"
+    longest: str = "max_context_len"
+    starts: str = "kv_indptr"
+    rows: str = "qo_indptr"
+    most: str = "max_qlen"
+
+
+_CALLED = Called()
 
 
 def paged_caches(op: str, q: Any, k: Any, v: Any, layout: str, kv_cache_dtype: str,
@@ -56,22 +78,22 @@ def _scale(op: str, name: str, scale: Any, k: Tensor) -> Tensor | None:
                      f"or ({heads}, {pages * size}), got {shape}")
 
 
-def int32_of(op: str, name: str, tensor: Any, rank: int = 1) -> Tensor:
+def integers_of(op: str, name: str, tensor: Any, rank: int = 1) -> Tensor:
     """Lengths and numbers of pages, which some callers have in 64 bits."""
-    check.tensor(op, name, tensor, rank=rank, dtypes=(torch.int32, torch.int64))
-    return tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32)
+    check.tensor(op, name, tensor, rank=rank, dtypes=contents.INTEGERS)
+    return tensor
 
 
 def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor | None,
          workspace: Any = None, k_scale: Any = None, v_scale: Any = None, backend: str | None = None,
-         names: tuple[str, str] = ("k_scale", "v_scale"), **options: Any) -> Tensor:
+         called: Called = _CALLED, **options: Any) -> Tensor:
     """Runs the operator. A workspace that is too small, since AITER's kernels plan otherwise, is left alone. options:
     further fields of the call, `lse` among them.
     """
     check.tensor(op, "query", q, rank=3)
     lse = options.pop("lse", None)
-    options |= {name: _scale(op, called, scale, k)
-                for name, called, scale in zip(("k_scale", "v_scale"), names, (k_scale, v_scale))}
+    options |= {"k_scale": _scale(op, called.k_scale, k_scale, k), "v_scale": _scale(op, called.v_scale, v_scale, k)}
+    table, lengths = _checked_contents(op, q, k, table, lengths, called, options)
     if workspace is not None:
         check.tensor(op, "workspace_buffer", workspace, device=q.device)
         flat = workspace.reshape(-1).view(torch.uint8) if workspace.is_contiguous() else None
@@ -81,6 +103,31 @@ def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tens
             options["workspace"] = flat
     paged_attention_op.run(out, lse, q=q, k=k, v=v, block_table=table, seqlens_k=lengths, backend=backend, **options)
     return out
+
+
+def _checked_contents(op: str, q: Tensor, k: Tensor, table: Tensor, lengths: Tensor | None, called: Called,
+                      options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Pages and lengths in 32 bits, as are the starts in `options` then."""
+    longest = options["max_seqlen_k"] if called.longest else None
+    starts, rows, most = (options.get(name) for name in ("page_starts", "cu_seqlens_q", "max_seqlen_q"))
+    integers_of(op, called.table, table, 2 if starts is None else 1)
+    if lengths is not None or starts is None:
+        integers_of(op, called.lengths, lengths)
+    if starts is None:
+        contents.check_pages(op, table, lengths, k, longest, (called.table, called.longest))
+    else:
+        names = (called.starts, called.table, called.lengths, called.longest)
+        contents.check_page_list(op, starts, table, lengths, k, longest, names)
+        options["page_starts"] = contents.as_int32(starts)
+    if rows is not None:
+        check.tensor(op, called.rows, rows, rank=1, dtypes=contents.INTEGERS, device=q.device)
+        check.integer(op, called.most, most, low=0)
+        if len(rows) == len(table if starts is None else starts[1:]):
+            contents.check_values(op, called.rows, rows, 0, max(len(q) - most, 0), "name rows")
+        else:
+            contents.check_lengths(op, called.rows, rows, len(q), most, called.most)
+        options["cu_seqlens_q"] = contents.as_int32(rows)
+    return contents.as_int32(table), None if lengths is None else contents.as_int32(lengths)
 
 
 def longest_of(op: str, name: str, value: Any) -> int:
@@ -141,9 +188,9 @@ def paged_attention_v1(
     check.integer(op, "mtp", mtp, low=0)
     check.integer(op, "sliding_window", sliding_window, low=0)
     k, v = paged_caches(op, query, key_cache, value_cache, kv_cache_layout, kv_cache_dtype)
-    return run_paged(op, out, query, k, v, int32_of(op, "block_tables", block_tables, 2),
-                     int32_of(op, "context_lens", context_lens), workspace_buffer, k_scale, v_scale, backend,
-                     cu_seqlens_q=cu_query_lens, alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, max_seqlen_q=mtp,
+    return run_paged(op, out, query, k, v, block_tables, context_lens, workspace_buffer, k_scale, v_scale, backend,
+                     Called(rows="cu_query_lens", most="mtp"), cu_seqlens_q=cu_query_lens,
+                     alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, max_seqlen_q=mtp,
                      max_seqlen_k=longest_of(op, "max_context_len", max_context_len), softmax_scale=scale,
                      window_left=sliding_window - 1, softcap=logits_soft_cap)
 
@@ -202,16 +249,17 @@ def paged_attention_ragged(
     check_block_size(op, block_size, k)
     for name, value in (("max_num_partitions", max_num_partitions), ("partition_size", partition_size)):
         check.integer(op, name, value, low=0, high=2**20)
-    starts, last = int32_of(op, "kv_indptr", kv_indptr), None
+    starts, last = integers_of(op, "kv_indptr", kv_indptr), None
     if kv_last_page_lens is not None and block_size > 1:
-        last = int32_of(op, "kv_last_page_lens", kv_last_page_lens)
+        last = integers_of(op, "kv_last_page_lens", kv_last_page_lens)
         check.tensor(op, "kv_last_page_lens", last, rank=1, device=query.device)
         if len(last) < len(starts) - 1:  # checked here, since the operator is given a part of it
             raise ValueError(f"{op}: kv_last_page_lens must have an element for each sequence, {len(starts) - 1}, got "
                              f"{len(last)}")
         last = last[:max(len(starts) - 1, 0)]
-    return run_paged(op, out, query, k, v, int32_of(op, "kv_page_indices", kv_page_indices), last, workspace_buffer,
-                     k_scale, v_scale, backend, page_starts=starts,
+    called = Called(table="kv_page_indices", lengths="kv_last_page_lens", longest="max_num_partitions · partition_size")
+    return run_paged(op, out, query, k, v, kv_page_indices, last, workspace_buffer, k_scale, v_scale, backend, called,
+                     page_starts=starts,
                      alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, max_seqlen_q=mtp, softmax_scale=scale,
                      softcap=logits_soft_cap, max_seqlen_k=min(max_num_partitions * partition_size, 2**30))
 
@@ -259,11 +307,11 @@ def paged_attention_decode(
     """
     op = "paged_attention_decode"
     k, v = paged_caches(op, query, key_cache, value_cache, "HND", "auto")
-    table, lengths = int32_of(op, "block_tables", block_tables, 2), int32_of(op, "seq_lens", seq_lens)
     scales = [scale.to(query.device) if isinstance(scale, Tensor) and scale.numel() == 1 else scale
               for scale in (k_scale, v_scale)]
-    run_paged(op, output, query, k, v, table, lengths, None, *scales, backend, alibi_slopes=alibi_slopes,
-              softmax_scale=attn_scale, max_seqlen_k=longest_of(op, "max_seq_len", max_seq_len))
+    run_paged(op, output, query, k, v, block_tables, seq_lens, None, *scales, backend,
+              Called(lengths="seq_lens", longest="max_seq_len"), alibi_slopes=alibi_slopes, softmax_scale=attn_scale,
+              max_seqlen_k=longest_of(op, "max_seq_len", max_seq_len))
 
 
 paged_attention_op.public += [paged_attention_decode, paged_attention_ragged, paged_attention_v1]

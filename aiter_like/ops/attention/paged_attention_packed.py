@@ -11,8 +11,9 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.ops.attention.paged_attention import paged_attention_op
 from aiter_like.ops.attention.paged_attention_entries import (
+    Called,
     check_block_size,
-    int32_of,
+    integers_of,
     longest_of,
     paged_caches,
     run_paged,
@@ -77,8 +78,7 @@ def paged_attention_rocm(
     check_block_size(op, block_size, k)
     if num_kv_heads != k.shape[2]:
         raise ValueError(f"{op}: num_kv_heads must be that of key_cache, {k.shape[2]}, got {num_kv_heads!r}")
-    return run_paged(op, out, query, k, v, int32_of(op, "block_tables", block_tables, 2),
-                     int32_of(op, "context_lens", context_lens), None, k_scale, v_scale, backend,
+    return run_paged(op, out, query, k, v, block_tables, context_lens, None, k_scale, v_scale, backend,
                      alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, q_scale=q_scale, max_seqlen_q=mtp,
                      softmax_scale=scale, max_seqlen_k=longest_of(op, "max_context_len", max_context_len))
 
@@ -123,10 +123,9 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
     check.tensor(op, "Q", Q, rank=3)
     check.tensor(op, "V", V)
     k, v = paged_caches(op, Q, K, V, "packed" if V.ndim == 4 else "shuffled", "fp8", ("Q", "K", "V"))
-    table = int32_of(op, "block_tables", block_tables, 2)
-    lengths = int32_of(op, "context_lens", context_lens)
-    return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, table, lengths, None, K_QScale, V_QScale,
-                     backend, ("K_QScale", "V_QScale"), cu_seqlens_q=qo_indptr,
+    table = integers_of(op, "block_tables", block_tables, 2)
+    return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, table, context_lens, None, K_QScale, V_QScale,
+                     backend, Called("K_QScale", "V_QScale", longest=""), cu_seqlens_q=qo_indptr,
                      max_seqlen_q=max_qlen, max_seqlen_k=min(table.shape[-1] * k.shape[1], 2**30),
                      softmax_scale=max(Q.shape[2], 1) ** -0.5)
 
@@ -189,9 +188,9 @@ def paged_attention_common(
     check.tensor(op, "V", V)
     k, v = paged_caches(op, Q, K, V, "packed" if V.ndim == 4 else "shuffled", kv_cache_dtype, ("Q", "K", "V"))
     scales = (K_QScale_asm, V_QScale_asm) if K_QScale_hip is None else (K_QScale_hip, V_QScale_hip)
-    return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, int32_of(op, "block_tables", block_tables, 2),
-                     int32_of(op, "context_lens", context_lens), None, *scales, backend, ("K_QScale", "V_QScale"),
-                     cu_seqlens_q=qo_indptr, max_seqlen_q=max_qlen, softmax_scale=scale,
+    return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, block_tables, context_lens, None, *scales,
+                     backend, Called("K_QScale", "V_QScale", longest="max_seq_len"), cu_seqlens_q=qo_indptr,
+                     max_seqlen_q=max_qlen, softmax_scale=scale,
                      max_seqlen_k=longest_of(op, "max_seq_len", max_seq_len))
 
 

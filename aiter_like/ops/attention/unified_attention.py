@@ -20,9 +20,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import FP8, PagedCall, unshuffled_axes
 from aiter_like.ops.attention.checks import (
     MAX_ROWS,
-    check_lengths,
     check_paged_call,
-    check_pages,
     read_window,
     scale_refusal,
 )
@@ -36,6 +34,7 @@ from aiter_like.ops.attention.unified_attention_ck import (
     unified_ck_address_refusal,
     unified_ck_refusal,
 )
+from aiter_like.ops.common.contents import as_int32, check_lengths, check_pages
 
 __all__ = ["unified_attention"]
 
@@ -279,9 +278,9 @@ def unified_attention(
     if shuffled_kv_cache:
         k, v = unshuffled_axes(k, v)
     check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
-    if isinstance(seqused_k, Tensor) and seqused_k.dtype == torch.int64:  # as SGLang has them
-        seqused_k = seqused_k.clamp(max=check.INT32_MAX).to(torch.int32)
     check_pages(_OP, block_table, seqused_k, k, max_seqlen_k)
+    if isinstance(seqused_k, Tensor) and seqused_k.dtype == torch.int64:  # as SGLang has them
+        seqused_k = as_int32(seqused_k)
     left, right, sink_size = read_window(_OP, window_size, causal)
     unified_attention_op.run(
         out, None, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqlens_k=seqused_k, block_table=block_table,

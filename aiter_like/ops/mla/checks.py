@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.common import contents
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
 
@@ -87,6 +89,21 @@ def _check_plan(call: MlaDecodeCall) -> None:
     check.tensor(OP, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
     if call.work_indptr.shape[0] < 2:
         raise ValueError(f"{OP}: work_indptr must have at least 2 elements, got {call.work_indptr.shape[0]}")
+
+
+def check_contents(op: str, q: Tensor, kv: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
+                   last: Tensor | None, max_seqlen_q: int) -> None:
+    """Rows and pages of sequences, where they are on the CPU, are within their tensors; in the words of function `op`.
+
+    Raises:
+        TypeError, ValueError: they are not.
+    """
+    for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
+        check.tensor(op, name, tensor, rank=1)
+    contents.check_lengths(op, "qo_indptr", qo_indptr, len(q), max_seqlen_q, "max_seqlen_q")
+    names = ("kv_indptr", "kv_indices", "kv_last_page_lens", "")
+    contents.check_page_list(op, kv_indptr[:len(qo_indptr)], kv_indices, last if kv.shape[1] > 1 else None, kv, None,
+                             names, has_holes=True)
 
 
 def triton_refusal(target: Target, call: MlaDecodeCall) -> str | None:

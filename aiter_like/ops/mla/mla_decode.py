@@ -20,11 +20,20 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, check_lengths
+from aiter_like.ops.attention.checks import MAX_ROWS
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import check_lengths
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
-from aiter_like.ops.mla.checks import MOST_SPLITS, OP, PLAN, check_call, ck_refusal, triton_refusal
+from aiter_like.ops.mla.checks import (
+    MOST_SPLITS,
+    OP,
+    PLAN,
+    check_call,
+    check_contents,
+    ck_refusal,
+    triton_refusal,
+)
 from aiter_like.ops.mla.hopper import hopper_fits, triton_kernels, triton_space
 from aiter_like.ops.mla.reference import attend
 
@@ -198,7 +207,7 @@ def mla_decode_fwd(
             tokens (sparse attention, page_size 1, a sequence per token) may be padded anywhere.
         kv_last_page_lens: [batch] int32, keys in the last page of each sequence; None: all. Not read where page_size
             is 1, where engines pass tensors of other lengths.
-        max_seqlen_q: not less than the longest sequence of queries; rows beyond are not computed.
+        max_seqlen_q: not less than the longest sequence of queries; on a GPU rows beyond are not computed.
         page_size: that of `kv_buffer`.
         nhead_kv: 1.
         sm_scale: of the scores, finite, ≥ 1e-8; None: 1 / sqrt(dim).
@@ -251,12 +260,11 @@ def mla_decode_fwd(
     check.integer(_PUBLIC, "max_seqlen_q", max_seqlen_q, low=0, high=MAX_ROWS)
     if num_kv_splits is not None:
         check.integer(_PUBLIC, "num_kv_splits", num_kv_splits, low=1, high=MOST_SPLITS)
-    for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
-        check.tensor(_PUBLIC, name, tensor, rank=1)
+    check_contents(_PUBLIC, q, kv_buffer, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, max_seqlen_q)
     kv_indptr = kv_indptr[:len(qo_indptr)]  # SGLang's is made for its largest batch, and old behind this one
     kv_last_page_lens = None if page_size == 1 else kv_last_page_lens
-    check_lengths(_PUBLIC, "qo_indptr", qo_indptr, len(q), None)
-    check_lengths(_PUBLIC, "kv_indptr", kv_indptr, len(kv_indices), None)
+    if g_kv_indptr is not None:
+        check_lengths(_PUBLIC, "g_kv_indptr", g_kv_indptr, check.INT32_MAX, None)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     splits = num_kv_splits or 0
     if work_meta_data is not None:

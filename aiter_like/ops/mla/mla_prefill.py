@@ -8,8 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.checks import check_lengths
+from aiter_like.ops.attention.checks import MAX_ROWS
 from aiter_like.ops.attention.unified_attention import unified_attention_op
+from aiter_like.ops.common.contents import check_lengths, check_page_list
+from aiter_like.ops.mla.checks import check_contents
 from aiter_like.ops.mla.mla_decode import mla_decode_fwd
 
 __all__ = ["mla_prefill_fwd", "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd"]
@@ -46,7 +48,11 @@ def mla_prefill_fwd(
 
     Source: AITER's `mla_prefill_fwd`.
     """
-    check.tensor("mla_prefill_fwd", "kv_buffer", kv_buffer, rank=4)
+    op = "mla_prefill_fwd"
+    check.tensor(op, "q", q, rank=3)
+    check.tensor(op, "kv_buffer", kv_buffer, rank=4)
+    check.integer(op, "max_seqlen_q", max_seqlen_q, low=0, high=MAX_ROWS)
+    check_contents(op, q, kv_buffer, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, max_seqlen_q)
     _, lse = mla_decode_fwd(q, kv_buffer, o, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, max_seqlen_q,
                             max(kv_buffer.shape[1], 1), 1, sm_scale, logit_cap, 1, return_lse=True, backend=backend)
     return o, lse.view(lse.shape[0], 1, lse.shape[1], 1)
@@ -104,8 +110,8 @@ def _attend_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, qo_indptr: Tensor
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_page_indices", kv_page_indices)):
         check.tensor(op, name, tensor, rank=1)
     k, v = (tensor.unsqueeze(1) if tensor.ndim == 3 else tensor for tensor in (K, V))
-    check_lengths(op, "qo_indptr", qo_indptr, len(Q), None)
-    check_lengths(op, "kv_indptr", kv_indptr, len(kv_page_indices), None)
+    check_lengths(op, "qo_indptr", qo_indptr, len(Q), max_seqlen_q, "max_seqlen_q")
+    check_page_list(op, kv_indptr, kv_page_indices, None, k, None)
     unified_attention_op.run(
         output, None, q=Q, k=k, v=v, cu_seqlens_q=qo_indptr, seqlens_k=None, block_table=kv_page_indices,
         page_starts=kv_indptr, q_descale=q_scale, k_descale=k_scale, v_descale=v_scale, max_seqlen_q=max_seqlen_q,
