@@ -45,15 +45,18 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Every launch on the simulated device runs under all checkers, of which any report fails the test; large tests,
-    and all tests of files marked `rotating`, run this turn's part of their cases there.
+    and all tests of files marked `rotating`, run this turn's part of their cases there. A file that the command line
+    names runs all of them: whoever names it has written it.
     """
     if config.getoption("--device") != "sim":
         return
     own = [item for item in items if item.path.is_relative_to(_FOLDER)]
+    named = {(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args}
     for item in () if config.getoption("--repeated") else own:
         item.add_marker(pytest.mark.sim_check("strict"))
     if config.getoption("--all-cases"):
         return
+    own = [item for item in own if item.path.resolve() not in named]
     rotating = [item for item in own if item.get_closest_marker("rotating")]
     for item in [*rotation.items_left_out(rotating, config.option.turn, large=1),
                  *rotation.items_left_out(set(own).difference(rotating), config.option.turn)]:
