@@ -94,7 +94,7 @@ def takes_call(function: Callable | None, before: int = 0) -> Callable | None:
 
 def make_op(*backends: Backend, **options: object) -> Op:
     """A toy operator of a new name: `backends`, then torch. All functions take the fields of a call."""
-    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS,
+    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "in_place": {"out": ("x",)},
                 "cases": lambda device: {"only": self_check_case(device)}} | options
     for name in ("check", "tune_key"):
         settings[name] = takes_call(settings[name])

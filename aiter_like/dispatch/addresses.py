@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from torch import Tensor
 
@@ -80,9 +80,9 @@ def _has_sum(dims: Sequence[tuple[int, int, int]], low: int, high: int) -> bool 
 
 class AddressCheck:
     """What comes with every call of a plan whose arguments have the metadata of `args`, as no plan knows addresses: an
-    element lies at a multiple of its size, and what is written shares no memory with another argument. An input that is
-    an output, with its shape and strides, is one in place. Tensors in lists are not looked at, nor those of the device
-    "meta", which have no address.
+    element lies at a multiple of its size, and what is written shares no memory with another argument, unless it is an
+    input of which the operator says so (`in_place`), with the same shape, strides and dtype. Tensors in lists are not
+    looked at, nor those of the device "meta", which have no address.
 
     Addresses that have passed are remembered together, as most come again: then a call costs the host about 0.1 µs per
     tensor for reading them, and as much for the look-up.
@@ -93,14 +93,15 @@ class AddressCheck:
         cleared: the addresses of the tensors of calls that have passed.
     """
 
-    def __init__(self, op: str, fields: Sequence[str], args: tuple, writes: Iterable[int]):
+    def __init__(self, op: str, fields: Sequence[str], args: tuple, writes: Iterable[int],
+                 in_place: Container[tuple[int, int]] = ()):
         self._op, self._fields = op, fields
         tensors = {index: arg for index, arg in enumerate(args)
                    if isinstance(arg, Tensor) and arg.numel() and not arg.is_meta}
         written = [index for index in writes if index in tensors]
         self._sizes = {index: arg.element_size() for index, arg in tensors.items()}  # no tensor is kept alive
         self._pairs = [(one, other, -_extent(tensors[other]), _extent(tensors[one]),
-                        other not in written and _is_alike(tensors[one], tensors[other]))
+                        (one, other) in in_place and _is_alike(tensors[one], tensors[other]))
                        for one in written for other in tensors if other not in written or one < other]
         self.cleared: set[tuple[int, ...]] = set()
         self._known: dict[tuple[int, int, int], bool] = {}
@@ -123,8 +124,8 @@ class AddressCheck:
         for one, other, low, high, is_alike in self._pairs:
             distance = places[other] - places[one]
             if low < distance < high and (distance or not is_alike) and self._meet(one, other, distance, args):
-                raise ValueError(f"{self._op}: {self._fields[one]} must not overlap {self._fields[other]}, got two "
-                                 f"that begin {distance} bytes from one another")
+                got = f"two that begin {distance} bytes from one another" if distance else "the same memory for both"
+                raise ValueError(f"{self._op}: {self._fields[one]} must not overlap {self._fields[other]}, got {got}")
         if len(self.cleared) >= _REMEMBERED:
             self.cleared.clear()
         self.cleared.add(at)

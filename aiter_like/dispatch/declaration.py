@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class Declaration:
         tune_key: of (call): the key of tuned rows, a dict with the names `tune_fields`.
         round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
         writes: names of the arguments that are written.
+        in_place: output → inputs that it may be: each element is read by whoever writes it, before that. Any other
+            memory that an output shares with an argument is refused (addresses.py).
         cases: of (device): a few small calls by name that together reach every kernel of every compiled backend. Each
             is what a kernel must pass on hardware before its first automatic use (dispatch/self_check.py), and what
             verify, prebuilding and the tests over all operators run.
@@ -57,6 +60,7 @@ class Declaration:
                  backends: Sequence[Backend], prefers: Callable[..., str | None] | None = None,
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
+                 in_place: Mapping[str, Sequence[str]] = MappingProxyType({}),
                  cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
                  tuning: Tuning | None = None, sums_in_fp32: bool = False):
         if name in OPS.declared:
@@ -73,6 +77,8 @@ class Declaration:
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
         self.tuning = tuning and replace(tuning, traffic=with_fields(call, tuning.traffic))
         self.write_indices = tuple(call._fields.index(written) for written in writes)
+        place = call._fields.index
+        self.in_place = frozenset((place(out), place(one)) for out, inputs in in_place.items() for one in inputs)
         scratch = tuning.scratch if tuning else ()
         self.result_indices = tuple(index for name, index in zip(writes, self.write_indices) if name not in scratch)
         self.public: list[Callable] = []

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from aiter_like import device, env, log
-from aiter_like.call import entry
+from aiter_like.call import entry, with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
 from aiter_like.dispatch.backend import KINDS, Candidate
@@ -29,6 +30,7 @@ from aiter_like.dispatch.plans import PlanCache
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.selection import Request, Selection, select
 from aiter_like.dispatch.table import Row
+from aiter_like.dispatch.torch_ops import each_tensor
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
 
 _log = logging.getLogger("aiter_like")
@@ -37,7 +39,7 @@ _selected = selector.get
 
 # What most calls take: all that is not like a recent one, or that its plan refuses, goes on to Op._serve.
 _RECENT = """\
-if not is_tracing():
+if not is_tracing() and derivatives._current_level < 0:
     chosen = selected()
     chosen = backend if chosen is None else (chosen, backend)
     for serves in plans.serving:
@@ -64,7 +66,8 @@ class Op(Declaration):
         self._recent = self._plans.recent
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
-        self.run = entry(self.call, self._serve, _RECENT, is_tracing=_is_tracing, selected=_selected, plans=self._plans)
+        self.run = entry(self.call, self._serve, _RECENT, is_tracing=_is_tracing, selected=_selected, plans=self._plans,
+                         derivatives=forward_ad)
         self.prepare = entry(self.call, self._prepare)
 
     def __call__(self, call: tuple, *, backend: str | None = None) -> None:
@@ -83,7 +86,7 @@ class Op(Declaration):
             return
         chosen = _selected()
         chosen = backend if chosen is None else (chosen, backend)
-        plan = self._recent(chosen, args)
+        plan = None if torch_ops.has_dual_level() else self._recent(chosen, args)
         try:
             if plan is None:
                 plan = self._find(chosen, args)
@@ -135,11 +138,35 @@ class Op(Declaration):
             self._detour(chosen, args)(*args)
 
     def _find(self, chosen: Any, args: tuple) -> Callable:
+        if torch_ops.differentiated(args):
+            return self._differentiable(chosen, args)
         if torch_ops.intercepted(args):
             return functools.partial(self._out_op, backend=chosen[1] if isinstance(chosen, tuple) else chosen)
-        if any(map(_is_lazy, _tensors(args))):
+        if any(map(_is_lazy, each_tensor(args))):
             return functools.partial(self._resolved, chosen)
         return self._plans.find(chosen, args) or self._plan(chosen, args)
+
+    def _differentiable(self, chosen: Any, args: tuple) -> Callable:
+        """What serves a call that torch.func transforms, or whose tensors have tangents; nothing else may.
+
+        Raises:
+            UnsupportedError: there is no such backend, or it is not the forced one.
+        """
+        forced, forced_by, recorder = _read(self, chosen)
+        check_kinds(self.name, self.call, args)
+        is_empty = self.check is not None and self.check(*args) is SKIP
+        refused = {}
+        for backend in self.backends:
+            if forced not in (None, backend.name):
+                refused[backend.name] = f"{forced_by} asks for {forced}"
+            elif not backend.differentiable:
+                refused[backend.name] = "has no derivative that torch.func or forward mode could take"
+            elif is_empty or recorder is not None:
+                return _nothing
+            else:
+                return with_fields(self.call, backend.function)
+        raise UnsupportedError(f"{self.name}: no backend serves a call that torch.func transforms, or with tangents",
+                               self.name, refused)
 
     def _resolved(self, chosen: Any, *args: Any) -> None:
         """Runs the operator on copies of the views that torch negates or conjugates where it reads them, as no kernel
@@ -147,7 +174,7 @@ class Op(Declaration):
         """
         copies = {}
         for name, arg in zip(self.call._fields, args):
-            for tensor in filter(_is_lazy, _tensors((arg,))):
+            for tensor in filter(_is_lazy, each_tensor((arg,))):
                 try:
                     copies[id(tensor)] = tensor.resolve_conj().resolve_neg()
                 except RuntimeError as error:  # of 8-bit floats and bool
@@ -156,7 +183,7 @@ class Op(Declaration):
         plain = tuple(tuple(copies.get(id(one), one) for one in arg) if isinstance(arg, (tuple, list))
                       else copies.get(id(arg), arg) for arg in args)
         self._serve(plain, chosen[1] if isinstance(chosen, tuple) else chosen)
-        for tensor in _tensors(args[index] for index in self.write_indices):
+        for tensor in each_tensor(args[index] for index in self.write_indices):
             if id(tensor) in copies:
                 tensor.copy_(copies[id(tensor)])
 
@@ -262,7 +289,7 @@ class Op(Declaration):
         return describe(self, request, select(self, request))
 
     def _request(self, args: tuple, forced: str | None, forced_by: str, of_addresses: bool = False) -> Request:
-        tensors = [*_tensors(args)]
+        tensors = [*each_tensor(args)]
         if not tensors:
             raise TypeError(f"{self.name}: no tensor among the arguments")
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -289,15 +316,6 @@ class Op(Declaration):
             _log.warning("%s runs as torch reference on %s: %s", self.name, target.arch, refused)
         else:
             _log.info("%s runs on %s as %s (%s; %s)", self.name, target.arch, name, candidate.kernel, candidate.source)
-
-
-def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments, and in lists of them."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, (tuple, list)):
-            yield from (one for one in arg if isinstance(one, Tensor))
 
 
 def _is_lazy(tensor: Tensor) -> bool:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aiter_like import check
 from aiter_like.call import handing_on
 from aiter_like.dispatch.kinds import kind_of
-from aiter_like.errors import UnsupportedError
+from aiter_like.errors import AiterLikeError, UnsupportedError
 
 
 def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,6 +41,10 @@ def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _raise_in_words(name: str, function: Callable[..., Any], error: Exception, values: tuple) -> None:
     """Rewords a refusal. Where it names no parameter, and of other errors: refuses the argument of a wrong kind."""
+    # As dispatch/torch_ops.py asks, which this module does not import: most programs need neither it nor an operator.
+    if (isinstance(error, RuntimeError) and not isinstance(error, AiterLikeError)
+            and torch._C._are_functorch_transforms_active()):
+        raise UnsupportedError(f"{name}: does not run under these transforms of torch.func: {error}", name) from error
     signature = inspect.signature(function)
     parameters = dict(zip(signature.parameters, values))
     if isinstance(error, (ValueError, TypeError, UnsupportedError)) and _is_refusal(error):

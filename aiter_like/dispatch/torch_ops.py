@@ -8,11 +8,12 @@ becomes. `register` adds `torch.ops.aiter_like.<op>`, which returns fresh tensor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from aiter_like.dispatch.registry import OPS
@@ -93,8 +94,49 @@ def intercepted(args: Iterable[Any]) -> bool:
     """
     if any(isinstance(arg, Tensor) and type(arg) not in _EAGER_TYPES for arg in args) or _is_compiling():
         return True
-    # Both have no public spelling; each is as old as torch 2.1.
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
+    return torch._C._len_torch_dispatch_stack() > 0 or is_transformed()  # as old as torch 2.1, too
+
+
+def differentiated(args: Iterable[Any]) -> bool:
+    """Whether derivatives of torch follow a tensor, or a batch of it, that a kernel would not see: it is wrapped by a
+    transform of torch.func, or has a tangent.
+    """
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, each_tensor(args))):
+        return True
+    return is_transformed() and any(
+        torch._C._functorch.is_gradtrackingtensor(one) or torch._C._functorch.is_batchedtensor(one)
+        for one in each_tensor(args))
+
+
+def needs_grad(*tensors: Any) -> bool:
+    """Whether a public function has to bring the derivative by one of them: grad mode is on and it requires grad. Under
+    torch.func's transforms, which want derivatives of derivatives too, the operator's reference has it.
+    """
+    return (torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
+            and not is_transformed())
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is active. It has no public spelling, and is as old as torch 2.1."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def has_dual_level() -> bool:
+    """Whether tensors of this process may have tangents; no metadata tells of one that has."""
+    return forward_ad._current_level >= 0
+
+
+def each_tensor(args: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments, and in lists of them."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, (tuple, list)):
+            yield from (one for one in arg if isinstance(one, Tensor))
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def parameters(function: Callable, writes: Iterable[str] = (), drop: Iterable[str] = ()) -> str:
@@ -147,11 +189,13 @@ def _forward_only(name: str, overload: Any) -> Callable:
     """The Autograd kernel: these operators have no derivative, and a missing gradient must not pass unnoticed."""
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            for arg in (*args, *kwargs.values()):
-                if isinstance(arg, Tensor) and arg.requires_grad:
-                    raise UnsupportedError(f"torch.ops.{NAMESPACE}.{name} is forward only, and an argument requires "
-                                           "grad: call it under torch.no_grad()", name)
+        for arg in each_tensor((*args, *kwargs.values())):
+            if arg.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(f"torch.ops.{NAMESPACE}.{name} is forward only, and an argument requires "
+                                       "grad: call it under torch.no_grad()", name)
+            if has_dual_level() and _has_tangent(arg):
+                raise UnsupportedError(f"torch.ops.{NAMESPACE}.{name} has no forward-mode derivative, and an argument "
+                                       "has a tangent", name)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*args, **kwargs)
 

@@ -15,6 +15,7 @@ import toys
 import aiter_like
 from aiter_like.dispatch import OPS, Backend
 from aiter_like.dispatch.addresses import meet, overlaps_itself
+from aiter_like.errors import UnsupportedError
 
 BF16 = torch.bfloat16
 
@@ -108,6 +109,54 @@ def test_every_operator_refuses_to_write_into_its_inputs(name):
             with pytest.raises(ValueError, match="must not overlap"):
                 op(op.call(*args), backend="torch")
             assert torch.equal(memory, before)
+
+
+def alike(op):
+    """(case, output, input) where a case has an input like an output."""
+    for case in op.cases(torch.device("cpu")).values():
+        for out, other in itertools.product(op.write_indices, range(len(case))):
+            pair = case[out], case[other]
+            if (other not in op.write_indices and all(isinstance(one, torch.Tensor) and one.numel() for one in pair)
+                    and pair[0].shape == pair[1].shape and pair[0].dtype == pair[1].dtype
+                    and pair[0].stride() == pair[1].stride()):
+                yield case, out, other
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_an_output_is_an_input_only_where_the_operator_says_so(name):
+    """Every output in place of every input that is like it; the public functions' own tests force each backend."""
+    op, seen = OPS[name], set()
+    for case, out, other in alike(op):
+        if (out, other) in op.in_place:
+            seen.add((out, other))
+            continue
+        args = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in case]
+        args[out] = args[other]
+        before = args[other].clone()
+        with pytest.raises(ValueError, match=f"{op.call._fields[out]} must not overlap .*, got the same memory"):
+            op(op.call(*args), backend="torch")
+        assert same_bits(args[other], before)
+    assert seen == op.in_place, "no case has such an input"
+
+
+@pytest.mark.parametrize("name, backend", [
+    pytest.param(name, backend.name, marks=[pytest.mark.exhaustive] * (backend.name != "torch"))
+    for name in sorted(OPS) for backend in OPS[name].backends if OPS[name].in_place and backend.name != "vendor"])
+def test_in_place_gives_the_same(name, backend):
+    op = OPS[name]
+    for case, out, other in alike(op):
+        if (out, other) not in op.in_place:
+            continue
+        apart, together = ([arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in case] for _ in range(2))
+        try:
+            op(op.call(*apart), backend=backend)
+        except UnsupportedError:
+            continue
+        together[out] = together[other]
+        op(op.call(*together), backend=backend)
+        for index in op.result_indices:
+            if isinstance(apart[index], torch.Tensor):
+                assert same_bits(apart[index], together[index]), (op.call._fields[out], op.call._fields[other])
 
 
 def test_in_the_words_of_the_public_function():

@@ -148,6 +148,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> ActAn
 act_and_mul = Op(
     "act_and_mul", call=ActAndMulCall, reference=act_and_mul_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), cases=_cases, tuning=Tuning(_tune_case, shapes=mlp_shapes),
+    in_place={"out": ("input",)},
     backends=(Backend("hip", _act_and_mul_hip, refusal=_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
               Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul", refusal=_refusal,

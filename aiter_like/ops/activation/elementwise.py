@@ -128,6 +128,7 @@ def _cases(device: torch.device) -> dict[str, ElementwiseCall]:
 elementwise = Op(
     _OP, call=ElementwiseCall, reference=elementwise_ref, check=_check, tune_key=_tune_key,
     tune_fields=("elements", "operands", "dtype"), round_field="elements", cases=_cases, tuning=Tuning(_tune_case),
+    in_place={"out": ("input", "other")},
     backends=(Backend("hip", _elementwise_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.activation.triton.elementwise:elementwise", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),

@@ -86,6 +86,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> ReluS
 _relu_squared = Op(
     _OP, call=ReluSquaredCall, reference=relu_squared_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype"), round_field="rows", cases=_cases, tuning=Tuning(_tune_case),
+    in_place={"out": ("input",)},
     backends=(Backend("hip", _relu_squared_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.activation.triton.relu_squared:relu_squared", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),

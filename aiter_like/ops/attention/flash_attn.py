@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.dispatch import torch_ops
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.checks import AITER_ROUNDING, read_rounding, read_window
@@ -297,7 +298,7 @@ def _differentiable(op: str, call: AttentionCall, backend: str | None) -> tuple[
     if call.out is not None:
         raise ValueError(f"{op}: out must be None where an input requires grad, as in torch")
     learned = any(tensor is not None and tensor.requires_grad for tensor in (call.bias, call.alibi_slopes))
-    if backend == "torch" or learned or call.seqlens_k is not None:
+    if backend == "torch" or learned or call.seqlens_k is not None or torch_ops.is_transformed():
         shape = call.q.shape[:-1]
         out = call.q.new_empty(*shape, call.head_dim_v)
         lse = call.q.new_empty(shape[::-1] if call.is_varlen else (shape[0], shape[2], shape[1]), dtype=torch.float32)

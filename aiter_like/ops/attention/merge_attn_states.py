@@ -109,6 +109,7 @@ _merge_attn_states = Op(
     _OP, call=MergeAttnStatesCall, reference=merge_attn_states_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype"), round_field="rows", writes=("out", "out_lse"), cases=_cases,
     tuning=Tuning(_tune_case),
+    in_place={"out": ("a", "b")},
     backends=(Backend("hip", _merge_attn_states_hip, refusal=_refusal),
               Backend("triton", "ops.attention.triton.merge_attn_states:merge_attn_states", refusal=_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),

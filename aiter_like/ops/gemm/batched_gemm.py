@@ -23,7 +23,6 @@ from aiter_like.ops.gemm.hopper import serves
 from aiter_like.ops.gemm.parts import (
     depth_refusal,
     mfma_refusal,
-    needs_grad,
     rows_refusal,
     sum_refusal,
     tiles_refusal,
@@ -264,7 +263,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
     """
     _check_operands(XQ, WQ, dtype, splitK, out)
     bias = _per_column("bias", bias, XQ)
-    if out is None and backend != "torch" and needs_grad(XQ, WQ, bias):
+    if out is None and backend != "torch" and torch_ops.needs_grad(XQ, WQ, bias):
         return _BatchedLinear.apply(XQ, WQ, bias, dtype, backend)
     if out is None:
         out = torch.empty(*XQ.shape[:2], WQ.shape[1], dtype=dtype, device=XQ.device)

@@ -26,7 +26,6 @@ from aiter_like.ops.gemm.parts import (
     after_product,
     matrix,
     mfma_refusal,
-    needs_grad,
     rows_refusal,
     tiles_refusal,
     write_rows,
@@ -272,7 +271,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 _gemm_a16w16 = Op(
     _OP, call=GemmA16w16Call, reference=gemm_a16w16_ref, check=_check, tune_key=_tune_key,
     tune_fields=("m", "n", "k", "dtype", "out_dtype", "is_shuffled", "is_gated"), round_field="m", cases=_cases,
-    prefers=_prefers,
+    prefers=_prefers, in_place={"out": ("residual",)},
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
@@ -365,10 +364,10 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     is_shuffled = bool(getattr(B, "is_shuffled", False))
     if is_shuffled and (layout := getattr(B, "shuffle_layout", _LAYOUT)) != _LAYOUT:
         raise ValueError(f"{_OP}: B must be shuffled by layout {_LAYOUT}, got {layout}")
-    if is_shuffled and needs_grad(A, B, bias, residual):
+    if is_shuffled and torch_ops.needs_grad(A, B, bias, residual):
         raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights that "
                          "shuffle_weight was given, or call under torch.no_grad()")
-    if out is None and backend != "torch" and needs_grad(A, B, bias, residual):
+    if out is None and backend != "torch" and torch_ops.needs_grad(A, B, bias, residual):
         return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
     if out is None:
         out = A.new_empty(*shape, dtype=dtype)

@@ -251,6 +251,7 @@ _gemm_weight_only = Op(
     tune_fields=("m", "n", "k", "bits", "is_fp8", "group_size", "scale_rows", "dtype", "out_dtype"), round_field="m",
     cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    in_place={"out": ("residual",)},
     backends=(Backend("ck", _gemm_weight_only_ck, refusal=_ck_refusal, space=_ck_space),
               Backend("triton", "ops.gemm.triton.gemm_weight_only:gemm_weight_only", kernels=weight_only.kernels,
                       space=weight_only.space),

@@ -51,11 +51,6 @@ def write_rows(out: Tensor, write: Callable[[Tensor], None]) -> Tensor:
     return out
 
 
-def needs_grad(*tensors: Any) -> bool:
-    """Whether autograd wants the derivative by one of them."""
-    return torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
-
-
 def is_rough(a: Tensor, target: Target) -> bool:
     """Whether the matrix unit alone would keep too few bits of the sums: that of NVIDIA does for fp8."""
     return target.platform == "cuda" and a.dtype in elements.FP8

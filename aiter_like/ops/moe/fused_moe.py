@@ -13,10 +13,10 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import target_of
+from aiter_like.dispatch import torch_ops
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, quant_rule
-from aiter_like.ops.gemm.parts import needs_grad
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS, check_fp8
 from aiter_like.ops.moe.moe_backward import experts_with_grad
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -133,7 +133,7 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
     tokens, slots = topk_ids.shape
     if tokens == 0 or slots == 0 or layer.w1.shape[0] == 0:
         return hidden_states.new_zeros(tokens, layer.w2.shape[1], dtype=dtype)
-    if needs_grad(hidden_states, w1, w2, topk_weight, bias1, bias2):
+    if torch_ops.needs_grad(hidden_states, w1, w2, topk_weight, bias1, bias2):
         has_masks = expert_mask is not None or num_local_tokens is not None
         if layer.w1.dtype not in SIXTEEN_BITS or dtype != hidden_states.dtype or layer.is_shuffled or has_masks or (
                 doweight_stage1):

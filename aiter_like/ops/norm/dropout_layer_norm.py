@@ -146,6 +146,7 @@ _dropout_layer_norm = Op(
     _OP, call=DropoutLayerNormCall, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype"), round_field="rows", writes=("out", "residual_out"), cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
     backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.dropout_layer_norm:dropout_layer_norm",
                       refusal=_kernel_refusal, space=_triton_space),

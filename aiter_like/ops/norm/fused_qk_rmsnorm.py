@@ -145,6 +145,7 @@ _fused_qk_rmsnorm = Op(
     _OP, call=FusedQkRmsnormCall, reference=fused_qk_rmsnorm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"), cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"q_out": ("q",), "k_out": ("k",)},
     backends=(Backend("hip", _fused_qk_rmsnorm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:fused_qk_rmsnorm",
                       refusal=_kernel_refusal, space=_triton_space),

@@ -199,7 +199,8 @@ def _cases(device: torch.device) -> dict[str, FusedRmsQuantCall]:
             "row, gemma": one._replace(gemma_norm=True),
             "static": one._replace(scale=torch.full((1,), 0.03, device=device), is_static=True, is_rounded=True,
                                    plain_out=plain),
-            "plain, second": two._replace(out=None, scale=None, plain_out=plain)}
+            "plain, second": two._replace(out=None, scale=None, plain_out=plain,
+                                          second=two.second.contiguous())}
 
 
 def _hip_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
@@ -245,6 +246,7 @@ fused_rms_quant = Op(
     tune_fields=("rows", "hidden", "second_hidden", "dtype", "out_dtype", "group_size", "is_static", "has_residual"),
     round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"residual_out": ("residual_in",), "second_out": ("second",)},
     backends=(Backend("hip", _fused_rms_quant_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_rms_quant:fused_rms_quant",
                       refusal=_kernel_refusal, space=_triton_space),

@@ -120,6 +120,7 @@ _gated_rms_norm = Op(
     _OP, call=GatedRmsNormCall, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("input", "gate")},
     backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.gated_rms_norm:gated_rms_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),

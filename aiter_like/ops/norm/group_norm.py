@@ -224,6 +224,7 @@ _group_norm = Op(
     _OP, call=GroupNormCall, reference=group_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
     writes=("out", "parts"), cases=_cases, tuning=Tuning(_tune_case, scratch=("parts",)),
+    in_place={"out": ("input",)},
     backends=(Backend("hip", _group_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.group_norm:group_norm",
                       refusal=_kernel_refusal, space=_triton_space),

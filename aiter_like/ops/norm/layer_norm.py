@@ -162,6 +162,7 @@ _layer_norm = Op(
     _OP, call=LayerNormCall, reference=layer_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
     round_field="rows", cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
     backends=(Backend("hip", _layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.layer_norm:layer_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
@@ -201,7 +202,7 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
     if out is None:
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
-        if backend != "torch" and x_bias is None and norm_backward.needs_grad(input, weight, bias):
+        if backend != "torch" and x_bias is None and torch_ops.needs_grad(input, weight, bias):
             return norm_backward.Norm.apply(
                 lambda input, weight, bias: layer_norm(input, weight, bias, epsilon, backend=backend), True, epsilon,
                 input, weight, bias)

@@ -135,11 +135,6 @@ _norm_backward = Op(
               Backend("torch", norm_backward_ref)))
 
 
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """Grad mode is on and one of the tensors requires grad."""
-    return torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
-
-
 class Norm(torch.autograd.Function):
     """A norm with its derivative: `Norm.apply(forward, has_mean, epsilon, input, weight, bias)`.
 

@@ -191,6 +191,7 @@ _rms_norm = Op(
     "rms_norm", call=RmsNormCall, reference=rms_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "has_residual"), round_field="rows", writes=("out", "residual_out"),
     cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
     backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("asm", _rms_norm_asm, refusal=_asm_refusal),
               Backend("triton", "ops.norm.triton.rms_norm:rms_norm",
@@ -230,7 +231,7 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
     if out is None:
         if not isinstance(input, Tensor):
             raise TypeError(f"rms_norm: input must be a tensor, got {type(input).__name__}")
-        if backend != "torch" and norm_backward.needs_grad(input, weight):
+        if backend != "torch" and torch_ops.needs_grad(input, weight):
             return norm_backward.Norm.apply(
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
                 False, epsilon, input, weight, None)

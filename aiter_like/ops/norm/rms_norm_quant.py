@@ -166,6 +166,7 @@ rms_norm_quant = Op(
     _OP, call=RmsNormQuantCall, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
     writes=("out", "scale", "residual_out", "plain_out"), cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"residual_out": ("residual_in",)},
     backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.rms_norm_quant:rms_norm_quant",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),

@@ -104,6 +104,7 @@ _hadamard = Op(
     _OP, call=HadamardCall, reference=hadamard_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), round_field="rows", cases=_cases, tuning=Tuning(_tune_case),
     sums_in_fp32=True,
+    in_place={"out": ("input",)},
     backends=(Backend("hip", _hadamard_hip, refusal=_refusal),
               Backend("triton", "ops.quant.triton.hadamard:hadamard", refusal=_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (1, 2, 4, 8)]),

@@ -274,6 +274,7 @@ fused_qk_rope_cache = Op(
                  "cache_dtype"),
     round_field="tokens", writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    in_place={"q_out": ("q",), "k_out": ("k",)},
     backends=(Backend("hip", _fused_qk_rope_cache_hip, refusal=_hip_refusal, space=_hip_space),
               Backend("triton", "ops.rope.triton.fused_qk_rope_cache:fused_qk_rope_cache",
                       refusal=_triton_refusal, space=parts.triton_space),

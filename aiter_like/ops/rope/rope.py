@@ -184,6 +184,7 @@ _rope = Op(
     "rope", call=RopeCall, reference=rope_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="tokens", writes=("out", "out_y"), cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("input",), "out_y": ("input_y",)},
     backends=(Backend("hip", _rope_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
               Backend("triton", "ops.rope.triton.rope:rope", refusal=parts.kernel_refusal, space=parts.triton_space),
               Backend("torch", rope_ref, differentiable=True)))

@@ -124,6 +124,7 @@ _rope_2d = Op(
     "rope_2d", call=Rope2dCall, reference=rope_2d_ref, check=_check, tune_key=_tune_key,
     tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="patches", cases=_cases, tuning=Tuning(_tune_case),
+    in_place={"out": ("input",)},
     backends=(Backend("hip", _rope_2d_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
               Backend("triton", "ops.rope.triton.rope_2d:rope_2d", refusal=parts.kernel_refusal,
                       space=parts.triton_space),

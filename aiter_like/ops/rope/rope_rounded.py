@@ -120,6 +120,7 @@ _rope_rounded = Op(
     _OP, call=RopeRoundedCall, reference=rope_rounded_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "dtype", "rotate_style"),
     round_field="tokens", writes=("out", "out_y"), cases=_cases, tuning=Tuning(_tune_case),
+    in_place={"out": ("x",), "out_y": ("y",)},
     backends=(Backend("hip", _rope_rounded_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
               Backend("triton", "ops.rope.triton.rope_rounded:rope_rounded", refusal=parts.kernel_refusal,
                       space=parts.triton_space),

@@ -107,6 +107,7 @@ _renorm_probs = Op(
     _OP, call=RenormProbsCall, reference=renorm_probs_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("probs",)},
     backends=(Backend("hip", _renorm_probs_hip, refusal=_refusal, space=_hip_space),
               Backend("torch", renorm_probs_ref)))
 

@@ -98,13 +98,14 @@ def _cases(device: torch.device) -> dict[str, SoftmaxCall]:
         x = torch.randn(rows, columns, generator=random).bfloat16().to(device)
         temperatures = torch.rand(rows, generator=random).to(device) + 0.5
         calls[name] = SoftmaxCall(torch.empty_like(x, dtype=torch.float32), x, temperatures=temperatures)
-    return calls
+    return calls | {"dtype of the logits": SoftmaxCall(torch.empty_like(x), x)}
 
 
 _softmax = Op(
     _OP, call=SoftmaxCall, reference=softmax_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    in_place={"out": ("input",)},
     backends=(Backend("hip", _softmax_hip, refusal=_refusal, space=_hip_space),
               Backend("torch", softmax_ref, differentiable=True)))
 
