@@ -118,7 +118,7 @@ def alike(op):
             pair = case[out], case[other]
             if (other not in op.write_indices and all(isinstance(one, torch.Tensor) and one.numel() for one in pair)
                     and pair[0].shape == pair[1].shape and pair[0].dtype == pair[1].dtype
-                    and pair[0].stride() == pair[1].stride()):
+                    and ((out, other) in op.in_place or pair[0].stride() == pair[1].stride())):
                 yield case, out, other
 
 
