@@ -70,7 +70,7 @@ def hidden_of(op: Op, call: tuple, field: int) -> Tensor | None:
     others = [_finite(tensor, generator) for _ in range(2)]
     # A part for which no other number was found is not looked at.
     is_hidden = torch.stack([put(tensor, everything, other) != tensor for other in others]).any(0)
-    is_hidden = is_hidden.reshape(parts, -1).any(1)
+    is_hidden = is_hidden.reshape(parts, -1).any(1).cpu()
     pending = [(0, parts)]
     while pending:
         first, end = pending.pop()
