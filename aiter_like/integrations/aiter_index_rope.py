@@ -136,8 +136,8 @@ def _norm_rope(part: _Part, shared: dict, k_out: Tensor) -> Tensor:
     q, k = (x.to(torch.float32, copy=True) for x in (part.q, part.k))
     keys, values = k.new_empty(2, 1, 1, *k.shape[1:])
     fused_qk_rope_cache(FusedQkRopeCacheCall(
-        q, k, None, keys, value_cache=values, q=q, k=k, v=k, q_weight=part.q_weight, k_weight=part.k_weight,
-        slot_mapping=shared["positions"][:0], **shared))
+        q, k, None, keys, value_cache=values, q=q, k=k, v=torch.zeros_like(k), q_weight=part.q_weight,
+        k_weight=part.k_weight, slot_mapping=shared["positions"][:0], **shared))
     part.q_out.copy_(q)
     return k_out.copy_(k)
 
