@@ -41,7 +41,7 @@ def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _raise_in_words(name: str, function: Callable[..., Any], error: Exception, values: tuple) -> None:
     """Rewords a refusal. Where it names no parameter, and of other errors: refuses the argument of a wrong kind."""
-    # As dispatch/torch_ops.py asks, which this module does not import: most programs need neither it nor an operator.
+    # torch_ops.is_transformed asks the same; importing it here would cost every program that only imports the package.
     if (isinstance(error, RuntimeError) and not isinstance(error, AiterLikeError)
             and torch._C._are_functorch_transforms_active()):
         raise UnsupportedError(f"{name}: does not run under these transforms of torch.func: {error}", name) from error

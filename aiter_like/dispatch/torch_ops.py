@@ -94,14 +94,14 @@ def intercepted(args: Iterable[Any]) -> bool:
     """
     if any(isinstance(arg, Tensor) and type(arg) not in _EAGER_TYPES for arg in args) or _is_compiling():
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 or is_transformed()  # as old as torch 2.1, too
+    return torch._C._len_torch_dispatch_stack() > 0 or is_transformed()  # the former is as old as torch 2.1
 
 
 def differentiated(args: Iterable[Any]) -> bool:
     """Whether derivatives of torch follow a tensor, or a batch of it, that a kernel would not see: it is wrapped by a
     transform of torch.func, or has a tangent.
     """
-    if forward_ad._current_level >= 0 and any(map(_has_tangent, each_tensor(args))):
+    if has_dual_level() and any(map(_has_tangent, each_tensor(args))):
         return True
     return is_transformed() and any(
         torch._C._functorch.is_gradtrackingtensor(one) or torch._C._functorch.is_batchedtensor(one)
