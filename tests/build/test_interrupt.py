@@ -63,8 +63,14 @@ def test_ctrl_c(compiler, tmp_path, is_terminal):
     told = os.open(compiler.path.parent / "told", os.O_RDWR)
     program = subprocess.Popen([sys.executable, HERE / "interrupted_build.py", tmp_path / "csrc", *NAMES],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with open(told, closefd=True) as lines, program:
-        running = [os.pidfd_open(int(pid)) for _ in range(2) for pid in lines.readline().split()]
+    with program:
+        ended, lines = os.pidfd_open(program.pid), ""
+        while lines.count("\n") < 2:
+            assert ended not in select.select([told, ended], [], [])[0], program.communicate()
+            lines += os.read(told, 1000).decode()
+        running = [os.pidfd_open(int(pid)) for pid in lines.split()]
+        for handle in (told, ended):
+            os.close(handle)
         (os.killpg if is_terminal else os.kill)(program.pid, signal.SIGINT)
         out, err = program.communicate(timeout=FAILS)
     assert program.returncode == 130 and err == "aiter-like build: interrupted\n" and out == ""

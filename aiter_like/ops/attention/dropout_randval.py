@@ -176,6 +176,7 @@ def dropout_randval(rng_state: Tensor, dropout_p: float, shape: Sequence[int], c
     else:
         check.tensor(_OP, "out", out, shape=tuple(shape))
     if cu_seqlens_q is not None and out.ndim == 3:
+        check.tensor(_OP, "cu_seqlens_q", cu_seqlens_q, rank=1, dtypes=(torch.int32,))
         check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, out.shape[1], None)
     dropout_randval_op.run(out, rng_state, cu_seqlens_q=cu_seqlens_q, dropout_p=dropout_p, backend=backend)
     return out
