@@ -14,7 +14,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch.public import public
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.rope import parts
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache
 
@@ -56,6 +56,7 @@ def fused_qknorm_idxrqknorm(
             element, as of `reshape_and_cache`), "fp8" or "fp8_e4m3", whose scales per token and head are written to
             `k_scale` and `v_scale` as by `reshape_and_cache_with_pertoken_quant`.
         index_cache_dtype: "auto" or "fp8" (a scale of 1); None: as `kv_cache_dtype`.
+        index_q_out: of `qkv`'s dtype, or fp8 (a scale of 1, saturated).
         index_slot_mapping: None: `slot_mapping`.
         skip_index_branch: the index's heads stay as they are; its weights and cache are not looked at.
     """
@@ -122,7 +123,8 @@ def _part(qkv: Tensor, prefix: str, q: Tensor, k: Tensor, q_weight: Tensor | Non
     for name, weight in (("q_norm_weight", q_weight), ("k_norm_weight", k_weight)):
         check.tensor(_NAME, prefix + name, weight, shape=(_HEAD_DIM,), dtypes=(qkv.dtype,), device=qkv.device)
     if out is not None:
-        check.tensor(_NAME, f"{prefix}q_out", out, dtypes=(qkv.dtype,), device=qkv.device)
+        kinds = (qkv.dtype, dtypes.fp8_of(target_of(qkv.device).arch)) if prefix else (qkv.dtype,)
+        check.tensor(_NAME, f"{prefix}q_out", out, dtypes=kinds, device=qkv.device)
         if out.numel() != q.numel() or not out.is_contiguous():
             raise ValueError(f"{_NAME}: {prefix}q_out must be contiguous with {q.numel()} elements, got shape "
                              f"{tuple(out.shape)}, strides {out.stride()}")
@@ -138,7 +140,7 @@ def _norm_rope(part: _Part, shared: dict, k_out: Tensor) -> Tensor:
     fused_qk_rope_cache(FusedQkRopeCacheCall(
         q, k, None, keys, value_cache=values, q=q, k=k, v=torch.zeros_like(k), q_weight=part.q_weight,
         k_weight=part.k_weight, slot_mapping=shared["positions"][:0], **shared))
-    part.q_out.copy_(q)
+    part.q_out.copy_(quant_rule.rounded(q, part.q_out.dtype) if part.q_out.dtype in elements.FP8 else q)
     return k_out.copy_(k)
 
 

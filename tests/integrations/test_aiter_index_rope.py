@@ -131,6 +131,22 @@ def test_bytes_and_absent_results():
 
 
 @pytest.mark.parametrize("is_inserted", (False, True))
+def test_index_queries_in_fp8(is_inserted):
+    """As MiniMax-M3 has them in vLLM where the index's keys are fp8: rounded once, and saturated."""
+    call = arguments() | (insertion(index_dtype=FP8) | {"index_cache_dtype": "fp8"} if is_inserted else {})
+    call["index_q_norm_weight"][::7] = 300
+    call["index_q_out"] = torch.zeros(TOKENS, INDEX * DIM, dtype=FP8)
+    _, _, _, index_q, _ = expect(call)
+    assert (index_q.abs() > 240).any()
+    with aiter.use_backend("torch"):
+        aiter.fused_qknorm_idxrqknorm(**call)
+    torch.testing.assert_close(call["index_q_out"].double(), index_q.flatten(1).clamp(-240, 240), rtol=2**-4 + 1e-4,
+                               atol=2**-11 + 1e-5)
+    with pytest.raises(TypeError, match="^fused_qknorm_idxrqknorm: index_q_out must have dtype"):
+        aiter.fused_qknorm_idxrqknorm(**call | {"index_q_out": call["index_q_out"].float()})
+
+
+@pytest.mark.parametrize("is_inserted", (False, True))
 def test_an_index_that_is_skipped(is_inserted):
     """As if it were not in the projection, as vLLM has it for layers that choose no keys; without its weights."""
     call, other = (arguments() | (insertion() if is_inserted else {}) for _ in range(2))
