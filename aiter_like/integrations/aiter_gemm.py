@@ -19,13 +19,18 @@ from aiter_like.integrations.aiter_objects import AITER_CONFIGS
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 
 
+def result_dtype(dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
+    """Of a result of AITER's Triton modules: that of `out`, where it is given, and for None that of torch.empty."""
+    return out.dtype if isinstance(out, Tensor) else torch.get_default_dtype() if dtype is None else dtype
+
+
 def mm(inp: Tensor, weights: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None,
        scale_a: Tensor | None = None, scale_b: Tensor | None = None, scale_c: Tensor | None = None) -> Tensor:
     """`aiter_like.gemm_a16w16` as `tgemm.mm`."""
     return aiter_like.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
 
 
-def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
+def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = torch.bfloat16,
                        y: Tensor | None = None, config: dict | None = None, activation: str | None = None,
                        skip_reduce: bool = False, kernel_type: str = "bandwidth_bound",
                        backend: str | None = None) -> Tensor:
@@ -36,7 +41,7 @@ def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: 
         UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
     """
     _refuse_partial_sums("gemm_a16w16", "gemm_a16w16", skip_reduce)
-    return aiter_like.gemm_a16w16(x, w, bias, dtype if y is None else None, activation=activation, out=y)
+    return aiter_like.gemm_a16w16(x, w, bias, result_dtype(dtype, y), activation=activation, out=y)
 
 
 def triton_gemm(inp: Tensor, weights: Tensor, solidx: int, bias: Tensor | None = None,
@@ -90,17 +95,18 @@ def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias
     return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check)
 
 
-def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
-                             splitK: int | None = None, YQ: Tensor | None = None, config: dict | None = None,
+def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None,
+                             dtype: torch.dtype | None = torch.bfloat16, splitK: int | None = None,
+                             YQ: Tensor | None = None, config: dict | None = None,
                              kernel_type: str = "bandwidth_bound", backend: str | None = None) -> Tensor:
     """`aiter_like.batched_gemm_bf16` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which
     choose among its own kernels, have no meaning here.
     """
-    return aiter_like.batched_gemm_bf16(XQ, WQ, bias, dtype if YQ is None else YQ.dtype, splitK, out=YQ)
+    return aiter_like.batched_gemm_bf16(XQ, WQ, bias, result_dtype(dtype, YQ), splitK, out=YQ)
 
 
 def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
-                                dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None,
+                                dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
                                 config: dict | None = None, skip_reduce: bool = False,
                                 kernel_type: str = "bandwidth_bound", backend: str | None = None) -> Tensor:
     """`aiter_like.gemm_a8w8_blockscale` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which
@@ -110,11 +116,11 @@ def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: 
         UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
     """
     _refuse_partial_sums("gemm_a8w8_blockscale", "gemm_a8w8_blockscale", skip_reduce)
-    return aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype if y is None else y.dtype, out=y)
+    return aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, result_dtype(dtype, y), out=y)
 
 
 def gemm_a8w8_blockscale_preshuffle_triton(
-        x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype = torch.bfloat16,
+        x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16,
         y: Tensor | None = None, config: dict | None = None, skip_reduce: bool = False,
         is_x_scale_tranposed: bool = True, kernel_type: str = "bandwidth_bound",
         backend: str | None = None) -> Tensor:
@@ -134,7 +140,7 @@ def gemm_a8w8_blockscale_preshuffle_triton(
     weights = w.view(16 * w.shape[0], w.shape[1] // 16)
     if not is_x_scale_tranposed:
         x_scale = x_scale.t().contiguous().t()
-    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, x_scale, w_scale, dtype if y is None else y.dtype, y)
+    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, x_scale, w_scale, result_dtype(dtype, y), y)
 
 
 def deepgemm(XQ: Tensor, WQ: Tensor, Y: Tensor, group_layout: Tensor, x_scale: Tensor | None = None,

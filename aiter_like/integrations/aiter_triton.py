@@ -15,6 +15,7 @@ import aiter_like
 from aiter_like import check, device
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_adapters import get_fp8_dtypes, signed_dropout
+from aiter_like.integrations.aiter_gemm import result_dtype
 
 
 def layer_norm(input: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, x_bias: Tensor | None = None) -> Tensor:
@@ -82,7 +83,7 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
 
 
 def gemm_a8w8(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
-              dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None, config: dict | None = None,
+              dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None, config: dict | None = None,
               skip_reduce: bool = False) -> Tensor:
     """`aiter_like.gemm_a8w8` into `y` or a new tensor.
 
@@ -92,22 +93,23 @@ def gemm_a8w8(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tens
     """
     if skip_reduce:
         raise UnsupportedError("gemm_a8w8: no backend supports skip_reduce", "gemm_a8w8", {"skip_reduce": "True"})
-    return aiter_like.gemm_a8w8(x, w, x_scale, w_scale, bias, dtype, out=y)
+    return aiter_like.gemm_a8w8(x, w, x_scale, w_scale, bias, result_dtype(dtype, y), out=y)
 
 
 def gemm_a8w8_per_token_scale(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
-                              dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None,
+                              dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
                               config: dict | None = None) -> Tensor:
     """`aiter_like.gemm_a8w8` into `y` or a new tensor; `config` is of no meaning."""
-    return aiter_like.gemm_a8w8(x, w, x_scale, w_scale, None, dtype, out=y)
+    return aiter_like.gemm_a8w8(x, w, x_scale, w_scale, None, result_dtype(dtype, y), out=y)
 
 
 def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
-                      dtype: torch.dtype = torch.bfloat16, splitK: int | None = None, YQ: Tensor | None = None,
+                      dtype: torch.dtype | None = torch.bfloat16, splitK: int | None = None, YQ: Tensor | None = None,
                       config: dict | None = None) -> Tensor:
     """`aiter_like.batched_gemm_a8w8` into `YQ` or a new tensor; `config` is of no meaning. A bias of 16 bits is added
     to a product that is rounded to its dtype, as AITER's kernel does.
     """
+    dtype = result_dtype(dtype, YQ)
     if not isinstance(bias, Tensor) or bias.dtype not in (torch.bfloat16, torch.float16):
         return aiter_like.batched_gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, dtype, splitK, out=YQ)
     check.tensor("batched_gemm_a8w8", "WQ", WQ, rank=3, last_contiguous=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
-from aiter_like.integrations.aiter_gemm import gemm_a8w8_blockscale_preshuffle_triton
+from aiter_like.integrations.aiter_gemm import gemm_a8w8_blockscale_preshuffle_triton, result_dtype
 from aiter_like.ops.common import elements
 
 _NAMES = {"silu_exp2": "silu"}  # AITER's ways to compute the same function
@@ -23,7 +23,7 @@ def gemm_a16w16_atomic(x: Tensor, w: Tensor, dtype: torch.dtype | None = torch.b
     """`aiter_like.gemm_a16w16` into `y` or a new tensor. Where `y` is given, AITER adds to it with a split depth alone;
     here it is written in every case. `config` is of no meaning.
     """
-    return aiter_like.gemm_a16w16(x, w, None, _dtype(dtype, y, x), out=y)
+    return aiter_like.gemm_a16w16(x, w, None, result_dtype(dtype, y), out=y)
 
 
 def gemm_a16w16_gated(x: Tensor, w: Tensor, dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
@@ -44,7 +44,7 @@ def gemm_a16w16_gated(x: Tensor, w: Tensor, dtype: torch.dtype | None = torch.bf
     check.tensor(op, "w", w, rank=2, last_contiguous=False)
     if w.shape[0] % 2:
         raise ValueError(f"{op}: w must have an even number of rows, gate and up, got {w.shape[0]}")
-    dtype = _dtype(dtype, y, x)
+    dtype = result_dtype(dtype, y)
     if activation in _BY_KERNEL:
         return aiter_like.gemm_a16w16(x, w, None, dtype, activation=f"{activation}_and_mul", out=y)
     gate, up = aiter_like.gemm_a16w16(x, w, None, torch.float32).chunk(2, -1)
@@ -55,12 +55,12 @@ def gemm_a16w16_gated(x: Tensor, w: Tensor, dtype: torch.dtype | None = torch.bf
 def ff_a16w16_nogate(x: Tensor, w_up: Tensor, w_down: Tensor, dtype: torch.dtype | None = torch.bfloat16,
                      intermediate: Tensor | None = None, y: Tensor | None = None, config: dict | None = None,
                      activation: str | None = None) -> Tensor:
-    """`act(x · w_upᵀ) · w_down`: two products, the first rounded to `dtype`.
+    """`act(x · w_upᵀ) · w_down`: two products, the first rounded to the dtype of `x`.
 
     Args:
         x: [m, k] bf16|fp16.
         w_up, w_down: [n, k].
-        dtype: of the result, where there is no `y`, and between the products, where there is no `intermediate`.
+        dtype: of the result, where there is no `y`.
         intermediate: [m, n] to write.
         y: [m, k] to write.
         config: of no meaning.
@@ -68,7 +68,7 @@ def ff_a16w16_nogate(x: Tensor, w_up: Tensor, w_down: Tensor, dtype: torch.dtype
     """
     op = "ff_a16w16_nogate"
     name = _activation(op, activation)
-    inner = _dtype(dtype, intermediate, x)
+    inner = x.dtype if intermediate is None else intermediate.dtype
     if name in _BY_KERNEL:
         hidden = aiter_like.gemm_a16w16(x, w_up, None, inner, activation=name, out=intermediate)
     else:
@@ -81,7 +81,7 @@ def ff_a16w16_gated(x: Tensor, w_up: Tensor, w_down: Tensor, dtype: torch.dtype 
                     intermediate: Tensor | None = None, y: Tensor | None = None, config: dict | None = None,
                     activation: str | None = None) -> Tensor:
     """`ff_a16w16_nogate` with `gemm_a16w16_gated` first: `w_up` is [2n, k], gate and up."""
-    hidden = gemm_a16w16_gated(x, w_up, dtype, intermediate, config, activation)
+    hidden = gemm_a16w16_gated(x, w_up, x.dtype, intermediate, config, activation)
     return _down("ff_a16w16_gated", hidden, w_down, dtype, y)
 
 
@@ -118,7 +118,7 @@ def fused_gemm_a8w8_blockscale_a16w16(
         Both products, [m, n] each.
     """
     op = "fused_gemm_a8w8_blockscale_a16w16"
-    wide = _dtype(dtype, y_fp8, x_bf16)
+    wide = result_dtype(dtype, y_fp8)
     if bias_fp8 is None:
         first = aiter_like.gemm_a8w8_blockscale(x_fp8, w_fp8, x_fp8_scale, w_fp8_scale, wide, out=y_fp8)
     else:
@@ -126,7 +126,7 @@ def fused_gemm_a8w8_blockscale_a16w16(
         product = aiter_like.gemm_a8w8_blockscale(x_fp8, w_fp8, x_fp8_scale, w_fp8_scale, torch.float32)
         product += bias_fp8
         first = product.to(wide) if y_fp8 is None else y_fp8.copy_(product)
-    return first, aiter_like.gemm_a16w16(x_bf16, w_bf16, bias_bf16, _dtype(dtype, y_bf16, x_bf16), out=y_bf16)
+    return first, aiter_like.gemm_a16w16(x_bf16, w_bf16, bias_bf16, result_dtype(dtype, y_bf16), out=y_bf16)
 
 
 def fused_mul_add(x: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:
@@ -168,7 +168,7 @@ def fused_gemm_a8w8_blockscale_mul_add(
     check.choice(op, "fuse_type", fuse_type, (0, 1))
     product = aiter_like.gemm_a8w8_blockscale(x, w, x_scales, w_scales, torch.float32)
     if y is None:
-        y = torch.empty(product.shape, dtype=dtype or torch.bfloat16, device=product.device)
+        y = torch.empty(product.shape, dtype=dtype, device=product.device)
     if fuse_type == 0:
         return fused_mul_add(product, a, b, y)
     a, b = (_operand(op, name, value, product) for name, value in (("a", a), ("b", b)))
@@ -192,7 +192,7 @@ def fused_gemm_a8w8_blockscale_split_cat(
     Returns:
         [m, D, S1 + S3], a head's first elements and `y`; [m, D, S2], its others.
     """
-    product = aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype or torch.bfloat16)
+    product = aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, result_dtype(dtype, None))
     return _split("fused_gemm_a8w8_blockscale_split_cat", product, y, S1, S2)
 
 
@@ -203,7 +203,7 @@ def fused_gemm_a8w8_blockscale_preshuffle_split_cat(
     """`fused_gemm_a8w8_blockscale_split_cat` with the product of `gemm_a8w8_blockscale_preshuffle`, of weights as bands
     of 16 rows, [n / 16, 16 · k]; `is_x_scale_transposed` as there.
     """
-    product = gemm_a8w8_blockscale_preshuffle_triton(x, w, x_scale, w_scale, dtype or torch.bfloat16,
+    product = gemm_a8w8_blockscale_preshuffle_triton(x, w, x_scale, w_scale, result_dtype(dtype, None),
                                                      is_x_scale_tranposed=is_x_scale_transposed)
     return _split("fused_gemm_a8w8_blockscale_preshuffle_split_cat", product, y, S1, S2)
 
@@ -234,10 +234,6 @@ def _operand(op: str, name: str, value: Tensor | float, x: Tensor) -> Tensor:
     return value.reshape(1) if value.numel() == 1 else value.reshape(x.shape)
 
 
-def _dtype(dtype: torch.dtype | None, given: Tensor | None, x: Tensor) -> torch.dtype:
-    return given.dtype if given is not None else dtype if isinstance(dtype, torch.dtype) else x.dtype
-
-
 def _down(op: str, hidden: Tensor, w_down: Tensor, dtype: torch.dtype | None, y: Tensor | None) -> Tensor:
     check.tensor(op, "w_down", w_down, rank=2, last_contiguous=False)
-    return aiter_like.gemm_a16w16(hidden, w_down.t(), None, _dtype(dtype, y, hidden), out=y)
+    return aiter_like.gemm_a16w16(hidden, w_down.t(), None, result_dtype(dtype, y), out=y)

@@ -10,6 +10,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter_gemm import result_dtype
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -89,7 +90,7 @@ def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dt
         x: [m, k] bf16|fp16.
         w: [n, k] fp8 of the device.
         w_scale: [ceil(n / 128), ceil(k / 128)] fp32.
-        dtype: of the result, where there is no `y`; None: bf16.
+        dtype: of the result, where there is no `y`.
         y: tensor to write, [m, n]; default: a new one.
         prequant: `x` is rounded to fp8. False: it keeps its 16 bits.
         config: of no meaning.
@@ -102,8 +103,9 @@ def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dt
     _refuse_parts(op, skip_reduce)
     if not prequant:
         _check_blocks(op, x, w, w_scale)
-        return aiter_like.gemm_a16w8(x, w, w_scale.contiguous(), None, _dtype(dtype, y), group_size=SCALE_BLOCK, out=y)
-    return aiter_like.gemm_a8w8_blockscale(x, w, None, w_scale, _dtype(dtype, y), out=y)
+        return aiter_like.gemm_a16w8(x, w, w_scale.contiguous(), None, result_dtype(dtype, y), group_size=SCALE_BLOCK,
+                                     out=y)
+    return aiter_like.gemm_a8w8_blockscale(x, w, None, w_scale, result_dtype(dtype, y), out=y)
 
 
 def gemm_a16w8_blockscale_preshuffle(
@@ -124,13 +126,13 @@ def gemm_a16w8_blockscale_preshuffle(
         if m >= TOKENS:
             raise UnsupportedError(f"{op}: x must have less than 2^24 rows, got {m}", op)
         if y is None:
-            y = torch.empty(m, n, dtype=dtype or torch.bfloat16, device=x.device)
+            y = torch.empty(m, n, dtype=dtype, device=x.device)
         check.tensor(op, "y", y, dtypes=elements.FLOATS, shape=(m, n), device=x.device)
         if y.numel():
             moe_gemm.run(y, x, weights[None], **_order(1, m, block_for(m, 1), False, x.device), b_scale=w_scale[None],
                          b_format="fp8", group_size=SCALE_BLOCK, is_shuffled=True)
         return y
-    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, None, w_scale, _dtype(dtype, y), y)
+    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, None, w_scale, result_dtype(dtype, y), y)
 
 
 def _refuse_parts(op: str, skip_reduce: bool | None) -> None:
@@ -146,10 +148,6 @@ def _check_blocks(op: str, x: Tensor, w: Tensor, w_scale: Tensor) -> None:
     n, k = w.shape
     check.tensor(op, "w_scale", w_scale, dtypes=(torch.float32,), shape=(blocks(n), blocks(k)), device=x.device,
                  last_contiguous=False)
-
-
-def _dtype(dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
-    return out.dtype if isinstance(out, Tensor) else dtype or torch.bfloat16
 
 
 def _rows_of(x: Tensor, weights: Tensor, w_scale: Tensor, bias: Tensor | None, is_out_transposed: bool | None,

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""The dtype of what AITER's products in Triton return: of the tensor to write, else `dtype`, else of torch.empty."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like
+from aiter_like.integrations import aiter_gemm, aiter_triton, aiter_triton_gemm
+from aiter_like.integrations import aiter_triton_fused_gemm as fused
+from aiter_like.ops.layout.shuffle_weight import shuffle_weight
+
+FP8 = torch.float8_e4m3fnuz
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+x, w = numbers(5, 256), numbers(96, 256, seed=1) / 8
+narrow, weights = x.to(FP8), w.to(FP8)
+x_scale, w_scale = torch.rand(5, 2) + 0.5, torch.rand(1, 2) + 0.5
+columns, shuffled = x_scale.t().contiguous().view(5, 2), shuffle_weight(weights).view(6, 16 * 256)
+scales = torch.rand(5, 1) + 0.5, torch.rand(1, 96) + 0.5
+blocks = narrow, weights, x_scale, w_scale
+batch = [torch.stack((each, each)) for each in (narrow, weights, *scales)]
+added, gate = numbers(5, 1, 4, seed=2), w[:48]
+prequant = aiter_triton_gemm.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant
+
+CALLS = [  # function, its arguments, options, and the name of the tensor to write
+    (aiter_gemm.gemm_a16w16_triton, (x, w), {}, "y"),
+    (aiter_gemm.gemm_a8w8_blockscale_triton, blocks, {}, "y"),
+    (aiter_gemm.gemm_a8w8_blockscale_preshuffle_triton, (narrow, shuffled, columns, w_scale), {}, "y"),
+    (aiter_gemm.batched_gemm_bf16_triton, (torch.stack((x, x)), torch.stack((w, w))), {}, "YQ"),
+    (aiter_triton.gemm_a8w8, (narrow, weights, *scales), {}, "y"),
+    (aiter_triton.gemm_a8w8_per_token_scale, (narrow, weights, *scales), {}, "y"),
+    (aiter_triton.batched_gemm_a8w8, batch, {}, "YQ"),
+    (aiter_triton.batched_gemm_a8w8, batch, {"bias": numbers(2, 96)}, "YQ"),
+    *((function, (x, operand, w_scale), {"prequant": is_narrow}, "y") for is_narrow in (False, True)
+      for function, operand in ((aiter_triton_gemm.gemm_a16w8_blockscale, weights),
+                                (aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle, shuffled))),
+    (prequant, (torch.stack((x, x)), batch[1], torch.ones(1)), {}, "YQ"),
+    (fused.gemm_a16w16_atomic, (x, w), {}, "y"),
+    *((function, operands, {"activation": activation}, "y") for activation in ("silu", "relu")
+      for function, operands in ((fused.gemm_a16w16_gated, (x, w)), (fused.ff_a16w16_gated, (x, w, gate)),
+                                 (fused.ff_a16w16_nogate, (x, w, w)), (fused.ff_a16w16_fused_gated, (x, w, gate)),
+                                 (fused.ff_a16w16_fused_ungated, (x, w, w)))),
+    (fused.fused_gemm_a8w8_blockscale_a16w16, (*blocks, x, w), {}, "y_bf16"),
+    (fused.fused_gemm_a8w8_blockscale_a16w16, (*blocks, x, w), {"bias_fp8": numbers(96)}, "y_bf16"),
+    (fused.fused_gemm_a8w8_blockscale_mul_add, (*blocks, 1.5, 2), {}, "y"),
+    (fused.fused_gemm_a8w8_blockscale_split_cat, (narrow, weights, added, x_scale, w_scale, 10, 6), {}, None),
+    (fused.fused_gemm_a8w8_blockscale_preshuffle_split_cat, (narrow, shuffled, added, columns, w_scale, 10, 6), {},
+     None)]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0].__name__)
+def test_dtype_of_the_result(simulated, call):
+    function, operands, options, target = call
+
+    def results(**more):
+        found = function(*operands, **options, **more)
+        return found if isinstance(found, tuple) else (found,)
+
+    with aiter_like.use_backend("torch"):
+        expected = results(dtype=torch.float32)
+        for more, dtype in (({}, torch.bfloat16), ({"dtype": None}, torch.float32),
+                            ({"dtype": torch.float16}, torch.float16)):
+            for got, wanted in zip(results(**more), expected, strict=True):
+                assert got.dtype == dtype
+                torch.testing.assert_close(got.float(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+        if target:
+            given = torch.empty_like(expected[-1], dtype=torch.float16)
+            assert results(**{target: given})[-1] is given
+            torch.testing.assert_close(given.float(), expected[-1], rtol=0.02, atol=0.02 * float(given.abs().max()))
