@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""JSON that a user writes, read for sim_spec.py and sim_kernels.py: every mistake is named by its place."""
+"""Files that a user names: JSON, read for sim_spec.py and sim_kernels.py, every mistake of which is named by its place;
+and files of another kind than a command takes, answered with the command that takes them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import reprlib
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_AMDGPU = 0xE0  # e_machine of code objects, in the ELF header
 GOT = reprlib.Repr()
 """Of a value in a message: one line, however large the value is."""
 GOT.maxstring = GOT.maxother = GOT.maxlong = 80
@@ -33,6 +37,40 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     if len(data) > most_bytes:
         raise ValueError(f"{path}: larger than {most_bytes >> 20} MiB")
     return data
+
+
+def require_kind(path: Path, wanted: str) -> None:
+    """Refuses a file that is certainly no "Python script" or no "code object", whichever is wanted, and says what it is
+    and what runs it; all others pass, as what reads them has its own words.
+
+    Raises:
+        ValueError: it is a program, a source, or the other one of the two.
+    """
+    if not path.is_file() or not os.access(path, os.R_OK):  # a pipe can be read once
+        return
+    with path.open("rb") as file:
+        head = file.read(64)
+    sources = {".hip": "a HIP source", ".cu": "a HIP source", ".cpp": "a C++ source", ".s": "assembly"}
+    if head.startswith((b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")) or _is_elf_for(head, _AMDGPU):
+        kind, advice = "a code object", f"`aiter-like sim run {path}` launches its kernels"
+    elif head.startswith(b"\x7fELF"):
+        kind, advice = "a program or library of the host", (
+            f"`AITER_LIKE_SIM=check {path}` runs a program that is linked to `aiter-like sim library`, with the "
+            "checkers on")
+    elif path.suffix in sources:
+        kind, advice = sources[path.suffix], f"`aiter-like sim compile {path} -o {path.stem}.co` compiles it"
+    elif path.suffix == ".py" or head.startswith(b"#!") and b"python" in head.partition(b"\n")[0]:
+        kind, advice = "a Python script", f"`aiter-like sim check {path}` runs it, with the checkers on"
+    elif head.startswith(b"#!"):
+        kind, advice = "a script of another language", f"`AITER_LIKE_SIM=check {path}` hands the checkers on"
+    else:
+        kind = advice = ""
+    if kind not in ("", f"a {wanted}"):
+        raise ValueError(f"{path}: it is {kind}, and no {wanted}; {advice}")
+
+
+def _is_elf_for(head: bytes, machine: int) -> bool:
+    return head.startswith(b"\x7fELF") and int.from_bytes(head[18:20], "little") == machine
 
 
 def read_json(path: Path, most_bytes: int) -> Any:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiter_like.errors import did_you_mean
@@ -35,7 +36,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     function = function_of(args.op)
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    values = arguments_of(args.arguments, torch.device(name))
+    values = arguments_of(function, args.arguments, torch.device(name))
     with torch.no_grad():
         explanations = aiter_like.explain(function, **values)
     for explanation in explanations if isinstance(explanations, tuple) else (explanations,):
@@ -75,13 +76,29 @@ def function_of(name: str) -> Callable:
     return function
 
 
-def arguments_of(texts: Sequence[str], device: Any) -> dict[str, Any]:
-    """`["x=bf16[32,4096]", "causal=True"]` as keyword arguments, tensors uninitialised.
+def arguments_of(function: Callable, texts: Sequence[str], device: Any) -> dict[str, Any]:
+    """`["x=bf16[32,4096]", "causal=True"]` as keyword arguments of a function, tensors uninitialised.
 
     Raises:
-        ValueError: one of them is no argument.
+        ValueError: one of them is none of its arguments, is there twice, or one is missing; the message lists all.
     """
-    return dict(_argument(text, device) for text in texts)
+    values = dict(_argument(text, device) for text in texts)
+    known = inspect.signature(function).parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    needed = [name for name, parameter in known.items() if parameter.default is parameter.empty and
+              parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)]
+    unknown = next((name for name in values if name not in known and not free), None)
+    missing = [name for name in needed if name not in values]
+    if unknown is None and not missing and len(values) == len(texts):
+        return values
+    what = (f"no argument {unknown!r}{did_you_mean(unknown, known)}" if unknown is not None else
+            f"{', '.join(missing)} must be given" if missing else "an argument is there twice")
+    raise ValueError(f"{function.__name__}: {what}; its arguments: {_shown(known.values())}")
+
+
+def _shown(parameters: Iterable[inspect.Parameter]) -> str:
+    return ", ".join(parameter.name if parameter.default is parameter.empty else
+                     f"{parameter.name}={parameter.default!r}" for parameter in parameters)
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:

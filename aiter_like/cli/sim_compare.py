@@ -105,6 +105,7 @@ def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:
         folders = (f"{tree}", _git("rev-parse", "--show-toplevel").decode().strip())
     elif path.suffix in sim_compile.HIP_SUFFIXES and path.is_file():
         path = _compiled(path, scratch, args, None)
+    described.require_kind(path, "code object")
     image = described.read_file(path, sim_launch.MOST_IMAGE_BYTES)
     try:
         kernels = code_object.kernels(image, sim_spec.ARCH)

@@ -31,6 +31,7 @@ def write(args: argparse.Namespace) -> int:
     Raises:
         ValueError: the file is no code object, has no such kernel, or the description is there already.
     """
+    described.require_kind(args.file, "code object")
     image = described.read_file(args.file, sim_launch.MOST_IMAGE_BYTES)
     path = args.args or args.file.with_suffix(".json")
     try:

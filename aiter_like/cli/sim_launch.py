@@ -69,6 +69,7 @@ def read(file: Path, args: argparse.Namespace) -> tuple[KernelLaunch, ...]:
     Raises:
         ValueError: the file, its kernels or the description is not what they have to be.
     """
+    described.require_kind(file, "code object")
     image = described.read_file(file, MOST_IMAGE_BYTES)
     if args.args is None:
         raise ValueError(f"--args must name the description of what the kernel gets; aiter-like sim run --init {file} "

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from aiter_like import sim
+from aiter_like.cli.described import require_kind
 
 GPU_HELP = 'device="cuda" is the simulated MI300X, as in `aiter-like sim script`'
 _DESCRIPTION = """Runs a Python script as __main__, in which torch's device "cuda" is the simulated MI300X:
@@ -38,9 +39,10 @@ def add_script(actions: argparse._SubParsersAction) -> None:
 
 
 def require_script(script: Path) -> None:
-    """Raises ValueError unless it is a file."""
+    """Raises ValueError unless it is a file, and none that is surely no Python."""
     if not script.is_file():
         raise ValueError(f"{script}: no such file")
+    require_kind(script, "Python script")
 
 
 def prepare_script(script: Path, arguments: Sequence[str]) -> None:

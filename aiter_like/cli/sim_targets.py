@@ -63,7 +63,7 @@ def call_of(args: argparse.Namespace, action: str) -> Callable[[], Any]:
     from aiter_like.cli.explain import arguments_of, filled, function_of
 
     function = function_of(args.target)
-    values = filled(arguments_of(args.rest, torch.device("cpu")))
+    values = filled(arguments_of(function, args.rest, torch.device("cpu")))
 
     def call() -> None:
         with torch.no_grad():

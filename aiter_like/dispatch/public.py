@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, env
 from aiter_like.call import handing_on
 from aiter_like.dispatch.kinds import kind_of
 from aiter_like.errors import AiterLikeError, UnsupportedError
@@ -66,8 +66,11 @@ def _raise_in_words(name: str, function: Callable[..., Any], error: Exception, v
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a message begins as those of check.py do."""
-    return bool(error.args) and isinstance(error.args[0], str) and error.args[0].partition(":")[0].isidentifier()
+    """Whether a message begins as those of check.py do: with a name, which is that of no environment variable."""
+    if not error.args or not isinstance(error.args[0], str):
+        return False
+    name = error.args[0].partition(":")[0]
+    return name.isidentifier() and name not in env.VARIABLES
 
 
 def _reworded(message: str, name: str, names: Mapping[str, str]) -> str:

@@ -76,6 +76,13 @@ def parse_settings(text: str) -> Settings:
     Raises:
         ValueError: an unknown setting or a bad value; the message names it.
     """
+    try:
+        return Settings(**_values(text))
+    except ValueError as error:
+        raise ValueError(f"AITER_LIKE_SIM: {error}") from None
+
+
+def _values(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
@@ -87,6 +94,6 @@ def parse_settings(text: str) -> Settings:
         elif part in ("dry", "defer"):
             values[part] = True
         elif part not in ("1", "gpu"):
-            raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}+all>, "
+            raise ValueError(f"{part!r} is not one of check, check=<{'+'.join(CHECKS)}+all>, "
                              "fuzz=SEED, threads=N, devices=N, limit=N, dry, defer, gpu")
-    return Settings(**values)
+    return values

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -83,6 +84,8 @@ const Initial& initial() {
         result.settings.error += (&check == kChecks ? "" : "+") + std::string(check.text);
       }
       result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry, defer, gpu";
+      // A program that ignores its errors would run nothing and say nothing. Python has raised this before it loads us.
+      std::fprintf(stderr, "%s; no kernel will run\n", result.settings.error.c_str());
       return false;
     });
     return result;

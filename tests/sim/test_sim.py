@@ -54,8 +54,14 @@ def test_the_environment_variable(text, expected):
     ("devices=0", "devices must be 1 to 64"),
 ])
 def test_an_unknown_setting_is_named(text, named):
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=f"^AITER_LIKE_SIM: .*{named}"):
         sim.parse_settings(text)
+
+
+def test_an_operator_keeps_the_name_of_the_variable():
+    done = in_child("import torch, aiter_like; x = torch.ones(8, 64, dtype=torch.bfloat16); "
+                    "aiter_like.rms_norm(x, x[0], 1e-6)", AITER_LIKE_SIM="chek")
+    assert "ValueError: AITER_LIKE_SIM: 'chek' is not one of check, check=<wait+" in done.stderr
 
 
 def test_checks_as_a_text():

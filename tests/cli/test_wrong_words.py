@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""What commands say to a file of another kind than theirs, and to arguments that a function does not have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiter_like
+from aiter_like import cli
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prog").write_bytes(Path(sys.executable).read_bytes()[:4096])
+    (tmp_path / "tk.py").write_text("print(1)\n")
+    (tmp_path / "tk").write_text("#!/usr/bin/env python3\nprint(1)\n")
+    (tmp_path / "k.hip").write_text("__global__ void k() {}\n")
+    (tmp_path / "k.s").write_text(".text\n")
+    (tmp_path / "k.co").write_bytes(b"\x7fELF\2\1\1\x40" + bytes(8) + b"\3\0\xe0\0" + bytes(44))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("check prog", "prog: it is a program or library of the host, and no Python script; `AITER_LIKE_SIM=check prog`"),
+    ("script prog", "prog: it is a program or library of the host, and no Python script"),
+    ("run prog", "prog: it is a program or library of the host, and no code object; `AITER_LIKE_SIM=check prog`"),
+    ("run --init prog", "prog: it is a program or library of the host, and no code object"),
+    ("profile prog", "prog: it is a program or library of the host, and no code object"),
+    ("compare prog prog", "prog: it is a program or library of the host, and no code object"),
+    ("run tk.py", "tk.py: it is a Python script, and no code object; `aiter-like sim check tk.py` runs it"),
+    ("run tk", "tk: it is a Python script, and no code object; `aiter-like sim check tk` runs it"),
+    ("run --init tk.py", "tk.py: it is a Python script, and no code object"),
+    ("check k.co", "k.co: it is a code object, and no Python script; `aiter-like sim run k.co` launches"),
+    ("check k.hip", "k.hip: it is a HIP source, and no Python script; `aiter-like sim compile k.hip -o k.co`"),
+    ("run k.hip", "k.hip: it is a HIP source, and no code object; `aiter-like sim compile k.hip -o k.co`"),
+    ("run k.s", "k.s: it is assembly, and no code object; `aiter-like sim compile k.s -o k.co`"),
+])
+def test_a_file_of_another_kind_is_told_its_command(files, capsys, words, said):
+    assert cli.main(["sim", *words.split()]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("command", ["explain", "sim profile", "sim trace"])
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("gemm_a16w16 a=bf16[16,4096]", "gemm_a16w16: no argument 'a' (did you mean A?); its arguments: A, B, bias=None, "),
+    ("gemm_a16w16 A=bf16[16,4096]", "gemm_a16w16: B must be given; its arguments: A, B, bias=None, otype=None, "),
+    ("rms_norm", "rms_norm: input, weight, epsilon must be given; its arguments: input, weight, epsilon, use_"),
+    ("rms_norm input=bf16[1,8] input=bf16[1,8] weight=bf16[8] epsilon=1", "an argument is there twice; its arguments"),
+])
+def test_wrong_arguments_are_answered_with_all(capsys, command, arguments, said):
+    assert cli.main([*command.split(), *arguments.split()]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.endswith("backend=None\n"), err
+
+
+def test_every_public_function_lists_its_arguments(capsys):
+    for name in aiter_like.__all__:
+        if callable(getattr(aiter_like, name)) and not isinstance(getattr(aiter_like, name), type):
+            assert cli.main(["explain", name, "no_such_argument=1"]) == 1
+            err = capsys.readouterr().err
+            assert f"{name}: no argument 'no_such_argument'; its arguments: " in err or name in ("is_tuned", "explain")
