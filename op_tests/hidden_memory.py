@@ -13,9 +13,10 @@ from torch import Tensor
 
 from aiter_like.dispatch import OPS
 from aiter_like.dispatch.op import Op
-from aiter_like.ops.attention.call import AttentionCall, PagedCall, unshuffled_axes
+from aiter_like.ops.attention.call import AttentionCall, PagedCall, backward_call, unshuffled_axes
 from aiter_like.ops.attention.paged_attention import views_of
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
+from aiter_like.testing.attention_bwd import fill_forward
 
 BF16 = torch.bfloat16
 UNUSED = 2**31 - 1  # a page number that must never be read
@@ -200,3 +201,47 @@ def dense(device: torch.device, lengths: tuple[tuple[int, int], ...], left: int 
                for shape, heads in ((rows, 4), (hidden.shape, 2), (hidden.shape, 2)))
     return OPS["flash_attn_fwd"], AttentionCall(torch.zeros_like(q), torch.zeros(lse, device=device), q, k, v,
                                                 **sizes), parts
+
+
+def backward(device: torch.device, lengths: tuple[tuple[int, int], ...], left: int = -1, right: int = 0, sink: int = 0,
+             is_packed: bool = True, heads: tuple[int, int] = (4, 2), dims: tuple[int, int] = (64, 64),
+             dtype: torch.dtype = BF16, with_sink: bool = False, with_bias: bool = False, seed: int = 0,
+             **options: Any) -> Scene:
+    """A call of flash_attn_bwd, with rows behind packed sequences, or sequences of one length: hidden are keys that no
+    query sees, queries that see no key, their results, and the bias between those that do not see each other."""
+    generator = torch.Generator().manual_seed(seed)
+    (queries, keys), batch, behind = zip(*lengths), len(lengths), 70 if is_packed else 0
+    visible = torch.zeros(batch, max(queries), max(keys), dtype=torch.bool)
+    for own, (rows, count) in zip(visible, lengths):
+        distance = torch.arange(rows)[:, None] + (count - rows) - torch.arange(count)
+        own[:rows, :count] = (distance >= -right if right >= 0 else True) & (
+            (distance <= left) | (torch.arange(count) < sink) if left >= 0 else True)
+    unseen, blind = ~visible.any(1), ~visible.any(2)
+    sizes = {"max_seqlen_q": max(queries), "max_seqlen_k": max(keys), "softmax_scale": dims[0] ** -0.5,
+             "window_left": left, "window_right": right, "sink_size": sink, **options}
+    pairs = ~visible[:, None]
+    if is_packed:
+        tail = torch.ones(behind, dtype=torch.bool)
+        pairs = torch.cat([own[:rows] for own, rows in zip(~visible, queries)] + [tail[:, None].expand(-1, max(keys))])
+        unseen = torch.cat([own[:count] for own, count in zip(unseen, keys)] + [tail])
+        blind = torch.cat([own[:count] for own, count in zip(blind, queries)] + [tail])
+        sizes |= {f"cu_seqlens_{name}": torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32,
+                                                     device=device) for name, counts in (("q", queries), ("k", keys))}
+    q, dout, k, v = (torch.randn(*mask.shape, heads[kv], dim, generator=generator).to(device, dtype)
+                     for mask, kv, dim in ((blind, 0, dims[0]), (blind, 0, dims[1]), (unseen, 1, dims[0]),
+                                           (unseen, 1, dims[1])))
+    lse_hidden = blind[..., None, :].expand(*blind.shape[:-1], heads[0], -1)
+    dlse, gradients = torch.randn(lse_hidden.shape, generator=generator).to(device), {}
+    hidden = {"k": unseen, "v": unseen, "q": blind, "dout": blind, "out": blind}
+    if with_sink:
+        sizes["sink"] = torch.randn(heads[0], generator=generator).to(device)
+        gradients["dsink"] = torch.zeros_like(sizes["sink"])
+    else:
+        hidden |= {"lse": lse_hidden, "dlse": lse_hidden}
+    if with_bias:
+        bias = torch.randn(pairs.shape, generator=generator).to(device, dtype)
+        sizes["bias"], hidden["bias"] = bias[:1], pairs[:1]
+        if is_packed:
+            sizes["bias"], hidden["bias"] = bias, pairs
+    forward = AttentionCall(torch.zeros_like(dout), torch.zeros(lse_hidden.shape, device=device), q, k, v, **sizes)
+    return OPS["flash_attn_bwd"], fill_forward(backward_call(forward, dout, dlse=dlse, **gradients)), hidden

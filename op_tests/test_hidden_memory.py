@@ -12,7 +12,7 @@ import math
 
 import pytest
 import torch
-from hidden_memory import Scene, dense, equal, hidden_of, latent, paged, put, results, unified, wrong
+from hidden_memory import Scene, backward, dense, equal, hidden_of, latent, paged, put, results, unified, wrong
 
 from aiter_like import dtypes
 from aiter_like.device import target_of
@@ -61,6 +61,25 @@ FURTHER = {
     "head dimension 96": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=60, dim=96, seed=seed),
     "packed, both sides": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=10, right=10, seed=seed)}
 
+BACKWARD = {
+    "keys before a window": {"lengths": ((40, 208), (70, 190)), "left": 60},
+    "queries before the keys": {"lengths": ((130, 40),) * 2, "is_packed": False},
+    "both, and sink tokens": {"lengths": ((40, 208), (90, 30), (10, 0), (70, 190)), "left": 30, "sink": 5}}
+FURTHER_BACKWARD = {
+    "dense": {"lengths": ((40, 208),) * 2, "left": 60, "is_packed": False},
+    "both sides": {"lengths": ((40, 208), (170, 80)), "left": 10, "right": 10},
+    "a far right side": {"lengths": ((40, 208), (170, 80)), "left": 10, "right": 60},
+    "no mask": {"lengths": ((40, 208), (17, 0), (170, 80)), "right": -1},
+    "one key": {"lengths": ((70, 208), (170, 80)), "left": 0},
+    "one head of keys": {"lengths": ((40, 208), (90, 30)), "left": 60, "heads": (6, 1), "dims": (128, 128)},
+    "two head dimensions": {"lengths": ((40, 208), (90, 30)), "left": 60, "dims": (96, 32), "dtype": torch.float16},
+    "head dimension 256": {"lengths": ((40, 208), (90, 30)), "left": 60, "dims": (256, 256)},
+    "many tiles": {"lengths": ((300, 700), (500, 200)), "left": 60, "sink": 3},
+    "many dense tiles": {"lengths": ((500, 200),), "is_packed": False},
+    "learned sinks": {"lengths": ((40, 208), (90, 30), (10, 0)), "left": 60, "with_sink": True},
+    "bias": {"lengths": ((40, 208), (90, 30)), "left": 60, "with_bias": True},
+    "dense bias, softcap": {"lengths": ((90, 30),), "is_packed": False, "with_bias": True, "softcap": 3.0}}
+
 
 def check(scene: Scene) -> list[str]:
     """Each backend that serves the call writes the same bytes whatever is hidden; their names."""
@@ -91,6 +110,18 @@ def test_attention_does_not_depend_on_what_no_query_sees(device, name):
 @pytest.mark.parametrize("name", {**SCENES, **FURTHER})
 def test_attention_of_further_layouts(device, seed, name):
     assert {"triton", "torch"} <= set(check({**SCENES, **FURTHER}[name](device, seed % 2**31)))
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_derivatives_do_not_depend_on_what_no_query_sees(device, name):
+    assert {"triton", "torch"} == set(check(backward(device, **BACKWARD[name])))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", {**BACKWARD, **FURTHER_BACKWARD})
+def test_derivatives_of_further_calls(device, seed, name):
+    scene = backward(device, **{**BACKWARD, **FURTHER_BACKWARD}[name], seed=seed % 2**31)
+    assert {"triton", "torch"} == set(check(scene))
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))

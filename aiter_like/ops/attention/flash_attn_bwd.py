@@ -22,7 +22,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call, dense_call
 from aiter_like.ops.attention.checks import check_call, launch_refusal
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
-from aiter_like.ops.attention.reference import row_blocks, scores_of
+from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys, seen_rows
 from aiter_like.ops.common import philox
 
 _OP = "flash_attn_bwd"
@@ -88,9 +88,10 @@ def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: i
                dlse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
     """The dq of `rows` of a sequence, and what they contribute to dk and dv, of each query head, and to dsink."""
     scores, visible, slope = scores_of(call, q, k, bias, slopes, None, rows.start, num_rows - rows.stop)
+    q, dout = seen_rows(q, visible), seen_rows(dout, visible)
     sees = (lse > -math.inf) | lse.isnan()
     p = torch.where(visible & sees[..., None], torch.exp(scores - lse[..., None]), 0.0)
-    delta = torch.where(sees, (dout * out).sum(-1) - dlse, 0.0)
+    delta = torch.where(sees, (dout * seen_rows(out, visible)).sum(-1) - dlse, 0.0)
     dp, survivors = dout @ v.transpose(1, 2), p
     if call.dropout_p:
         heads = batch * q.shape[0] + torch.arange(q.shape[0], device=q.device)
@@ -102,7 +103,7 @@ def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: i
     if call.dsink is not None:
         weights = torch.where(sees, torch.exp(call.sink[:, None].to(q.dtype) - lse), 0.0)
         dsink = -torch.where(sees, weights * delta, 0.0).sum(1)
-    return ds @ k, ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout, dsink
+    return ds @ seen_keys(k, visible), ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout, dsink
 
 
 def _check(call: AttentionBackwardCall) -> object:

@@ -34,32 +34,43 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
         lengths: keys that count, broadcast over the scores; None: all.
         before, behind: how many rows of the sequence lie before those of `q`, and behind them.
     """
-    scores, slope = q @ k.transpose(-2, -1) * call.softmax_scale, 1.0
-    if call.softcap:
-        tanh = torch.tanh(scores / call.softcap)
-        scores, slope = call.softcap * tanh, 1 - tanh * tanh
-    (rows, keys), device = scores.shape[-2:], q.device
+    (rows, keys), device = (q.shape[-2], k.shape[-2]), q.device
     key = torch.arange(keys, device=device)
     end = keys if lengths is None else lengths
     place = torch.arange(rows, device=device)[:, None] + before
     distance = place + (end - before - rows - behind) - key  # how far a key is before the diagonal
+    visible = (key < end).expand(distance.shape)
+    if call.window_right >= 0:
+        visible = visible & (distance >= -call.window_right)
+    if call.window_left >= 0:
+        visible = visible & ((distance <= call.window_left) | (key < call.sink_size))
+    scores, slope = seen_rows(q, visible) @ seen_keys(k, visible).transpose(-2, -1) * call.softmax_scale, 1.0
+    if call.softcap:
+        tanh = torch.tanh(scores / call.softcap)
+        scores, slope = call.softcap * tanh, 1 - tanh * tanh
     if bias is not None:
         if bias.shape[-2] > 1:
             bias = bias[..., before:before + rows, :]
         scores = scores + bias.to(scores.dtype)
     if slopes is not None:
         scores = scores - slopes.to(scores.dtype)[..., None, None] * distance.abs()
-    visible = (key < end).expand(distance.shape)
-    if call.window_right >= 0:
-        visible = visible & (distance >= -call.window_right)
-    if call.window_left >= 0:
-        visible = visible & ((distance <= call.window_left) | (key < call.sink_size))
     return scores, visible, slope
 
 
+def seen_keys(tensor: Tensor, visible: Tensor) -> Tensor:
+    """[..., keys, dim] with zeros for keys that no row sees, whatever is there: 0 · NaN is no 0, in derivatives too."""
+    return tensor.masked_fill(~visible.any(-2)[..., None], 0.0)
+
+
+def seen_rows(tensor: Tensor, visible: Tensor) -> Tensor:
+    """[..., rows, dim] with zeros for rows that see no key, whatever is there, as seen_keys has it."""
+    return tensor.masked_fill(~visible.any(-1)[..., None], 0.0)
+
+
 def product_with(p: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """P V [..., num_heads, rows, dim]. Values that no row sees are left out, whatever they hold: 0 · NaN is no 0."""
-    return p @ values.masked_fill(~visible.any(-2)[..., None], 0.0)
+    """P V [..., num_heads, rows, dim], without values that no row sees, and without derivatives of rows that see none.
+    """
+    return seen_rows(p @ seen_keys(values, visible), visible)
 
 
 def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:

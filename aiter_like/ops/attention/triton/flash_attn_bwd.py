@@ -60,9 +60,11 @@ _LEAST_PAIRS = 2**19
 
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
-@triton.jit(do_not_specialize=("scratch_rows", "num_heads", "total_q", "max_seqlen_q"))
-def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, out_strides, dout_strides, scratch_rows,
-                  num_heads, total_q, max_seqlen_q, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+@triton.jit(do_not_specialize=("scratch_rows", "num_heads", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k",
+                               "right"))
+def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, cu_seqlens_k, out_strides, dout_strides,
+                  scratch_rows, num_heads, total_q, total_k, max_seqlen_q, max_seqlen_k, right, DIM: tl.constexpr,
+                  BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
     """delta = Σ dout · out − dlse, and the LSE to base 2, +∞ for a row that sees nothing or is none: its p becomes 0.
 
     dsink [num_heads, batch · blocks]: this block's part of −Σ exp(sink − lse) · delta. Bound: memory.
@@ -74,8 +76,12 @@ def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, 
     start, seqlen_q = sequence(cu_seqlens_q, batch, total_q, max_seqlen_q)
     rows = first_row + tl.arange(0, BLOCK_M)
     is_row = rows < seqlen_q
-    result = load_rows(address(out, batch, start, head), first_row, out.row, seqlen_q, BLOCK_M, DIM, BLOCK_D, True)
-    slope = load_rows(address(dout, batch, start, head), first_row, dout.row, seqlen_q, BLOCK_M, DIM, BLOCK_D, True)
+    _, seqlen_k = sequence(cu_seqlens_k, batch, total_k, max_seqlen_k)
+    has_keys = is_row & (seqlen_k > 0)  # without any, what is in out and dout counts for nothing, not even for dsink
+    if right is not None:
+        has_keys &= rows + (seqlen_k - seqlen_q + right) >= 0
+    result = load_rows(address(out, batch, start, head), first_row, out.row, has_keys, BLOCK_M, DIM, BLOCK_D)
+    slope = load_rows(address(dout, batch, start, head), first_row, dout.row, has_keys, BLOCK_M, DIM, BLOCK_D)
     difference = tl.sum(result.to(tl.float32) * slope.to(tl.float32), 1)
     index = rows_index(cu_seqlens_q, batch, start, head, num_heads, total_q, max_seqlen_q) + rows
     if dlse is not None:
@@ -115,9 +121,9 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q,
     if first_key >= seqlen_k:
         return
     keys = first_key + tl.arange(0, BLOCK_N)
-    k_tile = load_rows(address(k, batch, k_start, kv_head), first_key, k.row, seqlen_k, BLOCK_N, DIM, BLOCK_D, True)
-    v_tile = load_rows(address(v, batch, k_start, kv_head), first_key, v.row, seqlen_k, BLOCK_N, DIM_V, BLOCK_DV,
-                       True)
+    is_key = keys < seqlen_k
+    k_tile = load_rows(address(k, batch, k_start, kv_head), first_key, k.row, is_key, BLOCK_N, DIM, BLOCK_D)
+    v_tile = load_rows(address(v, batch, k_start, kv_head), first_key, v.row, is_key, BLOCK_N, DIM_V, BLOCK_DV)
     dk_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_tile = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     last_key = tl.minimum(first_key + BLOCK_N, seqlen_k) - 1
@@ -132,7 +138,7 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q,
                           threshold, keep_scale)
         rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rows_of = (address(q, batch, q_start, head), q.row, address(dout, batch, q_start, head), dout.row,
-                   delta + rows_at, lse2 + rows_at)
+                   delta + rows_at, lse2 + rows_at, first_key, last_key)
         dk_tile, dv_tile = dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, inner,
                                      inner_end, 0, 0, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, False)
         dk_tile, dv_tile = dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, first,
@@ -168,13 +174,14 @@ def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_se
     dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                       threshold, keep_scale)
     rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
-    q_tile = load_rows(address(q, batch, q_start, head), first_row, q.row, seqlen_q, BLOCK_M, DIM, BLOCK_D, True)
-    dout_tile = load_rows(address(dout, batch, q_start, head), first_row, dout.row, seqlen_q, BLOCK_M, DIM_V,
-                          BLOCK_DV, True)
+    is_row = rows < seqlen_q
+    q_tile = load_rows(address(q, batch, q_start, head), first_row, q.row, is_row, BLOCK_M, DIM, BLOCK_D)
+    dout_tile = load_rows(address(dout, batch, q_start, head), first_row, dout.row, is_row, BLOCK_M, DIM_V, BLOCK_DV)
     delta_rows, lse2_rows = tl.load(delta + rows_at + rows), tl.load(lse2 + rows_at + rows)
     kv_head = head // group_size
-    keys_of = address(k, batch, k_start, kv_head), k.row, address(v, batch, k_start, kv_head), v.row
     last_row = tl.minimum(first_row + BLOCK_M, seqlen_q) - 1
+    keys_of = (address(k, batch, k_start, kv_head), k.row, address(v, batch, k_start, kv_head), v.row, first_row,
+               last_row)
     first, end, inner, inner_end, sinks = seen_from(first_row, last_row, seqlen_q, seqlen_k, left, right, sink_size,
                                                      BLOCK_N)
     gap = inner_end - inner
@@ -266,7 +273,7 @@ class _Delta:
         self.launch = Launch(
             _delta_kernel, (blocks, forward.num_heads, forward.batch),
             (strides_of_rows(call.out), strides_of_rows(call.dout), self.rows, forward.num_heads, call.q.shape[0],
-             call.max_seqlen_q),
+             call.k.shape[0], call.max_seqlen_q, call.max_seqlen_k, _limit(call.window_right, call.max_seqlen_q)),
             DIM=forward.head_dim_v, BLOCK_D=block_d, BLOCK_M=block_m, options={"num_warps": 4})
 
     def __call__(self, call: AttentionBackwardCall) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -275,7 +282,8 @@ class _Delta:
         delta, lse2 = torch.empty(2, self.heads, self.rows, dtype=torch.float32, device=device).unbind()
         if self.parts is not None:
             parts, sink = torch.empty(self.parts, dtype=torch.float32, device=device), call.sink
-        self.launch(delta, lse2, parts, call.out, call.dout, call.lse, call.dlse, sink, call.cu_seqlens_q)
+        self.launch(delta, lse2, parts, call.out, call.dout, call.lse, call.dlse, sink, call.cu_seqlens_q,
+                    call.cu_seqlens_k)
         return delta, lse2, parts
 
 

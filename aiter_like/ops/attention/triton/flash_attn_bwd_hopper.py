@@ -310,8 +310,9 @@ def _dq_kernel(dq, q_box, dout_box, k_box, v_box, lse2, delta, strides, num_bloc
 
 
 def serves(call: AttentionBackwardCall, target: Target) -> bool:
-    """Whether Launches takes such calls: dense, no mask but an upper end. A head dimension between 64, 128 and 256 is
-    filled up with zeros in shared memory."""
+    """Whether Launches takes such calls: dense, no mask but an upper end, no row without keys, as its tiles come whole
+    from memory and 0 · NaN is no 0. A head dimension between 64, 128 and 256 is filled up with zeros in shared memory.
+    """
     forward = call.forward
     if target.arch != "sm_90" or forward.is_varlen or not call.max_seqlen_k:
         return False
@@ -320,6 +321,8 @@ def serves(call: AttentionBackwardCall, target: Target) -> bool:
     if call.softcap > 0 or call.dropout_p > 0 or 0 <= call.window_left < call.max_seqlen_k:
         return False
     if call.bias is not None or call.alibi_slopes is not None:
+        return False
+    if 0 <= call.window_right < call.max_seqlen_q - call.max_seqlen_k:
         return False
     return all(has_aligned_strides(tensor) for tensor in (call.q, call.k, call.v, call.dout))
 

@@ -23,7 +23,7 @@ def dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_f
               BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
     """Adds what row blocks contribute: `first` … `end` − 1, from gap_first on `gap` blocks further.
 
-    rows_of: q and its row stride, dout and its row stride, delta, lse2, from row 0 of the head on.
+    rows_of: q and its row stride, dout and its row stride, delta, lse2, from row 0 of the head on; first and last key.
     """
     keys = first_key + tl.arange(0, BLOCK_N)
     AHEAD: tl.constexpr = loads_ahead(IS_MASKED)
@@ -68,7 +68,7 @@ def dq_keys(dq, q, dout, rows, delta, lse2, rule, dropout, keys_of, first, end, 
     """Adds what key blocks contribute: `first` … `end` − 1; masked: `sinks` blocks from 0 on, then those from `low` on,
     of which from gap_first on `gap` blocks further.
 
-    keys_of: k and its row stride, v and its row stride, from key 0 of the head on.
+    keys_of: k and its row stride, v and its row stride, from key 0 of the head on; first and last row.
     """
     AHEAD: tl.constexpr = loads_ahead(IS_MASKED)
     if AHEAD:

@@ -120,14 +120,12 @@ def scratch_index(cu_seqlens, batch, start, head, num_heads, scratch_rows):
 
 
 @triton.jit
-def load_rows(base, first_row, row_stride, num_rows, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-              IS_MASKED: tl.constexpr):
-    """Rows of a matrix, zeros where there are none: [ROWS, BLOCK]."""
+def load_rows(base, first_row, row_stride, inside, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a matrix, zeros where they are not `inside`, [ROWS] or None for all: [ROWS, BLOCK]."""
     lanes, dims = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     pointers = base + first_row.to(tl.int64) * row_stride + (lanes[:, None] * row_stride + dims[None, :])
-    if IS_MASKED:
-        inside = (lanes < num_rows - first_row)[:, None] & (dims < DIM)[None, :]
-        return tl.load(pointers, mask=inside, other=0.0)
+    if inside is not None:
+        return tl.load(pointers, mask=inside[:, None] & (dims < DIM)[None, :], other=0.0)
     elif DIM != BLOCK:
         return tl.load(pointers, mask=(dims < DIM)[None, :], other=0.0)
     else:
@@ -137,21 +135,39 @@ def load_rows(base, first_row, row_stride, num_rows, ROWS: tl.constexpr, DIM: tl
 @triton.jit
 def rows_at(rows_of, block, rule, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
             BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, IS_MASKED: tl.constexpr):
-    """q, dout, lse2 and delta of a block of rows. rows_of: of dkdv_rows."""
-    q, q_row, dout, dout_row, delta, lse2 = rows_of
-    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    q_tile = load_rows(q, block * BLOCK_M, q_row, rule.seqlen_q, BLOCK_M, DIM, BLOCK_D, IS_MASKED)
-    dout_tile = load_rows(dout, block * BLOCK_M, dout_row, rule.seqlen_q, BLOCK_M, DIM_V, BLOCK_DV, IS_MASKED)
+    """q, dout, lse2 and delta of a block of rows, zeros in the former for those that see none of the keys: 0 · NaN is
+    no 0. rows_of: of dkdv_rows."""
+    q, q_row, dout, dout_row, delta, lse2, first_key, last_key = rows_of
+    first_row = block * BLOCK_M
+    rows, inside = first_row + tl.arange(0, BLOCK_M), None
+    if IS_MASKED:
+        inside = rows < rule.seqlen_q
+        diagonal = rule.seqlen_k - rule.seqlen_q
+        if rule.right is not None:
+            inside &= rows >= first_key - diagonal - rule.right
+        if rule.left is not None:
+            inside &= (rows <= last_key - diagonal + rule.left) | (first_key < rule.sink_size)
+    q_tile = load_rows(q, first_row, q_row, inside, BLOCK_M, DIM, BLOCK_D)
+    dout_tile = load_rows(dout, first_row, dout_row, inside, BLOCK_M, DIM_V, BLOCK_DV)
     return q_tile, dout_tile, tl.load(lse2 + rows), tl.load(delta + rows)
 
 
 @triton.jit
 def keys_at(keys_of, block, rule, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
             BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
-    """k and v of a block of keys. keys_of: of dq_keys."""
-    k, k_row, v, v_row = keys_of
-    k_tile = load_rows(k, block * BLOCK_N, k_row, rule.seqlen_k, BLOCK_N, DIM, BLOCK_D, IS_MASKED)
-    return k_tile, load_rows(v, block * BLOCK_N, v_row, rule.seqlen_k, BLOCK_N, DIM_V, BLOCK_DV, IS_MASKED)
+    """k and v of a block of keys, zeros for those that none of the rows sees. keys_of: of dq_keys."""
+    k, k_row, v, v_row, first_row, last_row = keys_of
+    first_key, inside = block * BLOCK_N, None
+    if IS_MASKED:
+        keys = first_key + tl.arange(0, BLOCK_N)
+        inside = keys < rule.seqlen_k
+        diagonal = rule.seqlen_k - rule.seqlen_q
+        if rule.right is not None:
+            inside &= keys <= last_row + diagonal + rule.right
+        if rule.left is not None:
+            inside &= (keys >= first_row + diagonal - rule.left) | (keys < rule.sink_size)
+    k_tile = load_rows(k, first_key, k_row, inside, BLOCK_N, DIM, BLOCK_D)
+    return k_tile, load_rows(v, first_key, v_row, inside, BLOCK_N, DIM_V, BLOCK_DV)
 
 
 @triton.jit
