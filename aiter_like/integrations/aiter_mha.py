@@ -96,6 +96,8 @@ def _flash_attn_varlen_forward(
     op, window = "_flash_attn_varlen_forward", (window_size_left, window_size_right, sink_size)
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "v", v, rank=3 if block_table is None else 4)
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check.tensor(op, name, starts, rank=1)
     _check_dropout(op, dropout_p, return_softmax)
     if block_table is not None:
         _refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,

@@ -186,6 +186,18 @@ def test_what_dropout_drew_of_packed_sequences(name):
         torch.testing.assert_close(out[rows].double(), expected[0], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("name", ("cu_seqlens_q", "cu_seqlens_k"))
+@pytest.mark.parametrize("is_paged", (False, True))
+def test_packed_sequences_need_their_starts(is_paged, name):
+    """AITER may be given None for those of keys; nothing says then where a sequence ends."""
+    q, k, starts = numbers(5, 2, 32), numbers(*((7, 16) if is_paged else (7,)), 2, 32), torch.tensor([0, 5]).int()
+    call = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, name: None}
+    table = torch.zeros(1, 1, dtype=torch.int32) if is_paged else None
+    with pytest.raises(TypeError, match=f"^mha_varlen_fwd: {name} must be a tensor, got NoneType"):
+        mha.mha_varlen_fwd(q, k, k, *call.values(), 5, 7, 0, 0.0, SCALE, 0.0, False, False, -1, -1, 0, True, False,
+                           block_table=table)
+
+
 def test_refusals():
     q, k, v = dense()
     out, lse, _, _ = forward(q, k, v)
