@@ -99,7 +99,8 @@ struct SoftmaxBody {
   __device__ static float scale_of(const Args& args, int64_t row) {
     constexpr float kLog2E = 1.44269504f, kLeastTemperature = 1e-5f;
     const float temperature = args.temperatures ? args.temperatures[row] : args.temperature;
-    return kLog2E / (temperature > kLeastTemperature ? temperature : kLeastTemperature);
+    const float scale = kLog2E / (temperature < kLeastTemperature ? kLeastTemperature : temperature);  // NaN stays
+    return scale < 0x1p-126f ? 0x1p-126f : scale;  // of an infinite temperature: -inf must stay -inf
   }
 
   /// A whole row.

@@ -56,7 +56,7 @@ __device__ int walk(const TreeArgs& args, int64_t request, int& count) {
       if (!is_greedy && is_token) {
         const float q = args.target[row + token];
         sum += q;
-        is_accepted = coin <= sum / args.threshold_acc || q >= args.threshold_single;
+        is_accepted = (q > 0.f && coin <= sum / args.threshold_acc) || q >= args.threshold_single;
         if (!is_accepted) args.draft[row + token] = q;
       }
       if (is_accepted) break;

@@ -68,6 +68,29 @@ def test_given_exponentials(device, run, backend, columns):
     assert out.cpu()[0] == again[0] and out.cpu()[3] == again[3]
 
 
+@pytest.mark.parametrize("columns", (101, 20001))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_extreme_temperatures(device, run, backend, columns):
+    """NaN gives column 0, as a row of NaNs does; an infinite one chances that are equal, none to -inf; negative ones
+    are not 0: the largest logit wins their race.
+    """
+    x = logits_like(device, 5, columns, seed=6)
+    x[:2, ::2], x[:, 0] = -math.inf, -math.inf
+    noise = torch.empty(5, columns).exponential_(generator=torch.Generator().manual_seed(7)).to(device)
+    noise[:, :20] *= 0.1
+    noise[0, 2] = 1e-9
+    temperatures = torch.tensor([math.inf, 3e38, math.nan, -math.inf, -1.0], device=device)
+    wanted = torch.where(x > -math.inf, noise, math.inf).argmin(-1).cpu().int()
+    wanted[2], wanted[3:] = 0, x[3:].argmax(-1).cpu()
+    for function in (aiter_like.mixed_sample, aiter_like.random_sample):
+        outer = getattr(aiter_like, f"{function.__name__}_outer_exponential")
+        out = torch.empty(5, dtype=torch.int32, device=device)
+        run(backend, outer, out, x, noise, temperatures)
+        assert torch.equal(out.cpu(), wanted)
+        made = drawn(run, backend, x, temperatures, function, seed=8)
+        assert made[2:].tolist() == wanted[2:].tolist() and (x.cpu()[range(2), made[:2].long()] > -math.inf).all()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_own_exponentials_are_those_of_exponential(device, run, backend):
     x = logits_like(device, 3, 1003, torch.float16, seed=2)

@@ -69,6 +69,21 @@ def test_special_values(device, run, backend, columns):
     assert run(backend, aiter_like.softmax, large).tolist() == [[1.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("columns", (129, 20001))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_extreme_temperatures(device, run, backend, columns):
+    """Infinite ones share equally among all but -inf, NaN gives NaNs, and negative ones count as 1e-5."""
+    x = logits_like(device, 6, columns, F32, seed=4)
+    x[:2, 5], x[4] = -math.inf, -math.inf
+    extremes = torch.tensor([math.inf, 1e38, math.nan, -math.inf, math.inf, -3.0], device=device)
+    got = run(backend, aiter_like.softmax, x, extremes).cpu()
+    assert (got[:2, 5] == 0).all() and got[[2, 4]].isnan().all()
+    for row in (0, 1):
+        assert torch.allclose(got[row][x[row].cpu() > -math.inf], torch.tensor(1 / (columns - 1)), rtol=1e-5)
+    check(got[[3, 5]], exact(x[[3, 5]], torch.zeros(2)), F32)
+    assert torch.equal(run(backend, aiter_like.softmax, x[1:2], 1e38).cpu(), got[1:2])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_place_and_repeats(device, run, backend):
     x = logits_like(device, 2, 20001, F32, seed=3)

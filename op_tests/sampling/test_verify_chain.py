@@ -73,6 +73,13 @@ def test_counts_are_added(device):
     sums = [torch.full((3,), 10, dtype=I32, device=device) for _ in range(2)]
     again = aiter_like.chain_speculative_sampling(draft, tokens, target, *sums, seed=1)
     assert again[1] is sums[0] and torch.equal(sums[0], first[1] + 10) and torch.equal(sums[1], first[2] + 10)
+    store = torch.full((5,), 10, dtype=I32, device=device)
+    for pair in ((store[:3], store[:3]), (store[:3], store[2:]), (store[2:], store[:3])):
+        with pytest.raises(ValueError, match="emitted_draft_token_num must not share memory with maybe_output_acc"):
+            aiter_like.chain_speculative_sampling(draft, tokens, target, *pair, seed=1)
+    assert (store == 10).all()
+    with pytest.raises(TypeError, match="maybe_output_emitted_draft_token_num must be a"):
+        aiter_like.chain_speculative_sampling(draft, tokens, target, sums[0], 2, seed=1)
 
 
 def test_empty_and_bad_input(device):

@@ -63,6 +63,24 @@ def test_paths_are_those_of_the_reference(device, run, columns, thresholds):
     assert set(results[0][2].tolist()) == {0, 1, 2}, "paths of all lengths"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_coins_of_0(device, run, backend):
+    """A child of probability 0, less or NaN is rejected by every coin, also behind one that was; the next is accepted.
+    """
+    outs, links = tree(device, 4)
+    tokens = torch.tensor([[0, 1, 2, 3, 4, 5]] * 4, device=device)
+    target = torch.zeros(4, 6, 9)
+    target[:, :, 8] = 0.25
+    target[0, 0, 2] = target[0, 2, 5] = 0.75
+    target[2, 0, 1], target[3, 0, 1] = -0.5, torch.nan
+    coins, final = torch.zeros(4, 6), torch.zeros(4)
+    coins[1] = torch.nan
+    run(backend, aiter_like.tree_speculative_sampling_target_only, *outs, tokens, *links, coins.to(device),
+        final.to(device), target.to(device), torch.zeros(4, 6, 9, device=device))
+    assert outs[1].tolist() == [[0, 2, 5], [6, -1, -1], [12, -1, -1], [18, -1, -1]]
+    assert outs[0][[0, 2, 5, 6, 12, 18]].tolist() == [2, 5, 8, 8, 8, 8]
+
+
 def test_distribution(device, run):
     """What follows the root is distributed as the target, whatever the children are."""
     count = 800

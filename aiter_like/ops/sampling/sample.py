@@ -62,7 +62,8 @@ def sample_ref(call: SampleCall) -> None:
     if noise is None:
         noise = parts.exponentials(call, *x.shape, x.device) / call.lambd
     temperature = call.temperatures.double()[:, None]
-    score = x / temperature.clamp(min=_LEAST_TEMPERATURE) - torch.log(noise.double() + call.epsilon)
+    scale = (1 / temperature.clamp(min=_LEAST_TEMPERATURE)).clamp(min=2.0**-126)  # -inf must stay -inf
+    score = x * scale - torch.log(noise.double() + call.epsilon)
     if call.is_mixed:
         score = torch.where(temperature == 0, x, score)
     call.out.copy_(parts.best_column(score))
@@ -204,7 +205,8 @@ def random_sample(out: Tensor, input: Tensor, temperatures: Tensor, lambd: float
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        A NaN is never drawn while its row has a number; +inf is drawn always. The result is a function of seed, draw
+        A NaN is never drawn while its row has a number; +inf is drawn always. A temperature of NaN gives column 0, an
+        infinite one equal chances to all but -inf. The result is a function of seed, draw
         and logits alone, on any grid. Nothing is copied to the host; a captured graph needs `seed` and `offset` as
         tensors to draw anew when it is replayed.
 

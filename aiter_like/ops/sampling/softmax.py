@@ -44,6 +44,7 @@ def softmax_ref(call: SoftmaxCall) -> None:
     x = call.input.double()
     temperature = call.temperature if call.temperatures is None else call.temperatures[:, None]
     scale = 1 / torch.as_tensor(temperature, dtype=x.dtype, device=x.device).clamp(min=_LEAST_TEMPERATURE)
+    scale = scale.clamp(min=2.0**-126)  # of an infinite temperature: -inf must stay -inf
     high = torch.where(x.isnan(), -torch.inf, x).amax(-1, keepdim=True)
     call.out.copy_(torch.softmax((x - high) * scale, -1))
 
@@ -118,7 +119,8 @@ def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype 
 
     Args:
         x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
-        temperature: of all rows, or [rows] fp32; less than 1e-5 counts as 1e-5: equal shares of the largest logits.
+        temperature: of all rows, or [rows] fp32; less than 1e-5 counts as 1e-5: equal shares of the largest logits,
+            more than 2^126 as 2^126: equal shares of all but -inf. A NaN gives NaNs.
         dtype: of the result: bf16, fp16 or fp32; default: that of `x`.
         out: [rows, columns] tensor to write, rows contiguous; default: a new one. It may be `x` itself.
         backend: "hip" or "torch" instead of the automatic choice.

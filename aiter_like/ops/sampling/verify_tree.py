@@ -72,7 +72,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
             return False
         q = call.target_probs[r, node, token]
         total += q
-        if bool(call.coins[r, node] <= total / call.threshold_acc) or bool(q >= call.threshold_single):
+        if bool(q > 0) and bool(call.coins[r, node] <= total / call.threshold_acc) or bool(q >= call.threshold_single):
             return True
         call.draft_probs[r, node, token] = q
         return False
@@ -213,8 +213,9 @@ def tree_speculative_sampling_target_only(
         backend: str | None = None) -> None:
     """A path of a tree of drafted tokens, drawn with the target's probabilities.
 
-    From an accepted node, the first child is accepted at which the sum of the target's probabilities of the children so
-    far, over `threshold_acc`, reaches the node's uniform number, or whose own is at least `threshold_single`. After the
+    From an accepted node, the first child is accepted whose probability is more than 0 and at which the sum of the
+    target's probabilities of the children so far, over `threshold_acc`, reaches the node's uniform number, or whose own
+    is at least `threshold_single`. After the
     last node a token is drawn from `max(target - draft, 0)`, where rejected children count with the target's
     probability; after a path of all steps from the target.
 
