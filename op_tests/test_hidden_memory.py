@@ -14,6 +14,7 @@ import pytest
 import torch
 from hidden_memory import Scene, backward, dense, equal, hidden_of, latent, paged, put, results, unified, wrong
 
+import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
@@ -115,6 +116,18 @@ def test_attention_of_further_layouts(device, seed, name):
 @pytest.mark.parametrize("name", BACKWARD)
 def test_derivatives_do_not_depend_on_what_no_query_sees(device, name):
     assert {"triton", "torch"} == set(check(backward(device, **BACKWARD[name])))
+
+
+@pytest.mark.parametrize("lengths", ((40, 208), (90, 30)), ids=("keys", "queries"))
+def test_derivatives_that_autograd_takes_of_the_reference(device, lengths):
+    _, call, hidden = backward(device, (lengths,), left=60, is_packed=False)
+    found = []
+    for value in (0.0, math.nan, math.inf):
+        q, k, v, dout = (put(getattr(call, name), hidden[name], value) for name in ("q", "k", "v", "dout"))
+        inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+        out = aiter_like.flash_attn_func(*inputs, causal=True, window_size=(60, 0), backend="torch")
+        found.append((out, *torch.autograd.grad(out, inputs, dout)))
+    assert all(torch.equal(got, expected) for others in found[1:] for got, expected in zip(others, found[0]))
 
 
 @pytest.mark.exhaustive

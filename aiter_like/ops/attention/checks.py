@@ -14,7 +14,6 @@ from aiter_like.device import target_of
 from aiter_like.dtypes import ROUNDINGS
 from aiter_like.ops.attention.call import FLOATS, FP8, AttentionCall, PagedCall
 
-_OP = "flash_attn_fwd"
 _PAGED = "unified_attention"
 MAX_ROWS = 2**30 - 1
 """Rows and keys that the kernels count: sums of positions stay within 32 bits."""
@@ -64,107 +63,107 @@ def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> 
     return found
 
 
-def check_call(call: AttentionCall) -> None:
-    """What metadata can tell. Lengths may be on a GPU: kernels keep within the tensors whatever they are.
+def check_call(op: str, call: AttentionCall) -> None:
+    """What metadata can tell of a call of `op`. Lengths may be on a GPU: kernels keep within tensors whatever they are.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes, devices, layouts or values do not fit.
     """
-    _check_tensors(call)
+    _check_tensors(op, call)
     if call.is_varlen:
-        _check_varlen(call)
+        _check_varlen(op, call)
     else:
-        _check_dense(call)
-    _check_options(call)
+        _check_dense(op, call)
+    _check_options(op, call)
     for name, value in (("max_seqlen_q", call.max_seqlen_q), ("max_seqlen_k", call.max_seqlen_k),
                         ("sink_size", call.sink_size), ("num_splits", call.num_splits)):
-        check.integer(_OP, name, value, low=0)
+        check.integer(op, name, value, low=0)
     for name, value in (("window_left", call.window_left), ("window_right", call.window_right)):
-        check.integer(_OP, name, value, low=-1)
-    check.real(_OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
-    check.real(_OP, "softcap", call.softcap, low=0.0)
-    check.choice(_OP, "how_v3_bf16_cvt", call.how_v3_bf16_cvt, (0, 1, 2))
+        check.integer(op, name, value, low=-1)
+    check.real(op, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
+    check.real(op, "softcap", call.softcap, low=0.0)
+    check.choice(op, "how_v3_bf16_cvt", call.how_v3_bf16_cvt, (0, 1, 2))
 
 
-def _check_tensors(call: AttentionCall) -> None:
+def _check_tensors(op: str, call: AttentionCall) -> None:
     """q, k, v, out and lse, and the scales of fp8."""
     q, k, v = call.q, call.k, call.v
     rank = 3 if call.is_varlen else 4
-    check.tensor(_OP, "q", q, rank=rank, dtypes=(*FLOATS, *FP8))
+    check.tensor(op, "q", q, rank=rank, dtypes=(*FLOATS, *FP8))
     if call.is_fp8 and q.dtype != dtypes.fp8_of(target_of(q.device).arch):
-        raise TypeError(f"{_OP}: q must have dtype {dtypes.fp8_of(target_of(q.device).arch)}, which this device "
+        raise TypeError(f"{op}: q must have dtype {dtypes.fp8_of(target_of(q.device).arch)}, which this device "
                         f"computes with, got {q.dtype}")
     num_heads, head_dim = q.shape[-2:]
     batch = () if call.is_varlen else (q.shape[0],)
-    check.tensor(_OP, "k", k, dtypes=(q.dtype,), shape=(*batch, None, None, head_dim), device=q.device)
-    check.tensor(_OP, "v", v, dtypes=(q.dtype,), shape=(*k.shape[:-1], None), device=q.device)
+    check.tensor(op, "k", k, dtypes=(q.dtype,), shape=(*batch, None, None, head_dim), device=q.device)
+    check.tensor(op, "v", v, dtypes=(q.dtype,), shape=(*k.shape[:-1], None), device=q.device)
     if not head_dim or not v.shape[-1]:
-        raise ValueError(f"{_OP}: q and v must have a head dimension of at least 1, got shapes {tuple(q.shape)} and "
+        raise ValueError(f"{op}: q and v must have a head dimension of at least 1, got shapes {tuple(q.shape)} and "
                          f"{tuple(v.shape)}")
     if (num_heads % k.shape[-2] if k.shape[-2] else num_heads) != 0:
-        raise ValueError(f"{_OP}: the heads of q must be a multiple of the heads of k and v, got {num_heads} and "
+        raise ValueError(f"{op}: the heads of q must be a multiple of the heads of k and v, got {num_heads} and "
                          f"{k.shape[-2]}")
-    check.tensor(_OP, "out", call.out, dtypes=FLOATS if call.is_fp8 else (q.dtype,), shape=(*q.shape[:-1], v.shape[-1]),
+    check.tensor(op, "out", call.out, dtypes=FLOATS if call.is_fp8 else (q.dtype,), shape=(*q.shape[:-1], v.shape[-1]),
                  device=q.device)
     if call.lse is not None:
         shape = (num_heads, q.shape[0]) if call.is_varlen else (q.shape[0], num_heads, q.shape[1])
-        check.tensor(_OP, "lse", call.lse, dtypes=(torch.float32,), shape=shape, device=q.device)
+        check.tensor(op, "lse", call.lse, dtypes=(torch.float32,), shape=shape, device=q.device)
     for name, scale in (("q_descale", call.q_descale), ("k_descale", call.k_descale), ("v_descale", call.v_descale)):
         if scale is not None:
-            _check_vector(call, name, scale, torch.float32, 1)
+            _check_vector(op, call, name, scale, torch.float32, 1)
             if not call.is_fp8:
-                raise ValueError(f"{_OP}: {name} is for fp8 tensors, got it with {q.dtype}")
+                raise ValueError(f"{op}: {name} is for fp8 tensors, got it with {q.dtype}")
 
 
-def _check_dense(call: AttentionCall) -> None:
+def _check_dense(op: str, call: AttentionCall) -> None:
     if call.cu_seqlens_k is not None:
-        raise ValueError(f"{_OP}: cu_seqlens_q and cu_seqlens_k must be given together")
+        raise ValueError(f"{op}: cu_seqlens_q and cu_seqlens_k must be given together")
     if call.seqlens_k is not None:
-        _check_vector(call, "seqlens_k", call.seqlens_k, torch.int32, call.batch)
+        _check_vector(op, call, "seqlens_k", call.seqlens_k, torch.int32, call.batch)
     for name, length, given in (("q", call.q.shape[1], call.max_seqlen_q), ("k", call.k.shape[1], call.max_seqlen_k)):
         if given != length:
-            raise ValueError(f"{_OP}: max_seqlen_{name} must be the length {length} of {name}, got {given}")
+            raise ValueError(f"{op}: max_seqlen_{name} must be the length {length} of {name}, got {given}")
 
 
-def _check_varlen(call: AttentionCall) -> None:
-    check.tensor(_OP, "cu_seqlens_q", call.cu_seqlens_q, rank=1, dtypes=(torch.int32,), device=call.q.device)
+def _check_varlen(op: str, call: AttentionCall) -> None:
+    check.tensor(op, "cu_seqlens_q", call.cu_seqlens_q, rank=1, dtypes=(torch.int32,), device=call.q.device)
     if call.cu_seqlens_q.shape[0] == 0:
-        raise ValueError(f"{_OP}: cu_seqlens_q must have one element more than there are sequences, got none")
+        raise ValueError(f"{op}: cu_seqlens_q must have one element more than there are sequences, got none")
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        _check_vector(call, name, getattr(call, name), torch.int32, call.batch + 1)
+        _check_vector(op, call, name, getattr(call, name), torch.int32, call.batch + 1)
     if call.seqlens_k is not None:
-        raise ValueError(f"{_OP}: seqlens_k is for dense tensors; cu_seqlens_k gives the lengths")
+        raise ValueError(f"{op}: seqlens_k is for dense tensors; cu_seqlens_k gives the lengths")
 
 
-def _check_options(call: AttentionCall) -> None:
+def _check_options(op: str, call: AttentionCall) -> None:
     """Bias, slopes, sink, dropout, workspace."""
     q, num_heads = call.q, call.num_heads
     if call.bias is not None:
         bias = call.bias
         rank = 2 if call.is_varlen else 4
-        check.tensor(_OP, "bias", bias, rank=rank, dtypes={q.dtype, torch.float32}, device=q.device,
+        check.tensor(op, "bias", bias, rank=rank, dtypes={q.dtype, torch.float32}, device=q.device,
                      last_contiguous=False)
         shape = (q.shape[0] if call.is_varlen else call.max_seqlen_q, call.max_seqlen_k)
         shared = tuple(bias.shape[:-2])
         if tuple(bias.shape[-2:]) != shape or any(got not in (1, size)
                                                   for got, size in zip(shared, (call.batch, num_heads))):
             wanted = shape if call.is_varlen else (f"1 or {call.batch}", f"1 or {num_heads}", *shape)
-            raise ValueError(f"{_OP}: bias must have shape ({', '.join(map(str, wanted))}), got {tuple(bias.shape)}")
-    _check_slopes(_OP, call, num_heads)
+            raise ValueError(f"{op}: bias must have shape ({', '.join(map(str, wanted))}), got {tuple(bias.shape)}")
+    _check_slopes(op, call, num_heads)
     if call.sink is not None:
-        _check_vector(call, "sink", call.sink, torch.float32, num_heads)
-    check.real(_OP, "dropout_p", call.dropout_p, low=0.0)
+        _check_vector(op, call, "sink", call.sink, torch.float32, num_heads)
+    check.real(op, "dropout_p", call.dropout_p, low=0.0)
     if call.dropout_p >= 1:
-        raise ValueError(f"{_OP}: dropout_p must be below 1, got {call.dropout_p}")
+        raise ValueError(f"{op}: dropout_p must be below 1, got {call.dropout_p}")
     if call.dropout_p:
-        _check_vector(call, "rng_state", call.rng_state, torch.int64, 2)
+        _check_vector(op, call, "rng_state", call.rng_state, torch.int64, 2)
     if call.workspace is not None:
-        check.tensor(_OP, "workspace", call.workspace, rank=1, dtypes=(torch.uint8,), device=q.device)
+        check.tensor(op, "workspace", call.workspace, rank=1, dtypes=(torch.uint8,), device=q.device)
 
 
-def _check_vector(call: AttentionCall, name: str, value: Any, dtype: torch.dtype, size: int) -> None:
-    check.tensor(_OP, name, value, dtypes=(dtype,), shape=(size,), device=call.q.device)
+def _check_vector(op: str, call: AttentionCall, name: str, value: Any, dtype: torch.dtype, size: int) -> None:
+    check.tensor(op, name, value, dtypes=(dtype,), shape=(size,), device=call.q.device)
 
 
 def _check_slopes(op: str, call: AttentionCall | PagedCall, num_heads: int) -> None:

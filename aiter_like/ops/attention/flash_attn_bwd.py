@@ -110,7 +110,7 @@ def _check(call: AttentionBackwardCall) -> object:
     forward, q = call.forward, call.q
     if not isinstance(call.lse, Tensor):  # which the forward can do without
         check.tensor(_OP, "lse", call.lse)
-    check_call(forward)
+    check_call(_OP, forward)
     if forward.is_fp8:
         raise TypeError(f"{_OP}: q must have dtype torch.bfloat16 or torch.float16, got {q.dtype}")
     for name, like in (("dq", q), ("dk", call.k), ("dv", call.v), ("dout", call.out)):

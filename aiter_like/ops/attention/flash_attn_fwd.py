@@ -88,7 +88,7 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
 
 
 def _check(call: AttentionCall) -> object:
-    check_call(call)
+    check_call("flash_attn_fwd", call)
     return SKIP if call.out.numel() == 0 else None
 
 
