@@ -70,7 +70,8 @@ struct TopkBody {
     if (args.row_ends) end = args.row_ends[row];
     if (args.lengths) {
       const int request = static_cast<int>(row) / args.next_n;
-      end = args.lengths[request] - args.next_n + (static_cast<int>(row) - request * args.next_n) + 1;
+      const int length = args.lengths[request] > 0 ? args.lengths[request] : 0;  // the least one wraps around
+      end = length - args.next_n + (static_cast<int>(row) - request * args.next_n) + 1;
     }
     if (end > args.slices.size) end = args.slices.size;
     return {begin, end > begin ? end : begin};

@@ -93,6 +93,29 @@ def test_decode(device, run, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_extreme_bounds(device, run, backend):
+    """Lengths, starts and ends as small and as large as int32 are as the nearest ones that a row has."""
+    low, high = -2**31, 2**31 - 1
+    x = logits_like(device, 8, 300, seed=9)
+    lengths, clamped = torch.tensor([low, low + 1, high, -1], dtype=I32), torch.tensor([0, 0, 301, 0], dtype=I32)
+    found = []
+    for given in (lengths, clamped):
+        indices = torch.full((8, 20), -9, dtype=I32, device=device)
+        run(backend, aiter_like.top_k_per_row_decode, x, 2, given.to(device), indices, 8, *x.stride(), k=20)
+        found.append(indices)
+    assert torch.equal(*found) and (found[0][:4] == -1).all() and (found[0][4:6] >= 0).all()
+    starts = torch.tensor([low, high, low, high, 0, high - 1, low, 7], dtype=I32, device=device)
+    ends = torch.tensor([high, high, low, low, low, high, 5, high], dtype=I32, device=device)
+    prefill = functools.partial(run, backend, aiter_like.top_k_per_row_prefill, x)
+    found = []
+    for bounds in ((starts, ends), (starts.clamp(0, 300), ends.clamp(0, 300))):
+        indices = torch.full((8, 20), -9, dtype=I32, device=device)
+        prefill(*bounds, indices, None, 8, *x.stride(), k=20)
+        found.append(indices)
+    assert torch.equal(*found) and (found[0][1:6] == -1).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_plain(device, run, backend):
     x = logits_like(device, 3, 1003, torch.bfloat16, seed=4)
     ids, out = torch.empty(3, 9, dtype=I32, device=device), torch.empty(3, 9, dtype=torch.bfloat16, device=device)

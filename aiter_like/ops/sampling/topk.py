@@ -55,7 +55,7 @@ def topk_ref(call: TopkCall) -> None:
     starts = torch.zeros_like(rows) if call.row_starts is None else call.row_starts.clamp(min=0)
     ends = torch.full_like(rows, columns) if call.row_ends is None else call.row_ends
     if call.lengths is not None:
-        ends = call.lengths[rows // call.next_n] - call.next_n + rows % call.next_n + 1
+        ends = call.lengths.clamp(min=0)[rows // call.next_n] - call.next_n + rows % call.next_n + 1
     is_there = (column >= starts[:, None]) & (column < ends[:, None])
     # Numbers first, then NaNs, then what does not count, each with the lower columns first.
     bits = x.float().contiguous().view(torch.int32)

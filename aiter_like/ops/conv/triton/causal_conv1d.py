@@ -31,7 +31,7 @@ def _causal_conv1d_kernel(q, k, v, states, x, weight, bias, starts, line_of, has
     if low >= 0:
         chunk = index - low - tl.load(starts + low) // BLOCK_M
         start = tl.minimum(tl.maximum(tl.load(starts + low), 0), tokens)
-        length = tl.minimum(tl.load(starts + low + 1), tokens) - start
+        length = tl.minimum(tl.maximum(tl.load(starts + low + 1), start), tokens) - start
         if (chunk * BLOCK_M < length) | (chunk == 0):
             line = low
             if line_of is not None:
