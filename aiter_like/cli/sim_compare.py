@@ -103,7 +103,7 @@ def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:
         tree = scratch / "tree"
         path = _compiled(_of_commit(named[1], named[2], tree), scratch, args, tree)
         folders = (f"{tree}", _git("rev-parse", "--show-toplevel").decode().strip())
-    elif path.suffix in sim_compile.HIP_SUFFIXES and path.is_file():
+    elif path.suffix in (*sim_compile.HIP_SUFFIXES, *sim_compile.ASSEMBLY) and path.is_file():
         path = _compiled(path, scratch, args, None)
     described.require_kind(path, "code object")
     image = described.read_file(path, sim_launch.MOST_IMAGE_BYTES)

@@ -20,17 +20,20 @@ from aiter_like.sim import rocm
 
 HIP_SUFFIXES = (".hip", ".cpp", ".cc", ".cxx", ".cu", ".C")
 """Of sources that are compiled as HIP."""
+ASSEMBLY = {".s": "assembler", ".S": "assembler-with-cpp"}
+"""Sources in gfx942's assembly: suffix → clang's name of the language; one with a capital S is preprocessed."""
 _OTHER_SUFFIXES = (".c", ".o", ".a", ".so")  # clang takes these files as they are.
 _DEVICE_KINDS = {".co": ("-c", "--no-gpu-bundle-output"), ".hsaco": ("-c", "--no-gpu-bundle-output"),
                  ".s": ("-S",), ".ll": ("-S", "-emit-llvm")}
 _HOST_KINDS = {".so": ("-shared", "-fPIC"), ".o": ("-c",)}
 _MOST_ERROR_LINES = 60
 
-_DESCRIPTION = """Compiles HIP sources for gfx942 with clang alone: the headers (hip/hip_runtime.h, hip_fp16.h,
-hip_bf16.h, hip_cooperative_groups.h, …) are this package's, as are those that its kernels share (aiter_like/tile/,
-…); mathematical functions come from the device library of Triton's wheel.
+_DESCRIPTION = """Compiles HIP sources, or assembles one, for gfx942 with clang alone: the headers (hip/hip_runtime.h,
+hip_fp16.h, hip_bf16.h, hip_cooperative_groups.h, …) are this package's, as are those that its kernels share
+(aiter_like/tile/, …); mathematical functions come from the device library of Triton's wheel.
 What the output is, its name says:
-  x.co, x.hsaco   a code object with all kernels: sim run, sim profile, sim debug, hipModuleLoad
+  x.co, x.hsaco   a code object with all kernels: sim run, sim profile, sim debug, hipModuleLoad; the only output that
+                  is made of assembly
   x.so            a library of both halves          x.o   an object of both halves
   x.s, x.ll       the device's half as text         else  a program, linked to the simulator
 Libraries and programs find the simulator where it was built; AITER_LIKE_SIM=check switches its checkers on. Lines for
@@ -39,10 +42,10 @@ reports are always in; -g adds names of variables. What follows -- goes to clang
 
 def add_compile(actions: argparse._SubParsersAction) -> None:
     """Adds `compile`, `library`, `include` and `rocm`; each of their parsers sets `run`."""
-    command = actions.add_parser("compile", help="compile HIP sources for it", description=_DESCRIPTION,
+    command = actions.add_parser("compile", help="compile HIP sources or assembly for it", description=_DESCRIPTION,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("sources", nargs="+", metavar="SOURCE", help=f"HIP: {' '.join(HIP_SUFFIXES)}; "
-                         f"and {' '.join(_OTHER_SUFFIXES)} for libraries and programs")
+                         f"assembly: {' '.join(ASSEMBLY)}; and {' '.join(_OTHER_SUFFIXES)} for libraries and programs")
     command.add_argument("-o", dest="output", type=Path, required=True, metavar="OUT", help="what is made, see above")
     command.add_argument("-D", action="append", default=[], dest="defines", metavar="NAME[=VALUE]", help="a macro")
     command.add_argument("-I", action="append", default=[], dest="includes", metavar="DIR", help="folder of headers")
@@ -76,6 +79,8 @@ def command_line(sources: Sequence[Path], output: Path, options: Sequence[str], 
         BuildError: no compiler, or the simulator cannot be built.
         ValueError: the sources do not make such an output.
     """
+    if any(source.suffix in ASSEMBLY for source in sources):
+        return _assembling(sources, output, options)
     device, folder = _DEVICE_KINDS.get(output.suffix), rocm.folder()
     if device and (len(sources) != 1 or sources[0].suffix not in HIP_SUFFIXES):
         raise ValueError(f"{output}: a {output.suffix} file is made of one HIP source ({' '.join(HIP_SUFFIXES)}), got "
@@ -101,6 +106,16 @@ def command_line(sources: Sequence[Path], output: Path, options: Sequence[str], 
     return [*command, "-o", str(output)]
 
 
+def _assembling(sources: Sequence[Path], output: Path, options: Sequence[str]) -> list[str]:
+    """The command that assembles; -g: reports name the lines."""
+    if len(sources) != 1 or output.suffix not in (".co", ".hsaco"):
+        raise ValueError(f"{output}: assembly makes a code object, .co or .hsaco, of one source, got "
+                         f"{', '.join(map(str, sources))}")
+    return [toolchain.find("hip").host_compiler, "-x", ASSEMBLY[sources[0].suffix], "--target=amdgcn-amd-amdhsa",
+            f"-mcpu={rocm.ARCH}", "-nogpulib", "-g", "-Wno-unused-command-line-argument", *options, str(sources[0]),
+            "-o", str(output)]
+
+
 def compile_program(sources: Sequence[Path], output: Path, options: Sequence[str] = (), debug: bool = False,
                     show: bool = False) -> None:
     """Runs the command of `command_line`; the compiler's warnings go to stderr.
@@ -110,9 +125,9 @@ def compile_program(sources: Sequence[Path], output: Path, options: Sequence[str
         ValueError: a source is missing or of another kind, or an option asks for another device.
     """
     for source in sources:
-        if source.suffix not in HIP_SUFFIXES + _OTHER_SUFFIXES:
+        if source.suffix not in (*HIP_SUFFIXES, *ASSEMBLY, *_OTHER_SUFFIXES):
             raise ValueError(f"{source}: not a kind of source that is known; there are: "
-                             f"{' '.join(HIP_SUFFIXES + _OTHER_SUFFIXES)}")
+                             f"{' '.join((*HIP_SUFFIXES, *ASSEMBLY, *_OTHER_SUFFIXES))}")
         if not source.is_file():
             raise ValueError(f"{source}: {'is a folder' if source.is_dir() else 'no such file'}")
     for option in options:
