@@ -15,6 +15,7 @@ from aiter_like.build import revision
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import with_fields
 from aiter_like.device import Target
+from aiter_like.dispatch.surroundings import with_defaults, without_autocast
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit.repeat import Repeated
@@ -78,8 +79,10 @@ class Backend:
         """This backend as dispatch has it: its functions take the fields of `call` by position (call.py)."""
         after_target = {name: with_fields(call, getattr(self, name), before=1)
                         for name in ("refusal", "kernels", "space", "cost", "self_check")}
-        return replace(self, call=call, home=home, address_refusal=with_fields(call, self.address_refusal),
-                       **after_target)
+        after_target["self_check"] = with_defaults(after_target["self_check"])
+        is_torch = self.name in ("torch", "vendor") and callable(self.function)
+        return replace(self, function=without_autocast(self.function) if is_torch else self.function, call=call,
+                       home=home, address_refusal=with_fields(call, self.address_refusal), **after_target)
 
     def kernel_names(self, target: Target, args: tuple, params: Mapping[str, Any]) -> list[str]:
         """The kernels that can serve the call, best first."""

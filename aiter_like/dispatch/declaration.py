@@ -19,6 +19,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import table
 from aiter_like.dispatch.backend import Backend
 from aiter_like.dispatch.registry import OPS
+from aiter_like.dispatch.surroundings import with_defaults, without_autocast
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import did_you_mean
 
@@ -69,13 +70,14 @@ class Declaration:
             raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
         if len({backend.name for backend in backends}) != len(backends):
             raise ValueError(f"{name}: two backends with one name")
-        self.name, self.call, self.cases, self.sums_in_fp32 = name, call, cases, sums_in_fp32
-        self.reference = with_fields(call, reference)
+        self.name, self.call, self.cases, self.sums_in_fp32 = name, call, with_defaults(cases), sums_in_fp32
+        self.reference = without_autocast(with_fields(call, reference))
         self.prefers = with_fields(call, prefers, before=1)
         self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)
         self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
-        self.tuning = tuning and replace(tuning, traffic=with_fields(call, tuning.traffic))
+        self.tuning = tuning and replace(tuning, case=with_defaults(tuning.case),
+                                         traffic=with_fields(call, tuning.traffic))
         self.write_indices = tuple(call._fields.index(written) for written in writes)
         place = call._fields.index
         self.in_place = frozenset((place(out), place(one)) for out, inputs in in_place.items() for one in inputs)

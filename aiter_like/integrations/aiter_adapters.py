@@ -49,7 +49,7 @@ def signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor | Non
     Returns:
         [batch, num_heads, seqlen_q, seqlen_k], of packed sequences with max_seqlen_q rows, 0 behind their ends.
     """
-    signs = torch.where(randval <= last_kept(dropout_p), 1.0, -1.0)
+    signs = (randval <= last_kept(dropout_p)).float() * 2 - 1
     if cu_seqlens_q is None:
         return signs
     place = torch.arange(max_seqlen_q, device=randval.device)

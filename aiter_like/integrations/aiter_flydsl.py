@@ -100,7 +100,7 @@ def _normed_and_turned(q: Tensor, kv: Tensor, weights: tuple[Tensor | None, Tens
     """Of q and of kv: normed, and turned besides, [tokens, heads, dim] in fp32."""
     normed = []
     for x, weight in zip((q, kv[:, None]), weights, strict=True):
-        weight = torch.ones(x.shape[-1], device=x.device) if weight is None else weight.float()
+        weight = torch.ones(x.shape[-1], device=x.device, dtype=torch.float32) if weight is None else weight.float()
         normed.append(aiter_like.rms_norm(x.float(), weight, _EPSILON))
     cos, sin = (table.reshape(len(table), table.shape[-1]) for table in tables)
     turned = [each.clone() for each in normed]

@@ -86,7 +86,7 @@ def f32_to_mxfp4(x: Tensor) -> Tensor:
 def mxfp4_to_f32(x: Tensor) -> Tensor:
     """The fp4 of bytes [..., n] as fp32 [..., 2 · n]; its inverse."""
     check.tensor("mxfp4_to_f32", "x", x, dtypes=(dtypes.fp4x2, torch.uint8), last_contiguous=False)
-    values = torch.tensor([*_FP4, *(-value for value in _FP4)], device=x.device)
+    values = torch.tensor([*_FP4, *(-value for value in _FP4)], device=x.device, dtype=torch.float32)
     codes = x.view(torch.uint8).int()
     return values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2)]
 

@@ -148,7 +148,9 @@ def get_tgmm_output(K: int, N: int, G: int, device: torch.device | str = "cuda",
 def get_tgmm_bias_grad(K: int, G: int, device: torch.device | str = "cuda",
                        existing_bias_grad: Tensor | None = None) -> Tensor:
     """The tensor that is given, with zeros, or one without elements."""
-    return torch.empty(0, device=device) if existing_bias_grad is None else existing_bias_grad.zero_()
+    if existing_bias_grad is not None:
+        return existing_bias_grad.zero_()
+    return torch.empty(0, dtype=torch.float32, device=device)
 
 
 def check_input_device_dtype(lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias: Tensor | None = None) -> None:

@@ -95,7 +95,7 @@ class _Rounded(torch.autograd.Function):
         ctx.dtype, fp8 = x.dtype, dtypes.fp8_of(target_of(x.device).arch)
         top, groups = torch.finfo(fp8).max, x.unflatten(1, (-1, share)).float()
         amax = groups.abs().amax((2, 3)) if x.numel() else groups.new_zeros(groups.shape[:2])  # [tokens, groups]
-        whole = torch.full((batch, groups.shape[1]), _SMALLEST, device=x.device)
+        whole = torch.full((batch, groups.shape[1]), _SMALLEST, device=x.device, dtype=torch.float32)
         whole.scatter_reduce_(0, sequence[:, None].expand_as(amax), amax, "amax")
         own = whole[sequence][..., None, None]
         narrow = (groups * (top / own)).clamp(-top, top).to(fp8).float() * (own / top)

@@ -235,7 +235,7 @@ def fused_moe_dp_share_expert(
         return moe_buf
     experts = w1.shape[0] if expert_mask is None else expert_mask.numel()
     ids = torch.arange(experts, dtype=torch.int32, device=own.device).repeat(len(own), 1)
-    weights = torch.ones(ids.shape, device=own.device)
+    weights = torch.ones(ids.shape, device=own.device, dtype=torch.float32)
     if a1_scale is not None or a2_scale is not None:
         found = asm_moe(own, w1, w2, weights, ids, w1_scale, w2_scale, a1_scale, a2_scale, expert_mask=expert_mask,
                         activation=activation)
@@ -292,7 +292,7 @@ def _torch_pairs(hidden: Tensor, first: tuple[Tensor, Tensor | None], second: tu
     if mask is not None:
         here = mask != 0
         ids = torch.where(here, here.cumsum(0) - 1, -1)[ids]
-    out = torch.zeros(*ids.shape, w2.shape[1], device=hidden.device)
+    out = torch.zeros(*ids.shape, w2.shape[1], device=hidden.device, dtype=torch.float32)
     for expert in range(w1.shape[0]):
         token, slot = (ids == expert).nonzero(as_tuple=True)
         x = hidden[token].float()

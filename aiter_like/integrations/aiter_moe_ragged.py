@@ -82,7 +82,7 @@ def moe_gemm_torch(
     the dtype of `x`, sums of tokens in fp32. Looks at the lists.
     """
     slots, first = routing_data.n_expts_act, 0
-    token = torch.arange(len(x)) if gather_indx is None else gather_indx.long() // slots
+    token = torch.arange(len(x), device="cpu") if gather_indx is None else gather_indx.long() // slots
     found = []
     for expert, count in enumerate(routing_data.expt_hist.tolist()):
         own = token[first:first + count].to(x.device)
@@ -133,7 +133,7 @@ def moe_gemm_a8w8(
     check.tensor(op, "x", x, rank=2, dtypes=(kind,))
     check.tensor(op, "w", w, rank=3, dtypes=(kind,), device=x.device, last_contiguous=False)
     check.flag(op, "apply_swiglu", apply_swiglu)
-    one = torch.ones(1, device=x.device)
+    one = torch.ones(1, device=x.device, dtype=torch.float32)
     scales = [one if scale is None else scale.float().reshape(1) for scale in (x_static_scale, w_static_scale)]
     found = _ragged(
         op, x, w.mT, scales[0].expand(len(x)).contiguous(), scales[1].expand(len(w), w.shape[2]).contiguous(), bias,
@@ -270,7 +270,8 @@ def finished(y: Tensor, lists: Lists, gammas: Tensor | None, out_dtype: torch.dt
     if scatter_indx is None:
         return (y if gammas is None else y * gammas.reshape(-1, 1)).to(out_dtype)
     places = scatter_indx.to(torch.int32).view(-1, lists[0].n_expts_act)
-    factors = torch.ones(places.shape, device=y.device) if gammas is None else gammas.float()[places.long()]
+    factors = (torch.ones(places.shape, dtype=torch.float32, device=y.device) if gammas is None
+               else gammas.float()[places.long()])
     out = torch.empty(len(places), y.shape[1], dtype=out_dtype, device=y.device)
     aiter_like.moe_unpermute(out, y, factors, places)
     return out

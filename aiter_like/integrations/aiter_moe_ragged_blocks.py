@@ -125,4 +125,4 @@ def _weight_scales(w: Tensor, of_blocks: Tensor | None, of_all: Tensor | None) -
 
 
 def _one(scale: Tensor | None, device: torch.device) -> Tensor:
-    return torch.ones(1, device=device) if scale is None else scale.float().reshape(1)
+    return torch.ones(1, device=device, dtype=torch.float32) if scale is None else scale.float().reshape(1)

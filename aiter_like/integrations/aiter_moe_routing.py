@@ -94,7 +94,7 @@ def routing(logits: Tensor, n_expts_act: int, *, score_mode: str | None = None, 
     tokens, experts = logits.shape
     check.integer(op, "n_expts_act", n_expts_act, 1, experts)
     ids = torch.empty(tokens, n_expts_act, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(tokens, n_expts_act, device=logits.device)
+    weights = torch.empty(tokens, n_expts_act, device=logits.device, dtype=torch.float32)
     if score_mode is None:
         aiter_like.topk_gating(weights, ids, logits, None, not sm_first, 1.0, "softmax")
     elif use_grouped_topk and num_expert_group != 1:

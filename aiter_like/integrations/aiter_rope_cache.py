@@ -245,7 +245,7 @@ def _scale(op: str, scale: Tensor | float | None, cache: Tensor) -> Tensor | Non
     if scale is None or cache.element_size() > 1:
         return None
     if not isinstance(scale, Tensor):
-        return torch.full((1,), float(scale), device=cache.device)
+        return torch.full((1,), float(scale), device=cache.device, dtype=torch.float32)
     if scale.numel() != 1:
         raise ValueError(f"{op}: k_scale must have 1 element, got shape {tuple(scale.shape)}")
     return scale.reshape(1).float()

@@ -97,7 +97,7 @@ def _normed(x: Tensor, weight: Tensor | None, epsilon: float, shape: tuple[int, 
         aiter_like.moe_sum(x.transpose(0, 1), whole)
     else:
         whole = x.float()
-    weight = torch.ones(shape[2], device=x.device) if weight is None else weight.float()
+    weight = torch.ones(shape[2], device=x.device, dtype=torch.float32) if weight is None else weight.float()
     return aiter_like.rms_norm(whole.view(shape), weight, epsilon)
 
 

@@ -145,7 +145,7 @@ def fused_mul_add(x: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor |
         raise ValueError(f"{op}: out must have the shape {tuple(x.shape)}, or as many elements side by side, got "
                          f"{tuple(out.shape)}, strides {out.stride()}")
     a, b = (_operand(op, name, value, x) for name, value in (("a", a), ("b", b)))
-    product = torch.empty(x.shape, device=x.device)
+    product = torch.empty(x.shape, device=x.device, dtype=torch.float32)
     aiter_like.add(aiter_like.mul(x, a, out=product), b, out=out if out.shape == x.shape else out.view(x.shape))
     return out
 
@@ -172,7 +172,7 @@ def fused_gemm_a8w8_blockscale_mul_add(
     if fuse_type == 0:
         return fused_mul_add(product, a, b, y)
     a, b = (_operand(op, name, value, product) for name, value in (("a", a), ("b", b)))
-    both = torch.empty(product.shape, device=product.device)
+    both = torch.empty(product.shape, device=product.device, dtype=torch.float32)
     aiter_like.mul(a.float().expand(product.shape), b, out=both)
     return aiter_like.add(both, product, out=y)
 
@@ -227,7 +227,7 @@ def _activation(op: str, activation: str | None) -> str | None:
 def _operand(op: str, name: str, value: Tensor | float, x: Tensor) -> Tensor:
     """A tensor of one element, or of the shape of `x`."""
     if isinstance(value, int | float):
-        return torch.full((1,), float(value), device=x.device)
+        return torch.full((1,), float(value), device=x.device, dtype=torch.float32)
     check.tensor(op, name, value, dtypes=elements.FLOATS, device=x.device, last_contiguous=False)
     if value.numel() not in (1, x.numel()):
         raise ValueError(f"{op}: {name} must have 1 or {x.numel()} elements, got shape {tuple(value.shape)}")

@@ -306,7 +306,7 @@ def _repeats_its_tables(rotary: nn.Module) -> bool:
     """Whether tables that are as wide as a head have the first half again in the second: ours reads only one."""
     device = rotary.inv_freq.device
     try:
-        tables = rotary(torch.zeros(1, 1, 1, device=device), torch.arange(3, device=device)[None])
+        tables = rotary(torch.zeros(1, 1, 1, device=device, dtype=torch.float32), torch.arange(3, device=device)[None])
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return False
     if not isinstance(tables, tuple) or len(tables) != 2:

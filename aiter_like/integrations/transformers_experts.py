@@ -56,7 +56,7 @@ def experts_forward(module: nn.Module) -> Callable | None:
 def _gate_of(module: nn.Module) -> dict[str, Any] | None:
     """Arguments of fused_moe with which it lets through what the module does; None: another formula."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(_PROBE_ROWS, _PROBE_COLUMNS, generator=generator, dtype=torch.float32) * _REACH
+    x = torch.randn(_PROBE_ROWS, _PROBE_COLUMNS, generator=generator, dtype=torch.float32, device="cpu") * _REACH
     try:
         expected = module._apply_gate(x)
     except (RuntimeError, TypeError, ValueError, AttributeError):

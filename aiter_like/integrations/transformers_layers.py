@@ -67,8 +67,8 @@ def _norm_variant(module: nn.Module, epsilon: float) -> tuple[int, bool] | None:
     that lies near the middle of two numbers often enough to tell them apart in 7 rows.
     """
     size, generator = module.weight.shape[0], torch.Generator().manual_seed(0)
-    weight = torch.randn(size, generator=generator).bfloat16()
-    x = torch.randn(_PROBE_ROWS, size, generator=generator).bfloat16()
+    weight = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu").bfloat16()
+    x = torch.randn(_PROBE_ROWS, size, generator=generator, dtype=torch.float32, device="cpu").bfloat16()
     try:
         with torch.no_grad():
             expected = torch.func.functional_call(_bare(module), {"weight": weight}, (x,))
@@ -143,7 +143,8 @@ def mlp_forward(module: nn.Module) -> Callable | None:
 
 def _gated_activation(module: nn.Module) -> Callable | None:
     """The operator that does what the module does between its projections."""
-    gate, up = torch.randn(2, _PROBE_ROWS, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    gate, up = torch.randn(2, _PROBE_ROWS, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float32,
+                           device="cpu")
     bare = _bare(module)
     bare._modules |= {"gate_proj": nn.Identity(), "up_proj": _Constant(up), "down_proj": nn.Identity()}
     try:
@@ -224,8 +225,9 @@ def _tables(cos: Tensor, sin: Tensor, width: int) -> list[Tensor]:
 def _rotary_form(original: Callable) -> tuple[int, bool] | None:
     """(rotate_style, whether the tables have a value per pair) of a function."""
     generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 2, 3, 5, 16, generator=generator)  # [batch, heads, tokens, head_dim]
-    angles = torch.rand(2, 5, 8, generator=generator)
+    # [batch, heads, tokens, head_dim]
+    q, k = torch.randn(2, 2, 3, 5, 16, generator=generator, dtype=torch.float32, device="cpu")
+    angles = torch.rand(2, 5, 8, generator=generator, dtype=torch.float32, device="cpu")
     for is_halved in (False, True):
         table = angles if is_halved else torch.cat((angles, angles), -1)
         try:

@@ -189,7 +189,7 @@ def _rows(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, has_lse: 
     (batch, seqlen_q, num_heads, _), k, v = q.shape, cache.k, cache.v
     if isinstance(lengths, int):
         k, v, lengths = k[:, :lengths], v[:, :lengths], None
-    lse = torch.empty(batch, num_heads, seqlen_q, device=q.device) if has_lse else None
+    lse = torch.empty(batch, num_heads, seqlen_q, device=q.device, dtype=torch.float32) if has_lse else None
     return flash_attn_fwd, {"out": out, "lse": lse, "q": q, "k": k, "v": v, "seqlens_k": lengths,
                             "max_seqlen_k": k.shape[1], **options}, lse
 
@@ -214,7 +214,7 @@ def _pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, cu_seqle
     longest = lengths if isinstance(lengths, int) else cache.capacity
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=device)
-    lse = torch.empty(q.shape[-2], len(rows_q), device=device) if has_lse else None
+    lse = torch.empty(q.shape[-2], len(rows_q), device=device, dtype=torch.float32) if has_lse else None
     return unified_attention_op, {
         "out": rows_out, "lse": lse, "q": rows_q, "k": cache.k, "v": cache.v, "cu_seqlens_q": starts,
         "seqlens_k": lengths, "block_table": table, "max_seqlen_k": longest, **options}, lse

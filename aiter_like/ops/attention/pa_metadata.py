@@ -124,14 +124,14 @@ def _write(call: PaMetadataCall, items: list[list[list[int]]], tiles: list[int],
             counts.append(len(flat))
     room, parts = len(call.work_info), call.work_indptr.shape[0]
     counts += [len(flat)] * (parts - len(counts))
-    call.work_indptr.copy_(torch.tensor(counts).clamp(max=room))
+    call.work_indptr.copy_(torch.tensor(counts, device="cpu").clamp(max=room))
     flat = flat[:room]
-    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32).view(-1, 8)
+    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32, device="cpu").view(-1, 8)
     tiles += [len(slots)] * (len(call.reduce_indptr) - len(tiles))
-    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)]))
+    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)], device="cpu"))
     groups, slots = groups[:len(call.reduce_final_map)], slots[:len(call.reduce_partial_map)]
-    call.reduce_final_map[:len(groups)] = torch.tensor(groups, dtype=torch.int32).view(-1, 2)
-    call.reduce_partial_map[:len(slots)] = torch.tensor(slots, dtype=torch.int32)
+    call.reduce_final_map[:len(groups)] = torch.tensor(groups, dtype=torch.int32, device="cpu").view(-1, 2)
+    call.reduce_partial_map[:len(slots)] = torch.tensor(slots, dtype=torch.int32, device="cpu")
 
 
 def _check(call: PaMetadataCall) -> None:

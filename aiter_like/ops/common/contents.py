@@ -89,7 +89,7 @@ def check_pages(op: str, table: Tensor, lengths: Tensor, k: Tensor, longest: int
     if ((lengths < 0) | (lengths > most)).any():
         raise ValueError(f"{op}: the keys of a sequence must be between 0 and {most}, as {said} it, got "
                          f"{_short(lengths.tolist())}")
-    used = table[torch.arange(table.shape[1]) * k.shape[1] < lengths[:, None]]
+    used = table[torch.arange(table.shape[1], device="cpu") * k.shape[1] < lengths[:, None]]
     check_values(op, names[0], used, 0, k.shape[0] - 1, "name pages")
 
 

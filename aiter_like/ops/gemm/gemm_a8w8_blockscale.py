@@ -66,7 +66,7 @@ def gemm_a8w8_blockscale_ref(call: GemmA8w8BlockscaleCall) -> None:
     (m, k), n = call.a.shape, call.b.shape[0]
     a, b = call.a.float(), (unshuffle_weight(call.b) if call.is_preshuffled else call.b).float()
     b_scale = call.b_scale.repeat_interleave(BLOCK, 0)[:n]
-    product = torch.zeros(m, n, device=call.out.device)
+    product = torch.zeros(m, n, device=call.out.device, dtype=torch.float32)
     for block in range(blocks(k)):
         part = slice(block * BLOCK, (block + 1) * BLOCK)
         product += (a[:, part] @ b[:, part].t()) * (call.a_scale[:, block, None] * b_scale[:, block])
@@ -376,7 +376,7 @@ def _quantised(op: str, x: Tensor, backend: str | None) -> tuple[Tensor, Tensor]
     check.tensor(op, "XQ", x, dtypes=(torch.bfloat16, torch.float16))
     m, k = x.shape
     q = torch.empty(m, k, dtype=dtypes.fp8_of(target_of(x.device).arch), device=x.device)
-    scale = torch.empty(blocks(k), m, device=x.device).t()
+    scale = torch.empty(blocks(k), m, device=x.device, dtype=torch.float32).t()
     whole = k // BLOCK
     for part, groups in ((slice(0, whole * BLOCK), slice(0, whole)), (slice(whole * BLOCK, k), slice(whole, None))):
         if x[:, part].numel():

@@ -53,7 +53,7 @@ def reshape_and_cache_ref(call: ReshapeAndCacheCall) -> None:
     key, value = call.key, call.value
     if call.kv_cache_dtype != "auto":
         kind = dtypes.fp8_of(target_of(key.device).arch)
-        one = torch.ones(1, device=key.device)
+        one = torch.ones(1, device=key.device, dtype=torch.float32)
         key, value = (
             quant_rule.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(call.key_cache.dtype)
             for x, scale in ((key, call.k_scale), (value, call.v_scale)))

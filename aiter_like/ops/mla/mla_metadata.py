@@ -112,16 +112,16 @@ def mla_metadata_ref(call: MlaMetadataCall) -> None:
         tiles.append(len(slots))
         line += size
     flat = [item for part in items for item in part][:len(call.work_info)]
-    counts = torch.tensor([0, *(len(part) for part in items)])
+    counts = torch.tensor([0, *(len(part) for part in items)], device="cpu")
     call.work_indptr.copy_(counts.cumsum(0).clamp(max=len(call.work_info)))
-    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32).view(-1, 8)
+    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32, device="cpu").view(-1, 8)
     tiles += [len(slots)] * (len(call.reduce_indptr) - len(tiles))
-    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)]))
+    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)], device="cpu"))
     final = [[row, row + rows] for row, rows, *_ in sequences][:len(call.reduce_final_map)]
     call.reduce_final_map.zero_()
-    call.reduce_final_map[:len(final)] = torch.tensor(final, dtype=torch.int32).view(-1, 2)
+    call.reduce_final_map[:len(final)] = torch.tensor(final, dtype=torch.int32, device="cpu").view(-1, 2)
     kept = slots[:len(call.reduce_partial_map)]
-    call.reduce_partial_map[:len(kept)] = torch.tensor(kept, dtype=torch.int32)
+    call.reduce_partial_map[:len(kept)] = torch.tensor(kept, dtype=torch.int32, device="cpu")
 
 
 def _check(call: MlaMetadataCall) -> object:

@@ -93,7 +93,7 @@ def mqa_logits_ref(call: MqaLogitsCall) -> None:
             first, end, fill = 0, length - rows + nth + 1, length
             is_there, key = _places(call, entries, column)
         is_seen = (column >= first) & (column < end)
-        found = torch.full((rows, columns), -torch.inf, device=device)
+        found = torch.full((rows, columns), -torch.inf, device=device, dtype=torch.float32)
         if is_there.any():
             products = torch.einsum("rhd,cd->rhc", call.q[own].float(), keys[key[is_there]].float())
             sums = (products.nan_to_num(nan=0.0).relu() * call.weights[own, :, None]).sum(1)

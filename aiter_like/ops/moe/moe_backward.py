@@ -112,7 +112,7 @@ class _Experts(torch.autograd.Function):
 def _derive_rows(before: Tensor, slope: Tensor, weights: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
     """What the second product multiplies, times the pairs' weights, and the weights' derivatives. `before`, the first
     product, becomes its derivative; slope: that of what is between the products, without the weights."""
-    inner, of_weights = torch.empty_like(slope), torch.empty(len(slope), device=slope.device)
+    inner, of_weights = torch.empty_like(slope), torch.empty(len(slope), device=slope.device, dtype=torch.float32)
     factors = weights.reshape(-1, 1)
     for first in range(0, len(slope), _ROWS):
         rows = slice(first, first + _ROWS)

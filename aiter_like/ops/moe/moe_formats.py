@@ -34,7 +34,7 @@ def widened(weights: Tensor, b_format: str) -> Tensor:
         return numbers.unflatten(-1, (-1, 2, 4)).mT.flatten(-3).float()
     if b_format == "int4":
         return numbers.float()
-    values = torch.tensor(_FP4 + tuple(-one for one in _FP4), device=weights.device)
+    values = torch.tensor(_FP4 + tuple(-one for one in _FP4), device=weights.device, dtype=torch.float32)
     return values[(numbers & 15).long()]
 
 

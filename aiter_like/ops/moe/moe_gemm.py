@@ -48,7 +48,7 @@ def moe_gemm_ref(call: MoeGemmCall) -> None:
     pair, expert, place = pairs_of(call)
     rows = pair if call.a.shape[0] == pair_count(call) else pair // call.slots
     columns = call.out.shape[1]
-    found = torch.zeros(len(pair), columns, device=call.a.device)
+    found = torch.zeros(len(pair), columns, device=call.a.device, dtype=torch.float32)
     for one in expert.unique().tolist():
         mine = expert == one
         product = _product(call, rows[mine], one)
@@ -60,7 +60,7 @@ def moe_gemm_ref(call: MoeGemmCall) -> None:
     if not call.sums_slots:
         call.out[pair] = found.to(call.out.dtype)
         return
-    of_pairs = torch.zeros(pair_count(call), columns, device=call.a.device)
+    of_pairs = torch.zeros(pair_count(call), columns, device=call.a.device, dtype=torch.float32)
     of_pairs[pair] = found
     call.out.copy_(of_pairs.view(-1, call.slots, columns).sum(1))
 

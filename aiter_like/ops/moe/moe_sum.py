@@ -68,7 +68,7 @@ def moe_sum_ref(call: MoeSumCall) -> None:
         counts &= (call.index >= 0) & (call.index < call.input.shape[0])
         if call.used is not None:
             counts &= call.index < call.used
-    total = torch.zeros(tokens, columns, device=device)
+    total = torch.zeros(tokens, columns, device=device, dtype=torch.float32)
     for slot in range(slots if call.input.numel() else 0):
         if call.index is None:
             x = call.input[:, slot]

@@ -303,7 +303,7 @@ def get_rope(head_size: int, rotary_dim: int, max_position: int, base: float, is
         ValueError: an unknown rope_type, a missing entry, or sizes that do not fit.
 
     Notes:
-        Tables are computed in fp32 on the CPU; move the module to the device.
+        Tables are computed in fp32 on the default device of torch, usually the CPU; move the module to the device.
 
     Source: AITER's `rotary_embedding.get_rope`; the public definitions of the scalings.
     """

@@ -60,8 +60,10 @@ def kept(call: Any, probs: Tensor) -> Tensor:
     """Which of float64 probabilities [rows, columns], without NaNs or negative ones, the limits keep, in torch."""
 
     def column(numbers: Tensor | None, number: Any) -> Tensor:
-        number = torch.tensor(number, device=probs.device) if numbers is None else numbers
-        return number.expand(probs.shape[0])[:, None]
+        if numbers is None:
+            dtype = torch.float32 if isinstance(number, float) else torch.int64
+            numbers = torch.tensor(number, dtype=dtype, device=probs.device)
+        return numbers.expand(probs.shape[0])[:, None]
 
     top_k, top_p, min_p = (column(*pair) for pair in ((call.top_ks, call.top_k), (call.top_ps, call.top_p),
                                                       (call.min_ps, call.min_p)))

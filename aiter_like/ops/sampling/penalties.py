@@ -42,10 +42,10 @@ def penalties_ref(call: PenaltiesCall) -> None:
 
     def counts(tokens: Tensor | None) -> Tensor:
         rows, columns = call.logits.shape
-        found = torch.zeros(rows, columns + 1, device=call.logits.device)
+        found = torch.zeros(rows, columns + 1, device=call.logits.device, dtype=torch.float32)
         if tokens is not None:
             inside = torch.where((tokens >= 0) & (tokens < columns), tokens, columns).long()
-            found.scatter_add_(1, inside, torch.ones(inside.shape, device=found.device))
+            found.scatter_add_(1, inside, torch.ones(inside.shape, device=found.device, dtype=torch.float32))
         return found[:, :columns]
 
     x, output = call.logits.float(), counts(call.output_tokens)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -66,15 +67,15 @@ def verify_chain_ref(call: VerifyChainCall) -> None:
     requests, drafted = call.drafts.shape
     columns = call.target_probs.shape[2]
     words = parts.words(call, requests, drafted + 1, call.drafts.device).tolist()
+    scalar = functools.partial(torch.tensor, dtype=torch.float32, device="cpu")
     for r in range(requests):
         length = drafted if call.lengths is None else min(max(int(call.lengths[r]), 0), drafted)
         is_accepted = []
         for i, token in enumerate(call.drafts[r, :length].tolist()):
             is_column = 0 <= token < columns
-            q = call.target_probs[r, i, token] if is_column else torch.tensor(0.0)
-            p = call.draft_probs[r, i, token] if is_column and call.draft_probs is not None else torch.tensor(1.0)
-            uniform = torch.tensor(((words[r][i] >> 8) + 0.5) * 2**-24)
-            is_accepted.append(bool(q > 0 and uniform * p.cpu() < q.cpu()))
+            q = call.target_probs[r, i, token].cpu() if is_column else scalar(0)
+            p = call.draft_probs[r, i, token].cpu() if is_column and call.draft_probs is not None else scalar(1)
+            is_accepted.append(bool(q > 0 and scalar(((words[r][i] >> 8) + 0.5) * 2**-24) * p < q))
         emitted = is_accepted.index(False) if False in is_accepted else length
         low = torch.zeros_like(call.target_probs[r, emitted])
         if emitted < length and call.draft_probs is not None:

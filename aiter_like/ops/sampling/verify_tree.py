@@ -82,7 +82,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
                                                                            call.candidates, call.index))
         node, tries, path = 0, 0, [0]
         while len(path) < steps:
-            child, total = children[node], torch.zeros((), device=call.candidates.device)
+            child, total = children[node], torch.zeros((), device=call.candidates.device, dtype=torch.float32)
             while 0 <= child < nodes and tries < nodes and not accepts(r, node, tokens[child], total):
                 child, tries = siblings[child], tries + 1
             if not 0 <= child < nodes or tries >= nodes:
@@ -91,7 +91,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
             node, tries = child, tries + 1
             path.append(node)
         call.accept_index[r] = -1
-        call.accept_index[r, :len(path)] = torch.tensor([places[each] for each in path])
+        call.accept_index[r, :len(path)] = torch.tensor([places[each] for each in path], device="cpu")
         call.accept_count[r] = len(path) - 1
         if is_greedy:
             predict(places[node], int(call.target_tokens[r, node]))

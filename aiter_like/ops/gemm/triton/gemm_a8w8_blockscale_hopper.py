@@ -116,7 +116,7 @@ def multiply(call: GemmA8w8BlockscaleCall, target: Target, *, block_m: int, bloc
     whole = tiles // target.cu_num * target.cu_num if splits > 1 else tiles
     rest = tiles - whole
     splits = splits if rest else 1
-    partials = torch.empty(splits, rest, block_m, block_n, device=out.device) if rest else None
+    partials = torch.empty(splits, rest, block_m, block_n, device=out.device, dtype=torch.float32) if rest else None
     fits = hopper_stages(block_m, block_n, num_warps, splits, out.element_size())
     programs = min(whole + rest * splits, target.cu_num * (8 // num_warps if num_stages <= fits else 1))
     strides, constants = out.stride(), {"IS_BF16": out.dtype == torch.bfloat16, "SPLITS": splits, "GROUP": GROUP}
