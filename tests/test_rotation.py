@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import rotation
 
 
+class Item(SimpleNamespace):
+    """One of pytest's, as far as it is read; sets have them."""
+
+    __hash__ = object.__hash__
+
+
 def items(*grids, test="test_x"):
-    """pytest's items of one test, as far as they are read."""
-    return [SimpleNamespace(nodeid=f"{test}[{'-'.join(map(str, values))}]",
-                            callspec=SimpleNamespace(id="-".join(map(str, values)), params=dict(enumerate(values))))
+    """pytest's items of one test."""
+    return [Item(nodeid=f"{test}[{'-'.join(map(str, values))}]",
+                 callspec=SimpleNamespace(id="-".join(map(str, values)), params=dict(enumerate(values))))
             for values in itertools.product(*grids)]
 
 
@@ -64,3 +72,30 @@ def test_commits_in_a_row_have_turns_in_a_row(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{tmp_path}", str(clone)], check=True)
     assert rotation.turn_of(clone) > 2**8
+
+
+def marked(*words: str) -> set[str]:
+    """The cases of two files, of ten each, that op_tests/conftest.py leaves out of a run with these arguments."""
+    folder = Path(rotation.__file__).parent
+    spec = importlib.util.spec_from_file_location("op_tests_conftest", folder / "conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    out = set()
+    cases = [case for name in ("test_a", "test_b") for case in items(("hip",), range(10), test=name)]
+    for case in cases:
+        case.path = folder / "norm" / f"{case.nodeid.partition('[')[0]}.py"
+        case.get_closest_marker = lambda _: None
+        case.add_marker = lambda mark, case=case: out.add(case.nodeid) if mark == "exhaustive" else None
+    options = {"--device": "sim", "--repeated": False, "--all-cases": False}
+    conftest.pytest_collection_modifyitems(SimpleNamespace(
+        getoption=options.get, args=list(words), option=SimpleNamespace(turn=3),
+        invocation_params=SimpleNamespace(dir=folder)), cases)
+    return out
+
+
+def test_a_file_that_the_command_line_names_runs_all_its_cases():
+    folder = Path(rotation.__file__).parent
+    for word in ("norm/test_a.py", str(folder / "norm/test_a.py"), "norm/test_a.py::test_a", "norm/../norm/test_a.py"):
+        out = marked(word)
+        assert len(out) == 8 and all(case.startswith("test_b") for case in out), word
+    assert len(marked("norm")) == len(marked()) == 16
