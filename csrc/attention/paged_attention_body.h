@@ -161,6 +161,7 @@ struct Wave {
   using Lds = typename Tiles::Lds;
   using Places = typename Tiles::Places;
   static constexpr int kQuerySize = sizeof(typename Shape::QueryElement);
+  static constexpr uint32_t kAllSeen = 0xFFFFFFFFu;
   using QueryBits = std::conditional_t<kQuerySize == 2, uint16_t, uint8_t>;
 
   const Args& args;
@@ -282,8 +283,11 @@ struct Wave {
     }
   }
 
-  /// Hides what rows do not see. Not needed where every row sees every key.
-  __device__ void mask(Scores& scores, int first_key) const {
+  /// Hides what rows do not see. Not needed where every row sees every key. Returns which of this lane's keys any row
+  /// of the block sees, a bit for each element, as far as a mask of queries decides it.
+  __device__ uint32_t mask(Scores& scores, int first_key) const {
+    static_assert(Scores::kPerStrip < 32, "a bit for each element of a lane");
+    uint32_t seen = 0;
     const bool has_tree = Shape::kHasTerms && args.tree != nullptr;
     const uint8_t* tree = args.tree + rows.sequence * args.tree_batch;
     const int key = first_key + Layout::first_depth();
@@ -298,32 +302,53 @@ struct Wave {
         if (has_tree && own >= 0 && own < rows.lengths.rows && query[s] < rows.lengths.rows)
           is_hidden |= tree[query[s] * args.tree_row + own * args.tree_column] == 0;
         if (is_hidden) scores.set(s, e, kMasked);
+        else if (has_tree && query[s] < rows.lengths.rows) seen |= 1u << e;
       }
     }
+    if (!has_tree) return kAllSeen;
+    for_constants<4>([&]<int STEP>() {  // the 16 lanes that have the same keys
+      seen |= __builtin_bit_cast(uint32_t, lane_xor<(1 << STEP)>(__builtin_bit_cast(float, seen)));
+    });
+    return seen;
   }
 
-  /// Softmax of a tile's scores, and what that does to the sums so far.
-  __device__ void weigh(Scores& scores, int first_key) {
+  /// Softmax of a tile's scores, and what that does to the sums so far. Returns what mask does.
+  __device__ uint32_t weigh(Scores& scores, int first_key) {
+    uint32_t seen = kAllSeen;
     if constexpr (Shape::kHasTerms) add_terms(scores, first_key);
     if (first_key + Shape::kKeys > (rows.first_own < end ? rows.first_own : end) || args.plan.window_left >= 0)
-      mask(scores, first_key);
+      seen = mask(scores, first_key);
     const float factor = Shape::kHasTerms ? 1.f : scale * kLog2E;
     softmax.raise(scores, factor, [&](int strip, float by) {
 #pragma unroll
       for (int e = 0; e < kRun; ++e) out[strip][e] *= by;
     });
     softmax.exponentiate(scores, factor);
+    return seen;
   }
 
-  __device__ void accumulate(const Tiles& tiles, const Lds& lds, const Scores& scores) {
+  /// Adds P V, without the values and scales of keys that no row sees, whatever they are: 0 · NaN is no 0.
+  __device__ void accumulate(const Tiles& tiles, const Lds& lds, Scores& scores, uint32_t seen) {
+    if constexpr (Shape::kHasTerms && Shape::kHasTokenScales) {
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+        for (int e = 0; e < Scores::kPerStrip; ++e)
+          if ((seen >> e & 1) == 0) scores.set(s, e, 0.f);
+      }
+    }
     const auto p = convert<ValueElement, Rounding::kNearestEven>(scores);
 #pragma unroll
     for (int key_strip = 0; key_strip < kKeyStrips; ++key_strip) {
+      const uint32_t own = seen >> (4 * key_strip);
+      const Fragment kept = {(own & 1 ? 0xFFFFu : 0u) | (own & 2 ? 0xFFFF0000u : 0u),
+                             (own & 4 ? 0xFFFFu : 0u) | (own & 8 ? 0xFFFF0000u : 0u)};
 #pragma unroll
       for (int piece = 0; piece < Pieces<kRun>::kCount; ++piece) {
 #pragma unroll
         for (int e = 0; e < Pieces<kRun>::len(piece); ++e) {
-          const Fragment column = tiles.template column<ValueElement>(lds, key_strip, piece, e);
+          Fragment column = tiles.template column<ValueElement>(lds, key_strip, piece, e);
+          if constexpr (Shape::kHasTerms) column &= kept;
 #pragma unroll
           for (int s = 0; s < kStrips; ++s) {
             Accumulator& sum = out[s][Pieces<kRun>::first(piece) + e];
@@ -371,7 +396,7 @@ struct Wave {
     share_with_wave();
     if constexpr (!Tiles::kKeysTurn) load_next_keys();
     if constexpr (Shape::kHasTokenScales) multiply(scores, args.k_scale.data != nullptr ? scales.k : 1.f);
-    weigh(scores, key);
+    const uint32_t seen = weigh(scores, key);
     if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible) {
       now.tiles.keep(first_visible - key, end - key);
       if (Places::own_key() < first_visible - key) scales.v = 0.f;  // it may be NaN, as the values may
@@ -382,7 +407,7 @@ struct Wave {
       share_with_wave();
       load_next_values();
     }
-    accumulate(now.tiles, lds, scores);
+    accumulate(now.tiles, lds, scores, seen);
     if constexpr (Tiles::kKeysTurn) load_next_values();
     else share_with_wave();
     if constexpr (!IS_LAST) now.next = after_next;
