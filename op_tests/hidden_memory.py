@@ -162,6 +162,24 @@ def paged(device: torch.device, lengths: tuple[tuple[int, int], ...], left: int 
         cu_seqlens_q=pages.starts, **pages.sizes, **options), hidden
 
 
+def tree(device: torch.device, lengths: tuple[tuple[int, int], ...], layout: str = "rows", **options: Any) -> Scene:
+    """A call of paged_attention with a mask of queries, three of whose keys no query sees."""
+    op, call, hidden = paged(device, lengths, layout=layout, **options)
+    size, unseen = max(queries for queries, _ in lengths), torch.tensor((1, 3, 4))
+    mask = torch.ones(size, size, dtype=torch.bool).tril()
+    mask[:, unseen] = False
+    hidden = {name: own.clone() for name, own in hidden.items()}
+    for pages, (queries, keys) in zip(call.block_table.cpu().long(), lengths):
+        key = keys - queries + unseen
+        place = (pages[key // 16], key % 16)
+        for own in hidden.values():
+            if own.ndim == 2:
+                own[place] = True
+            else:  # a shuffled v, whose axis of keys comes in parts
+                own[place[0], place[1] // own.shape[-1], :, :, place[1] % own.shape[-1]] = True
+    return op, call._replace(tree_mask=mask.to(device)), hidden
+
+
 def latent(device: torch.device, name: str) -> Scene:
     """A case of mla_decode: its pages' keys behind the last one of a sequence, and pages of no sequence."""
     op = OPS["mla_decode"]

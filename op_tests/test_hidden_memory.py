@@ -12,7 +12,7 @@ import math
 
 import pytest
 import torch
-from hidden_memory import Scene, backward, dense, equal, hidden_of, latent, paged, put, results, unified, wrong
+from hidden_memory import Scene, backward, dense, equal, hidden_of, latent, paged, put, results, tree, unified, wrong
 
 import aiter_like
 from aiter_like import dtypes
@@ -36,6 +36,16 @@ SCENES = {
     "packed keys before a window": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=60, seed=seed),
     "packed keys behind the sink tokens": lambda device, seed: dense(device, ((40, 208), (70, 190)), left=60, sink=5,
                                                                      seed=seed)}
+TREES = {
+    "rows": lambda device, seed: tree(device, ((8, 100), (7, 41)), left=50, seed=seed)}
+FURTHER_TREES = {
+    "no window": lambda device, seed: tree(device, ((20, 300), (17, 41)), seed=seed),
+    "packed": lambda device, seed: tree(device, ((8, 100), (7, 41)), "packed", seed=seed),
+    "shuffled": lambda device, seed: tree(device, ((8, 100), (7, 41)), "shuffled", left=50, seed=seed),
+    "rows of fp8 and their scales": lambda device, seed: tree(
+        device, ((8, 100), (7, 41)), dtype=dtypes.fp8_of(target_of(device).arch), by_token=True, seed=seed),
+    "packed int8 and its scales": lambda device, seed: tree(device, ((8, 100), (7, 41)), "packed", dtype=torch.int8,
+                                                            by_token=True, seed=seed)}
 FURTHER = {
     "latent": lambda device, seed: latent(device, "split"),
     "latent of fp8": lambda device, seed: latent(device, "fp8 queries"),
@@ -105,6 +115,17 @@ def check(scene: Scene) -> list[str]:
 @pytest.mark.parametrize("name", SCENES)
 def test_attention_does_not_depend_on_what_no_query_sees(device, name):
     assert {"triton", "torch"} <= set(check(SCENES[name](device, 0)))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_mask_of_queries_hides_keys(device, name):
+    assert {"triton", "torch"} <= set(check(TREES[name](device, 0)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", {**TREES, **FURTHER_TREES})
+def test_masks_of_queries_of_further_layouts(device, seed, name):
+    assert {"triton", "torch"} <= set(check({**TREES, **FURTHER_TREES}[name](device, seed % 2**31)))
 
 
 @pytest.mark.exhaustive

@@ -79,8 +79,9 @@ def _load_keys(rows, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: 
 
 
 @triton.jit
-def _load_values(rows, stride, seen, SHAPE: tl.constexpr):
-    """[…, keys, DV] of V, or with bytes in pairs [keys, DV / 2] of 16 bits; zeros where a key is not `seen`.
+def _load_values(rows, stride, seen, SHAPE: tl.constexpr, IS_MASKED: tl.constexpr):
+    """[…, keys, DV] of V, or with bytes in pairs [keys, DV / 2] of 16 bits; zeros where a key is not `seen`, if there
+    may be such (IS_MASKED).
 
     Engines give pages before all windows away: what they hold then is anything.
     """
@@ -88,7 +89,7 @@ def _load_values(rows, stride, seen, SHAPE: tl.constexpr):
     HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM_V // 2 if SHAPE.IN_PAIRS else SHAPE.HEAD_DIM_V
     dims = tl.arange(0, COLUMNS)
     at = tl.expand_dims(rows, -1) + dims * stride
-    if SHAPE.HAS_LEFT:
+    if IS_MASKED:
         return tl.load(at, mask=tl.expand_dims(seen, -1) & (dims < HEAD_DIM), other=0.0)
     elif HEAD_DIM < COLUMNS:
         return tl.load(at, mask=dims < HEAD_DIM, other=0.0)
@@ -97,9 +98,9 @@ def _load_values(rows, stride, seen, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _load_scales(at, seen, SHAPE: tl.constexpr):
+def _load_scales(at, seen, IS_MASKED: tl.constexpr):
     """Scales of values, of keys that are `seen` as _load_values has them."""
-    if SHAPE.HAS_LEFT:
+    if IS_MASKED:
         return tl.load(at, mask=seen, other=0.0)
     else:
         return tl.load(at)
@@ -107,7 +108,7 @@ def _load_scales(at, seen, SHAPE: tl.constexpr):
 
 @triton.jit
 def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
-    """Scores in units of log 2 with everything that changes or hides one."""
+    """(scores in units of log 2 with everything that changes or hides one, which are visible)."""
     queries, positions, first_own = rows
     softcap, slopes, tree, tree_row, tree_column, num_queries, _ = terms
     low, high = low_high
@@ -125,7 +126,7 @@ def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
         at = tree + (queries * tree_row)[:, None] + own * tree_column
         allowed = tl.load(at, mask=(queries < num_queries)[:, None] & is_own, other=0)
         visible = visible & ((own < 0) | (allowed != 0))
-    return tl.where(visible, scores, MASKED)
+    return tl.where(visible, scores, MASKED), visible
 
 
 @triton.jit
@@ -143,6 +144,8 @@ def attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE:
     total, maximum, odd = zero, zero + MINIMUM, zero
     if SHAPE.IN_PAIRS:
         odd = acc
+    HAS_TREE: tl.constexpr = terms[2] is not None
+    IS_MASKED: tl.constexpr = SHAPE.HAS_LEFT or HAS_TREE
     entries = _load_pages(table, begin, end, SHAPE)
     for start in range(begin, end, SHAPE.N):
         keys = _shared_out(start + tl.arange(0, SHAPE.N), SHAPE)
@@ -158,7 +161,7 @@ def attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE:
         if SHAPE.K_BY_TOKEN:
             at = k_scale + page * k_scale_strides[0] + places * k_scale_strides[1]
             scores *= tl.expand_dims(tl.load(at), -2)
-        scores = _scores(scores, keys, rows, terms, low_high, SHAPE)
+        scores, visible = _scores(scores, keys, rows, terms, low_high, SHAPE)
         new_maximum = tl.maximum(maximum, tl.max(scores, SHAPE.AXES - 1))
         p = tl.exp2(scores - tl.expand_dims(new_maximum, -1))
         rescale = tl.exp2(maximum - new_maximum)
@@ -168,14 +171,16 @@ def attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE:
             odd = odd * tl.expand_dims(rescale, -1)
         maximum = new_maximum
         seen = keys >= rows[2] - terms[6]
+        if HAS_TREE:
+            seen = tl.max((visible & (rows[0] < terms[5])[:, None]).to(tl.int32), SHAPE.AXES - 2) != 0
         if SHAPE.V_BY_TOKEN:
             p *= tl.expand_dims(_load_scales(v_scale + page * v_scale_strides[0] + places * v_scale_strides[1], seen,
-                                             SHAPE), -2)
+                                             IS_MASKED), -2)
         if SHAPE.IS_ALIKE:
             v_rows = v + offsets
         else:
             v_rows = v + (page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y))
-        v_tile = _load_values(v_rows, v_strides[3], seen, SHAPE)
+        v_tile = _load_values(v_rows, v_strides[3], seen, SHAPE, IS_MASKED)
         p = p.to(p_dtype)
         if SHAPE.IN_PAIRS:
             acc = tl.dot(p, _converted(v_tile.to(tl.int8).to(v_type, bitcast=True), p_dtype), acc)
