@@ -15,7 +15,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule
+from aiter_like.ops.common import elements, paged_cache, quant_rule, vectors
 from aiter_like.ops.rope import parts
 
 _OP = "fused_qk_norm_rope_group_quant"
@@ -239,6 +239,12 @@ def _check_pool(call: FusedQkNormRopeGroupQuantCall, pe: int) -> None:
         check.integer(_OP, "swa_block_size", call.swa_block_size, low=1)
 
 
+def _hip_address_refusal(call: FusedQkNormRopeGroupQuantCall) -> str | None:
+    names = ("k_nope_scale_buff", "k_rope_buff", "kv", "cos_cache", "sin_cache", "q_nope_scale_buff", "q_rope_buff",
+             "swa_nope_scale_buff", "swa_rope_buff", "q", "q_weight", "k_weight")
+    return vectors.address_refusal(call, names, _VEC)
+
+
 def _hip_refusal(target: Target, call: FusedQkNormRopeGroupQuantCall) -> str | None:
     (tokens, head_dim), pe = call.kv.shape, 2 * call.cos_cache.shape[1]
     heads = 0 if call.q is None else call.q.shape[1]
@@ -294,4 +300,5 @@ fused_norm_rope_quant = Op(
     _OP, call=FusedQkNormRopeGroupQuantCall, reference=fused_ref, check=_check, cases=_cases,
     writes=("k_nope_scale_buff", "k_rope_buff", "q_nope_scale_buff", "q_rope_buff", "swa_nope_scale_buff",
             "swa_rope_buff"),
-    backends=(Backend("hip", _fused_qk_norm_rope_group_quant_hip, refusal=_hip_refusal), Backend("torch", fused_ref)))
+    backends=(Backend("hip", _fused_qk_norm_rope_group_quant_hip, refusal=_hip_refusal,
+                      address_refusal=_hip_address_refusal), Backend("torch", fused_ref)))

@@ -18,7 +18,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes
+from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes, vectors
 from aiter_like.ops.rope import parts
 
 __all__ = ["fused_qk_rope_concat_and_cache_mla"]
@@ -139,6 +139,10 @@ def _check(call: FusedMlaCacheCall) -> object:
     return SKIP if 0 in (tokens, call.slot_mapping.shape[0], rank, pe, heads + kv_heads) else None
 
 
+def _hip_address_refusal(call: FusedMlaCacheCall) -> str | None:
+    return vectors.address_refusal(call, ("q_out", "q_nope", "q_pe", "kv_c", "k_pe", "cos", "sin"), call.vec)
+
+
 def _hip_refusal(target: Target, call: FusedMlaCacheCall) -> str | None:
     tokens, heads = call.slot_mapping.shape[0], call.q_nope.shape[1] + call.kv_c.shape[1]
     lanes = tokens * heads * (call.q_out.shape[2] // (2 * call.vec))
@@ -204,7 +208,8 @@ fused_mla_cache = Op(
     tune_fields=("tokens", "heads", "rank", "rotary_dim", "page_size", "dtype", "q_dtype", "cache_dtype"),
     round_field="tokens", writes=("q_out", "kv_cache"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _fused_qk_rope_concat_and_cache_mla_hip, refusal=_hip_refusal),
+    backends=(Backend("hip", _fused_qk_rope_concat_and_cache_mla_hip, refusal=_hip_refusal,
+                      address_refusal=_hip_address_refusal),
               Backend("torch", fused_ref)))
 
 
