@@ -198,8 +198,9 @@ class Op(Declaration):
             recorder.found.append(self._explain(args, forced, forced_by, skip))
             return _nothing
         if skip:
-            self._plans.store(chosen, args, _nothing)
-            return _nothing
+            plan = torch_ops.plan_of_empty(self, forced, args) or _nothing
+            self._plans.store(chosen, args, plan)
+            return plan
         request = self._request(args, forced, forced_by)
         selection = select(self, request)
         if selection.candidates:  # else the reasons of the backends say more

@@ -108,6 +108,25 @@ def differentiated(args: Iterable[Any]) -> bool:
         for one in each_tensor(args))
 
 
+def plan_of_empty(op: Any, forced: str | None, args: tuple) -> Callable | None:
+    """The plan of an empty call through which autograd passes, or None: empty outputs follow from the inputs too, as
+    those of a call with elements do.
+    """
+    if not needs_grad(*each_tensor(args)) or \
+            not any(each.differentiable and forced in (None, each.name) for each in op.backends):
+        return None
+
+    def join(*args: Any) -> None:
+        written = list(each_tensor(args[index] for index in op.write_indices))
+        sums = [one.flatten()[:0].sum() for one in each_tensor(args)
+                if one.requires_grad and not any(one is other for other in written)]
+        for out in written:
+            if sums and out.numel() == 0 and out.dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+                out.add_(sum(sums))
+
+    return join
+
+
 def needs_grad(*tensors: Any) -> bool:
     """Whether a public function has to bring the derivative by one of them: grad mode is on and it requires grad. Under
     torch.func's transforms, which want derivatives of derivatives too, the operator's reference has it.

@@ -95,6 +95,8 @@ def flash_attn_func(
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
     op = "flash_attn_func"
+    if return_lse is not False or return_attn_probs is not False:
+        _check_results(op, return_lse, return_attn_probs)
     if cu_seqlens_q is not None:
         return _padded_queries(
             op, layout, q, k, v, out, cu_seqlens_q, cu_seqlens_kv, bias, dropout_p=dropout_p,
@@ -147,10 +149,7 @@ def flash_attn_func(
             window_left=left, window_right=right, sink_size=sink_size, softcap=logits_soft_cap, num_splits=num_splits,
             how_v3_bf16_cvt=how_v3_bf16_cvt, **options)
         out, lse = _served(op, call, needs_grad, backend)
-    if given is not None:
-        out = given
-    elif layout != "bshd":
-        out = out.transpose(1, 2)
+    out = given if given is not None else out if layout == "bshd" else out.transpose(1, 2)
     if return_lse is False and return_attn_probs is False:
         return out
     return _results(op, out, lse, return_lse, return_attn_probs, options, backend, batch, num_heads, seqlen_q, seqlen_k)
@@ -209,6 +208,8 @@ def flash_attn_varlen_func(
     Source: AITER's `flash_attn_varlen_func`.
     """
     op = "flash_attn_varlen_func"
+    if return_lse is not False or return_attn_probs is not False:
+        _check_results(op, return_lse, return_attn_probs)
     left, right, sink_size, options = -1, 0 if causal else -1, 0, {}
     if block_table is not None:
         _refuse_beside(op, "block_table", bias=bias is not None, round_mode=round_mode not in (None, "rtne"),
@@ -378,12 +379,15 @@ def _refuse_beside(op: str, other: str, **asked: bool) -> None:
         raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)} beside {other}", op, reasons)
 
 
+def _check_results(op: str, return_lse: bool, return_attn_probs: bool) -> None:
+    check.flag(op, "return_lse", return_lse)
+    check.flag(op, "return_attn_probs", return_attn_probs)
+
+
 def _results(op: str, out: Tensor, lse: Tensor | None, return_lse: bool, return_attn_probs: bool,
              options: dict[str, Any], backend: str | None, *shape: int, starts: Tensor | None = None
              ) -> tuple[Tensor, ...]:
     """AITER's tuple. `options` of the call, dropout's among them; `shape` of S_dmask, `starts` of packed sequences."""
-    check.flag(op, "return_lse", return_lse)
-    check.flag(op, "return_attn_probs", return_attn_probs)
     found = [out, lse] if return_lse else [out]
     if return_attn_probs and options.get("dropout_p"):
         found.append(dropout_randval(options["rng_state"], options["dropout_p"], shape, starts, backend=backend))

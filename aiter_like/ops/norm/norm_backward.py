@@ -176,7 +176,7 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
     wanted = new(for_weight + for_bias, parts, hidden, dtype=torch.float32, device=x.device)
     dweight, dbias = (wanted[0] if for_weight else None), (wanted[-1] if for_bias else None)
     if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # a sum's derivative is one number, expanded
-        dout = dout.contiguous()
+        dout = dout.clone(memory_format=torch.contiguous_format)
     _norm_backward.run(dx, dweight, dbias, dout, x=x, weight=weight, epsilon=epsilon, has_mean=has_mean, parts=parts,
                        backend=backend)
     sums = wanted.sum(1) if for_weight or for_bias else wanted
