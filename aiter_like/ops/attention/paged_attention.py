@@ -308,7 +308,7 @@ def paged_attention(
         backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
-        `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32.
+        `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows of no sequence are not written.
 
     Raises:
         TypeError: an argument is of another kind or dtype.

@@ -243,7 +243,7 @@ def mla_decode_fwd(
         shared out evenly over the device by a plan that is made there from the lengths: no synchronisation, the
         launch and its memory depend on shapes alone, so the call can be captured in a graph. Parts are added up in a
         fixed order: deterministic. Lengths, pages and plans that point outside their tensors touch no memory there.
-        A row that sees no key gives 0 and a log-sum-exp of −inf.
+        A row that sees no key gives 0 and a log-sum-exp of −inf; rows of no sequence are not written.
 
     Source: AITER's `mla_decode_fwd`; DeepSeek-V2 (2024).
     """
