@@ -11,6 +11,7 @@ from typing import Any
 
 from aiter_like.cli import debug_texts
 from aiter_like.errors import DebuggerError, did_you_mean
+from aiter_like.sim import names
 from aiter_like.sim.debugging.debugger import Controller
 from aiter_like.sim.debugging.stops import Stop
 from aiter_like.sim.debugging.wave_view import Value, WaveView
@@ -57,7 +58,7 @@ class Shell(cmd.Cmd):
         waiting = [one for one in self.control.breakpoints.values() if not one.placed and one.problem]
         sizes = " x ".join(map(str, launch["grid"])), " x ".join(map(str, launch["block"]))
         if self.control.breakpoints or self.control.watches:
-            self._tell([f"launch of {launch['kernel']}: {sizes[0]} workgroups of {sizes[1]} work-items"])
+            self._tell([f"launch of {names.short(launch['kernel'])}: {sizes[0]} workgroups of {sizes[1]} work-items"])
         self._tell(f"  breakpoint {one.number} has no place in it: {one.problem}" for one in waiting)
 
     def _tell(self, lines: Iterable[str]) -> None:

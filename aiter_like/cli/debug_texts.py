@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aiter_like.errors import DebuggerError
+from aiter_like.sim import names
 from aiter_like.sim.debugging import data_types
 from aiter_like.sim.profiling import sources
 
@@ -51,8 +52,8 @@ def stop_lines(stop: Stop) -> Iterator[str]:
     reasons = {"breakpoint": f"breakpoint {stop.number}", "watch": f"watch {stop.number}", "step": "step",
                "report": "a checker reports", "failure": "the launch fails", "interrupt": "interrupted",
                "ended": "the wave has ended"}
-    yield (f"{reasons[stop.reason]}: {stop.kernel} {wave_text(stop.view)}, {lanes_text(stop.view.exec)} active, after "
-           f"{stop.clock} instructions of the launch")
+    yield (f"{reasons[stop.reason]}: {names.short(stop.kernel)} {wave_text(stop.view)}, {lanes_text(stop.view.exec)} "
+           f"active, after {stop.clock} instructions of the launch")
     if stop.reason == "breakpoint" and stop.lanes not in (0, stop.view.exec):
         yield f"  the condition holds in {lanes_text(stop.lanes)}"
     if stop.access:
@@ -81,8 +82,10 @@ def place_lines(view: WaveView, done: int | None = None) -> Iterator[str]:
     at = view.index if done is None else done
     program = view.program
     source = program.instructions[at].source
-    frame = program.frames(at, view.calls)[0]
-    yield f"{where(source)} in {frame.function}{' (inlined)' * frame.is_inlined}"
+    frames = program.frames(at, view.calls)
+    outer = next(one for one in frames if not one.is_inlined)
+    called = f" (inlined at {where(outer.source)} of {outer.function})" if frames[0].is_inlined else ""
+    yield f"{where(source)} in {frames[0].function}{called}"
     text = sources.lines(source[0])
     if 0 < source[1] <= len(text):
         yield f"{source[1]:6}  {text[source[1] - 1]}"
@@ -133,7 +136,9 @@ def register_lines(view: WaveView, names: Sequence[str]) -> list[str]:
         kind = name.partition(":")[2]
         value = view.register(name.partition(":")[0].removeprefix("$"), kind)
         if value.is_uniform and not kind and isinstance(value[0], int):
-            found.append(f"{value.name} = {value[0]:#x} ({value[0]})")
+            other = data_types.guessed(value.lanes[:1]) if value.is_untyped else None
+            also = f", {data_types.text(value.lanes[0], other)} as {other.name}" if other else ""
+            found.append(f"{value.name} = {value[0]:#x} ({value[0]}{also})")
         else:
             found += value.lines()
     return found

@@ -22,6 +22,7 @@ from aiter_like.build import code_object
 from aiter_like.cli import described, sim_compile, sim_launch, sim_spec
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import library, profiling
+from aiter_like.sim.names import demangled
 from aiter_like.sim.profiling import comparison, sources
 
 _DESCRIPTION = """Sets the kernels of two code objects beside one another: their instructions by kind, registers, LDS
@@ -81,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
         for number, side in enumerate((before, after)):
             alone = [name for name in side.kernels if name not in [pair[number] for pair in pairs]]
             if alone and not args.kernel:
-                print(f"only in {side.label}: {', '.join(map(sim_spec.demangled, alone))}")
+                print(f"only in {side.label}: {', '.join(map(demangled, alone))}")
         if args.args:
             print("\n".join(_modelled((before, after), args)))
     return 0
@@ -155,7 +156,7 @@ def _pairs(before: Side, after: Side, name: str | None) -> list[tuple[str, str]]
     if name:
         return [tuple(sim_spec.kernel_of(side.file, side.image, name).name for side in (before, after))]
     pairs = [(one, one) for one in before.kernels if one in after.kernels]
-    left = [{sim_spec.function_name(sim_spec.demangled(one)): one for one in side.kernels
+    left = [{sim_spec.function_name(demangled(one)): one for one in side.kernels
              if one not in dict(pairs)} for side in (before, after)]
     pairs += [(one, left[1][function]) for function, one in left[0].items() if function in left[1]]
     if not pairs:
@@ -169,7 +170,7 @@ def _pairs(before: Side, after: Side, name: str | None) -> list[tuple[str, str]]
 
 def _static(pair: Sequence[str], sides: Sequence[Side], most_lines: int) -> list[str]:
     """One kernel's code."""
-    names = [sim_spec.demangled(name) for name in pair]
+    names = [demangled(name) for name in pair]
     title = names[0] if names[0] == names[1] else f"{names[0]} → {names[1]}"
     rows = [title, f"  {'':42} {sides[0].label[-18:]:>18} {sides[1].label[-18:]:>18} {'change':>8}"]
     resources = [sim.inspect(side.image)[name] for side, name in zip(sides, pair)]

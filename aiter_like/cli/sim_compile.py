@@ -27,6 +27,8 @@ _DEVICE_KINDS = {".co": ("-c", "--no-gpu-bundle-output"), ".hsaco": ("-c", "--no
                  ".s": ("-S",), ".ll": ("-S", "-emit-llvm")}
 _HOST_KINDS = {".so": ("-shared", "-fPIC"), ".o": ("-c",)}
 _MOST_ERROR_LINES = 60
+_DIAGNOSIS = re.compile(r"^(?:In file included from .*\n(?: +from .*\n)*)*\S.*: (?:warning|error|fatal error): ",
+                        re.MULTILINE)
 
 _DESCRIPTION = """Compiles HIP sources, or assembles one, for gfx942 with clang alone: the headers (hip/hip_runtime.h,
 hip_fp16.h, hip_bf16.h, hip_cooperative_groups.h, …) are this package's, as are those that its kernels share
@@ -139,7 +141,7 @@ def compile_program(sources: Sequence[Path], output: Path, options: Sequence[str
         print(" ".join(command))
     with processes.child(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                          text=True, errors="replace") as run:
-        said, _ = run.communicate()
+        said = once(run.communicate()[0])
     if run.returncode:
         names = ", ".join(map(str, sources))
         raise BuildError(f"{names}: does not compile{hint(said)}", command=" ".join(command), output=_first_lines(said))
@@ -154,6 +156,15 @@ def _compile(args: argparse.Namespace) -> int:
     compile_program(sources, args.output, options, args.debug, args.show)
     print(f"{args.output}: {args.output.stat().st_size} bytes")
     return 0
+
+
+def once(said: str) -> str:
+    """What clang says, without what it says again: it reads a HIP source for the device and for the host."""
+    said = re.sub(r"^(?:\d+ (?:warning|error)s?(?: and )?)+ generated(?: when compiling for [\w.:+-]+)?\.\n", "", said,
+                  flags=re.MULTILINE)
+    starts = [found.start() for found in _DIAGNOSIS.finditer(said)]
+    parts = [said[begin:end] for begin, end in zip([0, *starts], [*starts, len(said)])]
+    return "".join(dict.fromkeys(parts))
 
 
 def _first_lines(said: str) -> str:

@@ -21,7 +21,8 @@ debugger. It stops at source lines (of Triton kernels: their Python lines), inst
 to a place and reports of checkers; it steps by instruction and line, wave by wave, and shows variables by their names,
 registers, LDS and memory. Launches run on one thread in a fixed order: a session repeats. `help` lists the commands."""
 _EPILOG = """HIP: compile with -g, and -O0 or -O1 to keep more variables. Triton: lines are always there; variables
-with LLVM_EXTRACT_DI_LOCAL_VARIABLES=1. Names of variables need pyelftools.
+with LLVM_EXTRACT_DI_LOCAL_VARIABLES=1 and a new TRITON_CACHE_DIR, unless Triton's compiler fails then: 3.9 does with
+some functions that it inlines, such as tl.max (UnicodeDecodeError). Names of variables need pyelftools.
 
   aiter-like sim debug script.py --its-arguments
   aiter-like sim debug FILE.co --kernel NAME --grid 4 --block 256 --args SPEC.json

@@ -15,6 +15,7 @@ from typing import Any
 from aiter_like.build import code_object
 from aiter_like.cli import described, sim_launch, sim_spec
 from aiter_like.cli.outputs import require_writable
+from aiter_like.sim.names import demangled
 
 _ELEMENTS, _MOST_BLOCK = 1024, 256
 _DTYPES = {"float": "fp32", "double": "fp64", "_Float16": "fp16", "__half": "fp16", "__hip_bfloat16": "bf16",
@@ -57,9 +58,9 @@ def description(kernels: list[code_object.Kernel], args: argparse.Namespace) -> 
     """The description: a launch of each kernel; buffers of one name and type are shared."""
     buffers: dict[str, dict] = {}
     launches = []
-    functions = [sim_spec.function_name(sim_spec.demangled(kernel.name)) for kernel in kernels]
+    functions = [sim_spec.function_name(demangled(kernel.name)) for kernel in kernels]
     for kernel, function in zip(kernels, functions):
-        types = parameter_types(sim_spec.demangled(kernel.name))
+        types = parameter_types(demangled(kernel.name))
         block = args.block or (min(_MOST_BLOCK, kernel.max_work_items), 1, 1)
         names = [argument.name for argument in kernel.arguments]
         named = all(names) and len(set(names)) == len(names)

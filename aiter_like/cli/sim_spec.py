@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import math
 import os
@@ -26,6 +25,7 @@ from aiter_like.build import code_object
 from aiter_like.cli import described
 from aiter_like.cli.sim_steps import SCALARS, Buffer, Step, steps_of
 from aiter_like.errors import did_you_mean
+from aiter_like.sim.names import demangled
 
 if TYPE_CHECKING:
     import torch
@@ -97,19 +97,6 @@ def spec_of(spec: Any, beside: Path, place: str) -> Spec:
     filled = {name: _buffer(name, entry, beside.parent, f"{place}: buffers.{described.shown(name)}")
               for name, entry in buffers.items()}
     return Spec(place, filled, steps)
-
-
-def demangled(name: str) -> str:
-    """A symbol as C++ has it, "scale(float*, int)"; one that is no C++ name as it is."""
-    library = ctypes.CDLL("libstdc++.so.6")
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    status = ctypes.c_int()
-    text = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-    if not text:
-        return name
-    found = ctypes.string_at(text).decode(errors="replace")
-    ctypes.CDLL(None).free(ctypes.c_void_p(text))
-    return found.removeprefix("void ")  # an instance of a template tells its result's type
 
 
 def function_name(readable: str) -> str:

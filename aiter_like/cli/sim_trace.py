@@ -10,6 +10,8 @@ from pathlib import Path
 
 from aiter_like.cli import sim_targets
 from aiter_like.cli.outputs import require_writable
+from aiter_like.sim import names
+from aiter_like.sim.profiling import sources
 
 _DESCRIPTION = """Runs a Python script, calls a public function on random numbers, or launches a kernel of a code
 object, on the simulated MI300X, and draws the memory accesses of one workgroup: for each memory instruction the cells
@@ -66,16 +68,16 @@ def _summary(found: Sequence[dict]) -> list[str]:
     """Each launch, and its memory instructions, all waves and executions of each together."""
     lines = []
     for launch in found:
-        lines.append(f"{launch['kernel']}: workgroup {launch['group']}, {launch['accesses']} accesses")
+        lines.append(f"{names.short(launch['kernel'])}: workgroup {launch['group']}, {launch['accesses']} accesses")
         by_instruction: dict[tuple, list[dict]] = {}
         for one in launch["recorded"]:
-            key = (one["pc"], one["text"], one["source"], one["space"], one["access"], one["bytes"])
+            key = (one["pc"], one["text"], sources.where(one), one["space"], one["access"], one["bytes"])
             by_instruction.setdefault(key, []).append(one)
-        for (_, text, source, space, access, size), all_of_it in by_instruction.items():
+        for (_, text, place, space, access, size), all_of_it in by_instruction.items():
             told = {"global": "{segments_128} segments of 128 B, ", "LDS": "{clk} clk, {conflict_clk} of them lost in "
                                                                          "conflicts, "}.get(space, "")
             sums = {name: sum(one[name] for one in all_of_it) for name in ("segments_128", "clk", "conflict_clk")}
             count, waves = len(all_of_it), len({one["wave"] for one in all_of_it})
             lines.append(f"  {access} {space}, {count} times by {waves} wave{'s' * (waves != 1)}, {size} bytes of a "
-                         f"lane, {told.format(**sums)}{text}  ({source.rpartition('/')[2]})")
+                         f"lane, {told.format(**sums)}{text}  ({place})")
     return lines

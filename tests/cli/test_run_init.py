@@ -16,6 +16,7 @@ from negate import NEGATE
 
 from aiter_like import cli
 from aiter_like.cli import sim_init, sim_spec
+from aiter_like.sim.names import demangled
 
 SOURCE = """#include <hip/hip_runtime.h>
 #ifndef FACTOR
@@ -155,7 +156,7 @@ def test_mistakes_of_init(command):
     ("plain", "plain", []), ("_Z4nonev", "none", []),
 ])
 def test_names_of_functions_and_their_types(name, function, types):
-    readable = sim_spec.demangled(name)
+    readable = demangled(name)
     assert sim_spec.function_name(readable) == function and sim_init.parameter_types(readable) == types
 
 

@@ -113,6 +113,17 @@ def test_what_does_not_compile_says_why(tmp_path, monkeypatch, capsys, source, w
     assert not (tmp_path / "a.co").exists()
 
 
+def test_what_both_passes_warn_of_is_told_once(tmp_path, capfd):
+    (tmp_path / "a.h").write_text("inline __host__ __device__ int two() { int unused; return 2; }\n#warning read\n")
+    (tmp_path / "a.hip").write_text('#include <hip/hip_runtime.h>\n#include "a.h"\n'
+                                    "__global__ void f(int* x) { int nobody; *x = two(); }\n"
+                                    "int main() { int host_only; f<<<1, 1>>>(nullptr); }\n")
+    sim_compile.compile_program([tmp_path / "a.hip"], tmp_path / "a.o", ["-Wall"])
+    told = capfd.readouterr().err
+    assert [told.count(text) for text in ("'unused'", "'nobody'", "'host_only'", "warning: read")] == [1] * 4, told
+    assert "generated" not in told
+
+
 def test_libraries_of_rocm_are_not_there():
     said = sim_compile.hint("a.hip:1:10: fatal error: 'hipcub/hipcub.hpp' file not found")
     assert said.startswith(": there is no hipcub/hipcub.hpp here; headers of HIP: hip/channel_descriptor.h, ")

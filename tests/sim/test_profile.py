@@ -37,8 +37,9 @@ def test_a_function(profile, tmp_path):
     trace = tmp_path / "trace.json"
     status, out, (one,) = profile("--trace", str(trace), *_CALL)
     assert status == 0
-    for phrase in ("modelled, not measured", "bound  ", "units busy  ", "waves wait  ", "occupancy   8 waves per SIMD",
-                   "coalescing  ", "share of the waves' time, modelled, by line:", "csrc/"):
+    for phrase in ("modelled, not measured", "bound  ", "units busy  ", "waves wait  ",
+                   "occupancy   8 of 8 waves per SIMD", "coalescing  ",
+                   "share of the waves' time, modelled, by line:", "csrc/"):
         assert phrase in out
     assert max(map(len, out.splitlines())) <= 120 and len(out.splitlines()) < 30
     assert one["schema"] == profiling.SCHEMA and one["modelled_clk"] > 1000 and one["bound"] in out

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 _MOST_SHOWN = 16  # elements of an array
+_MOST_RUNS = 8  # of lanes with one value, that are told as runs
+_COLUMNS = 118
 _FLOATS = {2: "e", 4: "f", 8: "d"}
 TERM_TYPES = {"u32": 0, "i32": 1, "f32": 2, "u64": 3, "i64": 4, "f64": 5, "u16": 6, "i16": 7, "f16": 8, "bf16": 9,
               "u8": 10, "i8": 11}
@@ -83,3 +85,27 @@ def lane_texts(lanes: Sequence[bytes | None], active: int, kind: DataType,
         lines.append(f"lane {where}: {value}" if active >> start & 1 else f"lane {where}: ({value})")
         start = lane
     return lines
+
+
+def lane_rows(lanes: Sequence[bytes | None], active: int, kind: DataType) -> list[str]:
+    """Values of lanes as few lines: `lane_texts` where few lanes differ, else rows of 4, 8 or 16 lanes."""
+    runs = lane_texts(lanes, active, kind)
+    if len(runs) <= _MOST_RUNS or kind.kind not in ("number", "pointer"):
+        return runs
+    shown = ["not there" if data is None else text(data, kind) for data in lanes]
+    shown = [value if active >> lane & 1 else f"({value})" for lane, value in enumerate(shown)]
+    width = max(map(len, shown))
+    per_row = next((count for count in (16, 8) if 8 + count * (width + 1) <= _COLUMNS), 4)
+    return [f"lane {lane:2}: " + " ".join(value.rjust(width) for value in shown[lane:lane + per_row])
+            for lane in range(0, len(shown), per_row)]
+
+
+def guessed(lanes: Sequence[bytes | None]) -> DataType | None:
+    """What four bytes of nobody knows what type may be besides u32: f32 where all that are not 0 are numbers of common
+    size, i32 where some are small below 0; None: neither."""
+    bits = {data for data in lanes if data is not None} - {b"\0\0\0\0"}
+    if not bits or any(len(data) != 4 for data in bits):
+        return None
+    if all(1e-9 < abs(number(data, "f32")) < 1e9 for data in bits):
+        return scalar_type("f32")
+    return scalar_type("i32") if any(-2**20 < number(data, "i32") < 0 for data in bits) else None

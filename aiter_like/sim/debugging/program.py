@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from aiter_like.errors import DebuggerError, did_you_mean
+from aiter_like.sim import names
 from aiter_like.sim.debugging import dwarf
 from aiter_like.sim.profiling import sources
 
@@ -152,13 +153,14 @@ class Program:
         Raises:
             DebuggerError: there is none of that name.
         """
-        if name in self.kernels:
-            return [self.kernels[name]]
+        if own := [at for kernel, at in self.kernels.items()
+                   if name in (kernel, names.short(kernel), names.short(kernel).partition("<")[0])]:
+            return sorted(own)
         found = {self._at[begin + self.image] for scope in self._scopes()
                  if name in (scope.name, scope.linkage_name, scope.name.partition("<")[0])
                  for begin, _ in scope.ranges[:1] if begin + self.image in self._at}
         if not found:
-            known = [*self.kernels, *(scope.name for scope in self._scopes() if scope.name)]
+            known = [*map(names.short, self.kernels), *(scope.name for scope in self._scopes() if scope.name)]
             also = f" ({self.no_debug})" if self.no_debug else ""
             raise DebuggerError(f"no kernel or function {name}{did_you_mean(name, known)}{also}")
         return sorted(found)
@@ -173,7 +175,7 @@ class Program:
 
     def function_names(self) -> list[str]:
         """Kernels, and functions that the debug information knows."""
-        return sorted({*self.kernels, *(scope.name for scope in self._scopes())})
+        return sorted({*map(names.short, self.kernels), *(scope.name for scope in self._scopes())})
 
     def name_at(self, index: int) -> str:
         """The function that an instruction belongs to, by its address; "?" where nothing says it."""
@@ -183,7 +185,7 @@ class Program:
         first = index
         while first and self.instructions[first - 1].text != END:
             first -= 1
-        return next((name for name, start in self.kernels.items() if start == first), "?")
+        return next((names.short(name) for name, start in self.kernels.items() if start == first), "?")
 
     def frames(self, index: int, calls: Iterable[int]) -> list[Frame]:
         """The functions that a wave is in, the innermost first.

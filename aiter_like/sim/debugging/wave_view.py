@@ -31,6 +31,7 @@ class Value:
         active: EXEC, a bit per lane.
         is_uniform: all lanes share it.
         origin: where it comes from, when that needs saying.
+        is_untyped: nobody has said what its bytes mean; `type` is the plainest.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Value:
     active: int
     is_uniform: bool
     origin: str = ""
+    is_untyped: bool = False
 
     def __getitem__(self, lane: int) -> int | float | bytes | None:
         """A lane's number; bytes where it is none."""
@@ -55,13 +57,17 @@ class Value:
         return [self[lane] for lane in range(LANES)]
 
     def lines(self) -> list[str]:
-        """As text: one line when all lanes share it, else lanes side by side that have the same together."""
+        """As text: one line when all lanes share it, else a few for all lanes; of an untyped one also as what it may
+        be."""
+        other = data_types.guessed(self.lanes) if self.is_untyped else None
         if self.is_uniform:
             data = self.lanes[0]
             shown = "not there" if data is None else data_types.text(data, self.type)
-            return [f"{self.name} = {shown}{self.origin}"]
-        return [f"{self.name} ({self.type.name}):",
-                *(f"  {line}" for line in data_types.lane_texts(self.lanes, self.active, self.type))]
+            also = f"  ({data_types.text(data, other)} as {other.name})" if other and data else ""
+            return [f"{self.name} = {shown}{also}{self.origin}"]
+        return [line for kind in (self.type, other) if kind
+                for line in (f"{self.name} ({'as ' * (kind is other)}{kind.name}):",
+                             *(f"  {row}" for row in data_types.lane_rows(self.lanes, self.active, kind)))]
 
 
 class WaveView:
@@ -140,7 +146,8 @@ class WaveView:
         shown = data_types.scalar_type(kind or "u32") if count == 1 or kind else DataType(
             f"u{32 * count}", 4 * count, "number" if count == 2 else "unknown", "u64")
         lanes = [data[:shown.size].ljust(shown.size, b"\0") for data in lanes]
-        return Value(f"${name}", shown, tuple(lanes), self.exec, source not in ("vector", "lane"))
+        is_untyped = count == 1 and not kind and source in ("vector", "scalar")
+        return Value(f"${name}", shown, tuple(lanes), self.exec, source not in ("vector", "lane"), "", is_untyped)
 
     def set_register(self, name: str, value: int | float, lane: int | None = None) -> None:
         """Writes a register of one dword, or all 64 bits of one with a name.

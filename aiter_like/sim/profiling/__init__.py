@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from aiter_like.sim import modelling, session
-from aiter_like.sim.profiling import figures, sources
+from aiter_like.sim.profiling import advice, figures, sources
 
 SCHEMA = 2
 """Of a profile: see `profiles`."""
@@ -58,10 +58,10 @@ def profiles(counts: Sequence[dict], cycles: Sequence[dict], calls: Mapping[int,
 
     Returns:
         dicts with the keys of a modelled launch (csrc/sim/README.md, "The cycle model"), whose `instructions` have the
-        counts of csrc/sim/README.md, "Counters", too; `counts`: the totals of what ran; `registers`; `bound`; `roofs`
-        of the chip; `figures` of the whole launch (figures.py); `lines`: "file:line" → its text; `call`: of the
-        operator's call that made the launch, where it is known, what it needs at least: `operator`, `bytes`, `flops`,
-        and how many `launches` it made.
+        counts of csrc/sim/README.md, "Counters", too; `counts`: the totals of what ran; `registers`; `bound`, and what
+        that means: `advice`; `roofs` of the chip; `figures` of the whole launch (figures.py); `lines`: "file:line" →
+        its text; `call`: of the operator's call that made the launch, where it is known, what it needs at least:
+        `operator`, `bytes`, `flops`, and how many `launches` it made.
     """
     found = []
     for number, (counted, one) in enumerate(zip(counts, cycles, strict=True)):
@@ -69,6 +69,7 @@ def profiles(counts: Sequence[dict], cycles: Sequence[dict], calls: Mapping[int,
         lines = [{**by_pc[line["pc"]], **line} for line in one["instructions"]]
         profile = {**one, "schema": SCHEMA, "instructions": lines, "counts": counted["totals"],
                    "registers": counted["registers"], "bound": figures.bound(one),
+                   "advice": advice.of(figures.bound(one)),
                    "roofs": modelling.roofs(one["clock_mhz"]), "lines": sources.texts(lines)}
         total = math.prod(one["grid"])
         profile["figures"] = figures.of(profile, total / max(counted["workgroups"], 1), total / max(one["recorded"], 1))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,6 +29,22 @@ def shown(source: str) -> str:
     return source or "(no line)"
 
 
+def tail(source: str) -> str:
+    """A place without its folders."""
+    return shown(source).rpartition("/")[2]
+
+
+def where(one: Mapping) -> str:
+    """An instruction's place, "gpu.h:35 in softmax.hip:62" where its function was inlined: the line of the kernel's
+    author beside that of a library."""
+    return tail(one["source"]) + (f" in {tail(one['caller'])}" if one.get("caller") else "")
+
+
+def author(one: Mapping) -> str:
+    """The "file:line" of the kernel itself that an instruction comes from."""
+    return one.get("caller") or one["source"]  # a profile that was written earlier has no callers
+
+
 def lines(name: str) -> Sequence[str]:
     """A file's lines; none where it is not to be had."""
     path = file(name) if name else None
@@ -36,9 +52,10 @@ def lines(name: str) -> Sequence[str]:
 
 
 def texts(instructions: Iterable[dict]) -> dict[str, str]:
-    """ "file:line" → its text, of those lines of the instructions that are to be had."""
+    """ "file:line" → its text, of those lines of the instructions, and of the calls of inlined ones, that are to be
+    had."""
     found = {}
-    for source in {one["source"]: None for one in instructions}:
+    for source in {place: None for one in instructions for place in (one["source"], author(one))}:
         name, line = place(source)
         text = lines(name)
         if 0 < line <= len(text):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from aiter_like.sim import modelling
+from aiter_like.sim import modelling, names
 from aiter_like.sim.profiling import sources
 
 _WIDTH, _COLUMNS = 11, 120
@@ -16,15 +16,14 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 def text(profile: dict, lines: int = 6) -> list[str]:
     """What it is bound by, how busy the units are, what waves wait for, memory, and the lines that cost most."""
     occupancy, registers = profile["occupancy"], profile["registers"]
-    limits = ", ".join(f"{name} {limit}" for name, limit in occupancy["limits"].items() if limit < 2**32 - 1)
     spills = registers["vgpr_spills"] + registers["sgpr_spills"]
     facts = {
-        "bound": profile["bound"],
+        "bound": " ".join([f"{profile['bound']}.", *profile.get("advice", {}).values()]),
         "units busy": _shares(profile["busy"], 1) or "none to speak of",
         "matrix": _matrix(profile),
         "waves wait": _waits(profile),
-        "occupancy": f"{occupancy['waves_per_simd']} waves per SIMD, limited by {occupancy['limiter']} (workgroups per "
-                     f"CU by {limits}); {registers['vgprs']} v + {registers['agprs']} a registers"
+        "occupancy": f"{occupancy['waves_per_simd']} of 8 waves per SIMD, {_limits(occupancy)}; "
+                     f"{registers['vgprs']} v + {registers['agprs']} a registers"
                      + (f", SPILLED: {spills}" if spills else ""),
         "LDS": _lds(profile),
         "coalescing": _coalescing(profile),
@@ -35,6 +34,16 @@ def text(profile: dict, lines: int = 6) -> list[str]:
             f"{profile['workgroups_of_xcd']} workgroups on {profile['cus_of_xcd']} CUs",
             *(row for name, fact in facts.items() if fact for row in _wrapped(name, fact)),
             *_top(profile, lines)]
+
+
+def _limits(occupancy: dict) -> str:
+    """What the kernel takes apart from what any CU has: the one can be changed, the other cannot."""
+    limits, unlimited = occupancy["limits"], 2**32 - 1
+    own = ", ".join(f"{name} for {limits[name]}" for name in ("vector registers", "scalar registers", "LDS")
+                    if limits[name] < unlimited)
+    by = {"waves": "the CU's wave slots", "workgroups": "the CU's workgroup slots"}
+    return (f"limited by {by.get(occupancy['limiter'], occupancy['limiter'])} (workgroups that fit a CU: {own}; "
+            f"slots that any CU has: {limits['waves']} by waves, {limits['workgroups']} by workgroups)")
 
 
 def _wrapped(name: str, fact: str) -> list[str]:
@@ -57,24 +66,19 @@ def texts(found: Sequence[dict], whole: int = 4) -> list[str]:
 
 def short_name(profile: dict) -> str:
     """The kernel's name without the types of its arguments and of its result."""
-    name = profile["name"]
-    if name != profile["kernel"]:  # C++: `void f<A>(B)`; a parameter list closes the name
-        depth, end = 0, len(name)
-        for at in range(len(name) - 1, -1, -1):
-            depth += (name[at] in ")>") - (name[at] in "(<")
-            if depth == 0 and name[at] == "(":
-                end = at
-                break
-        name = name[:end].removeprefix("void ")
-    return name
+    return names.short(profile["kernel"])
 
 
-def by_source(profile: dict) -> dict[str, float]:
-    """ "file:line" → modelled cycles that waves spent there, issuing and waiting."""
-    sums: dict[str, float] = {}
+def by_place(profile: dict) -> list[tuple[dict, float]]:
+    """An instruction of each place, its own line with the call that it was inlined for, and the modelled cycles that
+    waves spent in the place, issuing and waiting; the costliest first."""
+    sums: dict[tuple[str, str], float] = {}
+    first: dict[tuple[str, str], dict] = {}
     for one in profile["instructions"]:
-        sums[one["source"]] = sums.get(one["source"], 0) + spent(one)
-    return sums
+        key = (one["source"], sources.author(one))
+        sums[key] = sums.get(key, 0) + spent(one)
+        first.setdefault(key, one)
+    return sorted(((first[key], clk) for key, clk in sums.items() if clk), key=lambda item: -item[1])
 
 
 def spent(instruction: dict) -> float:
@@ -127,7 +131,7 @@ def _lds(profile: dict) -> str:
 
 
 def _place(instruction: dict) -> str:
-    return f"{sources.shown(instruction['source'])}, pc {instruction['pc']:x}"
+    return f"{sources.where(instruction)}, pc {instruction['pc']:x}"
 
 
 def _coalescing(profile: dict) -> str:
@@ -151,10 +155,17 @@ def _memory(profile: dict) -> str:
 
 
 def _top(profile: dict, lines: int) -> list[str]:
-    costs = {source: clk for source, clk in by_source(profile).items() if clk}
-    total = sum(costs.values()) or 1
+    costs = by_place(profile)
+    total = sum(clk for _, clk in costs) or 1
     rows = ["  share of the waves' time, modelled, by line:"]
-    for source, clk in sorted(costs.items(), key=lambda item: -item[1])[:lines]:
-        line = f"  {clk / total:6.1%}  {sources.shown(source):44} {profile['lines'].get(source, '').strip()}"
-        rows.append(line[:_COLUMNS].rstrip())
+    for one, clk in costs[:lines]:
+        text = profile["lines"].get(sources.author(one), "").strip()
+        row = f"  {clk / total:6.1%}  {_line(one):44} {text}".rstrip()
+        rows += [row] if len(row) <= _COLUMNS else [f"  {clk / total:6.1%}  {_line(one)}", f"{'':10}{text}"]
     return rows
+
+
+def _line(one: dict) -> str:
+    """A place, with the folders of the kernel's own file."""
+    own = sources.shown(sources.author(one))
+    return f"{sources.tail(one['source'])} in {own}" if one.get("caller") else own

@@ -28,9 +28,10 @@ def traced(found: list[dict], workgroup: int = 0, executions: int = 1) -> Iterat
         Nothing. `found` gets dicts: `kernel`, `grid`, `block`, `group`, `lds_bytes`, `accesses` (how many there were),
         `arguments` (of 8 bytes; 0 for others), `barriers` (their clocks), `lines` ("file:line" → text) and `recorded`,
         accesses in the order of their execution: `clock` (instructions of the workgroup before it), `wave`, `pc`,
-        `text`, `source`, `space` ("global", "LDS", "scratch"), `access`, `bytes` of a lane, `dma`, `lanes` that take
-        part, `at` their addresses or offsets, `writers` (of LDS that is read: wave * 64 + lane of who wrote it, -1:
-        nobody), `clk` and `conflict_clk` of the LDS, `phases` of its lanes, `segments_64` and `segments_128` of memory.
+        `text`, `source`, `caller` (the call of an inlined function), `space` ("global", "LDS", "scratch"), `access`,
+        `bytes` of a lane, `dma`, `lanes` that take part, `at` their addresses or offsets, `writers` (of LDS that is
+        read: wave * 64 + lane of who wrote it, -1: nobody), `clk` and `conflict_clk` of the LDS, `phases` of its lanes,
+        `segments_64` and `segments_128` of memory.
     Raises:
         ValueError: a count is out of range.
         DebuggerError: another trace is being recorded.

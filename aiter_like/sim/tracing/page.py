@@ -6,12 +6,14 @@ them, with its number.
 
 from __future__ import annotations
 
+import bisect
 import html
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from aiter_like.sim import names
 from aiter_like.sim.profiling import sources
 
 _BANKS, _BANK_BYTES, _SEGMENT = 32, 4, 128
@@ -35,28 +37,55 @@ def _asset(name: str) -> str:
 
 def _launch(number: int, launch: dict) -> str:
     sizes = [" × ".join(map(str, launch[name])) for name in ("grid", "block")]
-    recorded = launch["recorded"][:_MOST_PICTURES]
-    left_out = launch["accesses"] - len(recorded)
+    groups = _folded(launch)
+    left_out = launch["accesses"] - sum(len(group) for _, group in groups[:_MOST_PICTURES])
     facts = (f"workgroup {launch['group']} of {sizes[0]}, {sizes[1]} work-items each, {launch['lds_bytes']} bytes of "
-             f"LDS; {launch['accesses']} accesses" + (f", {left_out} of them not shown" if left_out else ""))
-    rows = [_summary_row(number, index, one) for index, one in enumerate(recorded)]
-    parts = [f'<h1 id="launch{number}">{html.escape(launch["kernel"])}</h1><p class="dim">{html.escape(facts)}</p>',
-             '<table class="accesses"><thead><tr><th class="l">line</th><th class="l">instruction</th><th>wave</th>'
-             '<th class="l">access</th><th>lanes</th><th>bytes</th><th>128 B segments</th><th>LDS clk</th>'
-             "<th>lost to conflicts</th></tr></thead><tbody>", *rows, "</tbody></table>"]
-    barriers, written, shown = list(launch["barriers"]), {}, {}
-    for index, one in enumerate(recorded):
-        while barriers and barriers[0] <= one["clock"]:
-            barriers.pop(0)
+             f"LDS; {launch['accesses']} accesses" + (f", {left_out} of them not shown" if left_out else "") +
+             "; those that waves or passes make alike are folded")
+    rows = [(group[0]["conflict_clk"] if group[0]["space"] == "LDS" else 0, _summary_row(number, index, group))
+            for index, (_, group) in enumerate(groups[:_MOST_PICTURES])]
+    parts = [f'<h1 id="launch{number}">{html.escape(names.short(launch["kernel"]))}</h1>'
+             f'<p class="dim">{html.escape(facts)}</p><div class="wide"><table class="accesses"><thead><tr>',
+             *(f'<th class="{kind}" title="{html.escape(tip)}"><span class="term">{name}</span></th>'
+               for name, kind, tip in _HEADS), "</tr></thead><tbody>",
+             *(row for _, row in sorted(rows, key=lambda item: -item[0])), "</tbody></table></div>"]
+    written, shown, last = {}, {}, 0
+    for index, (epoch, group) in enumerate(groups[:_MOST_PICTURES]):
+        if epoch != last:
             parts.append('<p class="barrier">all waves have passed a barrier</p>')
             if written != shown:
                 parts.append(_layout(written))
                 shown = dict(written)
-        parts.append(_access(number, index, one, launch))
-        if one["space"] == "LDS" and one["access"] != "load":
-            written.update({dword: (one["wave"], lane, one) for place, lane in enumerate(one["lanes"])
-                            for dword in _dwords(one, place)})
+        last = epoch
+        parts.append(_access(number, index, group, launch))
+        for one in group:
+            if one["space"] == "LDS" and one["access"] != "load":
+                written.update({dword: (one["wave"], lane, one) for place, lane in enumerate(one["lanes"])
+                                for dword in _dwords(one, place)})
     return "\n".join(parts)
+
+
+_HEADS = (("line", "l", "where the instruction comes from; of an inlined function also the kernel's line of its call"),
+          ("instruction", "l", "as the disassembler writes it"),
+          ("waves", "", "of the workgroup, that do the same, each with its own base address"),
+          ("access", "l", "LDS: memory of the workgroup; global: memory of the device; scratch: a lane's own memory"),
+          ("lanes", "", "work-items of the wave that take part, of 64"), ("bytes", "", "of all lanes of a wave"),
+          ("128 B segments", "", "pieces of memory of 128 B that a wave touches: few are good"),
+          ("LDS clk", "", "cycles that the banks work for a wave"),
+          ("lost to conflicts", "", "of these, because lanes of a phase ask for different dwords of one bank: the rows "
+                                    "that lose most come first"))
+
+
+def _folded(launch: dict) -> list[tuple[int, list[dict]]]:
+    """(how many barriers are past, accesses that differ in their wave and base address alone), in order."""
+    groups: dict[tuple, list[dict]] = {}
+    for one in launch["recorded"]:
+        epoch = bisect.bisect_right(launch["barriers"], one["clock"])
+        steps = tuple(at - one["at"][0] for at in one["at"])
+        key = (epoch, one["pc"], one["space"], one["access"], tuple(one["lanes"]), one["bytes"], steps,
+               one["clk"], one["conflict_clk"], one["segments_64"], one["segments_128"])
+        groups.setdefault(key, []).append(one)
+    return [(key[0], group) for key, group in groups.items()]
 
 
 def _layout(written: dict[int, tuple[int, int, dict]]) -> str:
@@ -68,7 +97,7 @@ def _layout(written: dict[int, tuple[int, int, dict]]) -> str:
     for dword, (wave, lane, one) in sorted(written.items()):
         if dword // _BANKS in shown:
             parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
-                               [lane], f"wave {wave} lane {lane}: {one['text']} ({_line(one)})", "who",
+                               [lane], f"wave {wave} lane {lane}: {one['text']} ({sources.where(one)})", "who",
                                f"{wave}.{lane}" if has_waves else ""))
     what = "wave.lane" if has_waves else "the lane"
     return (f'<h2>LDS here</h2><p class="dim">{what} that wrote each dword last, of the accesses that are shown</p>'
@@ -89,21 +118,35 @@ def _more(rows: Sequence[int]) -> str:
     return f'<p class="dim">{len(rows) - _MOST_ROWS} more rows</p>' if len(rows) > _MOST_ROWS else ""
 
 
-def _summary_row(number: int, index: int, one: dict) -> str:
+def _summary_row(number: int, index: int, group: list[dict]) -> str:
+    one = group[0]
     conflicts = one["conflict_clk"] if one["space"] == "LDS" else ""
-    cells = [("l", f'<a href="#a{number}-{index}">{html.escape(_line(one))}</a>'), ("l", html.escape(one["text"])),
-             ("", one["wave"]), ("l", f"{_WHOLE[one['access']]} {one['space']}"), ("", len(one["lanes"])),
+    cells = [("l", f'<a href="#a{number}-{index}">{html.escape(sources.where(one))}</a>'),
+             ("l", html.escape(one["text"])), ("", _spans([each["wave"] for each in group])),
+             ("l", f"{_WHOLE[one['access']]} {one['space']}"), ("", len(one["lanes"])),
              ("", len(one["lanes"]) * one["bytes"]), ("", one["segments_128"] or ""), ("", one["clk"] or ""),
              ("bad" if conflicts else "", conflicts)]
     return "<tr>" + "".join(f'<td class="{kind}">{text}</td>' for kind, text in cells) + "</tr>"
 
 
-def _line(one: dict) -> str:
-    return sources.shown(one["source"]).rpartition("/")[2]
+def _alike(group: list[dict]) -> str:
+    """Which others do the same as the one that is drawn."""
+    others = [one for one in group if one["wave"] != group[0]["wave"]]
+    passes = len(group) - len({one["wave"] for one in group})
+    waves = sorted({one["wave"] for one in others})
+    told = [f"wave{'s' * (len(waves) > 1)} {_spans(waves)} from {', '.join(_starts(others))}"] if waves else []
+    told += [f"{passes} more pass{'es' * (passes > 1)} of a loop"] if passes else []
+    return f'<p class="dim">the same: {html.escape("; ".join(told))}</p>' if told else ""
 
 
-def _access(number: int, index: int, one: dict, launch: dict) -> str:
-    text = launch["lines"].get(one["source"], "").strip()
+def _starts(others: list[dict]) -> list[str]:
+    starts = [f"{one['at'][0]:#x}" for one in others]
+    return [*starts[:4], "…"] if len(starts) > 4 else starts
+
+
+def _access(number: int, index: int, group: list[dict], launch: dict) -> str:
+    one = group[0]
+    text = launch["lines"].get(sources.author(one), "").strip()
     if one["space"] == "LDS":
         lost = one["conflict_clk"]
         told = (f"{one['clk']} clk of the banks, " + (f"{lost} of them lost because lanes of a phase meet at a bank"
@@ -115,10 +158,11 @@ def _access(number: int, index: int, one: dict, launch: dict) -> str:
     else:
         told = "scratch: a lane's own memory"
     picture = _lds(one) if one["space"] == "LDS" else _memory(one, launch["arguments"])
-    return (f'<section id="a{number}-{index}"><h2>{html.escape(_line(one))} <code>{html.escape(text)}</code></h2>'
+    where = html.escape(sources.where(one))
+    return (f'<section id="a{number}-{index}"><h2>{where} <code>{html.escape(text)}</code></h2>'
             f'<p><span class="mono">{one["pc"]:#x}: {html.escape(one["text"])}</span></p><p class="dim">wave '
             f"{one['wave']} {_WHOLE[one['access']]} {one['space']}, {len(one['lanes'])} lanes, {one['bytes']} bytes "
-            f"each{' by LDS-DMA' if one['dma'] else ''}; {told}</p>{picture}</section>")
+            f"each{' by LDS-DMA' if one['dma'] else ''}; {told}</p>{_alike(group)}{picture}</section>")
 
 
 def _colour(lane: int) -> str:

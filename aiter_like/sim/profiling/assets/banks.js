@@ -27,7 +27,7 @@ function bankRow(i, k) {
   return tr([td(k === null ? "all" : hex(i.pc), "l"), td(num(i.lds_clk / times)),
     td(num(lost / times), lost ? "up" : ""), td(heat(i.lds_bank_clk, i, "--lds", `busy ${when}`), "l"),
     td(heat(i.lds_bank_extra_clk || NO_BANKS, i, "--bad", `lost ${when}`), "l"),
-    td(k === null ? "" : esc(i.text), "text"), td(k === null ? "" : esc(shortPlace(i.source)), "l reason")],
+    td(k === null ? "" : esc(i.text), "text"), td(k === null ? "" : placeOf(i), "l reason")],
     k === null ? 'class="total"' : `class="click" data-k="${k}"`);
 }
 

@@ -19,6 +19,25 @@ const REASON_TEXT = {
   "vector port": "another wave issues vector arithmetic", "issue port": "the unit takes another wave's instruction",
   "memory queue": "the queue of the address unit is full", "LDS queue": "the queue of the LDS is full",
   "fetch": "instructions are being fetched", "issues": "the wave issues instructions"};
+// Words that the page uses, explained by the tooltip wherever a head or label has them.
+const WORDS = {
+  ...REASON_TEXT,
+  "clk": "cycles of the chip's clock", "lanes": "the 64 work-items of a wave, which execute one instruction together",
+  "pc": "offset of the instruction from the kernel's first one, in hexadecimal, as reports have it",
+  "L1": "cache of a CU, 32 KB", "L2": "cache that the CUs of an XCD share, 4 MB",
+  "MALL": "cache between all L2s and memory, 256 MB, also called Infinity Cache",
+  "LDS": "memory of a workgroup, 64 KB a CU",
+  "occupancy": "how many waves share a SIMD and take turns while others wait",
+  "hits": "how often what is asked for was there", "share": "of the waves' time, issuing and waiting",
+  "issues, waits": "time in which waves issue the instruction, then what they wait for before it, by reason",
+  "waits most for": "the reason that costs most of the time here",
+  "line": "where the instruction comes from; of an inlined function its own line, in the kernel's line that calls it",
+  "instruction": "as the disassembler writes it", "reason": "what it waits for most",
+  "retired": "→ the wait that retires it; ← what the wait retires",
+  "spills": "registers that did not fit and live in scratch memory: slow",
+  "conflicts": "lanes of one phase ask for different dwords of one bank, which come one after the other"};
+const LIMITS = {"vector registers": "the kernel's", "scalar registers": "the kernel's", "LDS": "the kernel's"};
+const SLOTS = {"waves": "wave slots, 8 per SIMD", "workgroups": "workgroup slots of the CU"};
 const UNITS = {"matrix": "--matrix", "vector": "--vector", "LDS": "--lds", "memory": "--memory", "scalar": "--scalar",
   "other": "--other"};
 const UNIT_OF = {mfma: "matrix", valu: "vector", trans: "vector", ds: "LDS", global: "memory", flat: "memory",
@@ -54,11 +73,18 @@ function place(source) {
 }
 const tail = (path, parts) => path.split("/").length > parts ? "…/" + path.split("/").slice(-parts).join("/") : path;
 const shortPlace = source => source.slice(source.lastIndexOf("/") + 1);
+// An instruction's own line, and the kernel's line that calls the inlined function it belongs to.
+const placeOf = i => esc(shortPlace(i.source) || "(no line)") + (i.caller ? ` in <b>${esc(shortPlace(i.caller))}</b>` : "");
+const author = i => i.caller || i.source;
+const placeTip = (i, p) => [i.source, i.caller && `called in ${i.caller}`, (p.lines[i.source] || "").trim(),
+  i.caller && (p.lines[i.caller] || "").trim()].filter(Boolean).join("\n");
 
 // Parts of HTML. A tip is shown by the tooltip.
 const tipped = tip => tip ? ` data-tip="${esc(tip)}"` : "";
+const term = (name, tip = "") => `<span class="term"${tipped(tip)}>${name}</span>`;
 const td = (html, kind = "", tip = "") => `<td${kind && ` class="${kind}"`}${tipped(tip)}>${html}</td>`;
-const th = ([name, kind = "", tip = ""]) => `<th${kind && ` class="${kind}"`}${tipped(tip)}>${name}</th>`;
+const th = ([name, kind = "", tip = WORDS[name] || ""]) =>
+  `<th${kind && ` class="${kind}"`}${tipped(tip)}>${tip ? term(name) : name}</th>`;
 const tr = (cells, attributes = "") => `<tr ${attributes}>${cells.join("")}</tr>`;
 // Heads are [name, class, tip].
 const table = (heads, rows, kind = "full") =>
@@ -70,10 +96,10 @@ const bar = (parts, width = "") => {
   };
   return `<span class="bar"${width && ` style="width:${width}"`}>${parts.map(piece).join("")}</span>`;
 };
-const barRow = (name, parts, text, tip = "") => `<span${tipped(tip)}>${esc(name)}</span>` +
+const barRow = (name, parts, text, tip = "") => `<span${tipped(tip)}>${tip ? term(esc(name)) : esc(name)}</span>` +
   `<span${tipped(tip)}>${bar(parts)}</span><span class="value">${esc(text)}</span>`;
 const tile = (value, label, tip = "", kind = "") =>
-  `<div class="tile ${kind}"${tipped(tip)}><b>${esc(value)}</b><span>${esc(label)}</span></div>`;
+  `<div class="tile ${kind}"${tipped(tip)}><b>${esc(value)}</b><span${tip && ' class="term"'}>${esc(label)}</span></div>`;
 // Rows of `box` that match are clickable.
 const onRows = (box, attribute, act) => {
   for (const row of box.querySelectorAll(`tr[data-${attribute}]`)) row.onclick = () => act(row.dataset[attribute]);
@@ -92,5 +118,8 @@ function showTip(event, text) {
 document.addEventListener("mousemove", event => {
   if (event.target.tagName === "CANVAS") return;
   showTip(event, event.target.closest ? event.target.closest("[data-tip]")?.dataset.tip : "");
+});
+document.addEventListener("click", event => {      // a finger has nothing else to point with
+  if (event.target.tagName !== "CANVAS") showTip(event, event.target.closest("[data-tip]")?.dataset.tip || "");
 });
 document.addEventListener("mouseleave", event => showTip(event, ""));

@@ -6,9 +6,10 @@ function code(p) {
   const all = sum(p.instructions.map(spent)) || 1, lines = new Map(), files = new Map();
   const waitsOf = p.instructions.map(() => []);    // memory operation → [place of the wait, times, clk]
   p.instructions.forEach((i, k) => {
-    lines.set(i.source, (lines.get(i.source) || 0) + spent(i));
-    const [file] = place(i.source);
-    files.set(file, (files.get(file) || 0) + spent(i));
+    for (const source of new Set([i.source, author(i)])) lines.set(source, (lines.get(source) || 0) + spent(i));
+    for (const file of new Set([i.source, author(i)].map(source => place(source)[0]))) {
+      files.set(file, (files.get(file) || 0) + spent(i));
+    }
     for (const [from, times, clk] of i.retires || []) waitsOf[from].push([k, times, clk]);
   });
   const names = [...files].filter(([name]) => (sources[name] || []).length).sort((a, b) => b[1] - a[1]);
@@ -22,7 +23,8 @@ function code(p) {
     <label class="small"><input type="checkbox" id="byCost"> by cost</label>
     <input id="find" placeholder="find an instruction or a line" size="28">
     <span class="dim small">click a line or an instruction: the other one; arrows go from a memory operation to the wait
-      that retires it; strong: that wait waits for it; dashed: in a later pass of a loop</span></div>
+      that retires it; strong: that wait waits for it; dashed: in a later pass of a loop; a line's share has that of
+      the functions that are inlined there</span></div>
     <div class="panes ${names.length ? "" : "single"}">${names.length ? '<div class="pane" id="source"></div>' : ""}
     <div class="pane" id="rows"></div></div>`;
   if (names.length) $("file").onchange = () => { C.file = $("file").value; sourcePane() };
@@ -48,7 +50,7 @@ function sourcePane() {
 }
 
 function isShown(i, k, words) {
-  if (words) return `${hex(i.pc)} ${i.text} ${i.source}`.toLowerCase().includes(words);
+  if (words) return `${hex(i.pc)} ${i.text} ${i.source} ${i.caller}`.toLowerCase().includes(words);
   return !$("hot").checked || spent(i) / C.all >= .001 || C.waitsOf[k].length || i.retires;
 }
 
@@ -65,7 +67,7 @@ function rows() {
   const {instructions} = C.p, words = $("find").value.toLowerCase(), most = Math.max(...instructions.map(spent), 1);
   C.rows = instructions.map((_, k) => k).filter(k => isShown(instructions[k], k, words));
   if ($("byCost").checked) C.rows.sort((a, b) => spent(instructions[b]) - spent(instructions[a]));
-  const texts = C.rows.map((k, n) => instructionRow(k, most, n ? instructions[C.rows[n - 1]].source : null));
+  const texts = C.rows.map((k, n) => instructionRow(k, most, n ? placeOf(instructions[C.rows[n - 1]]) : null));
   const box = $("rows");
   box.innerHTML = `<svg id="arrows"></svg>${table(CODE_HEADS, texts)}`;
   box.onclick = event => {
@@ -85,16 +87,15 @@ function instructionRow(k, most, last) {
   const i = C.p.instructions[k], clk = spent(i), waits = waited(i), each = waits / i.issued;
   const [why] = Object.entries(i.stall_clk).sort((a, b) => b[1] - a[1])[0] || [], shown = each >= .5;
   const reason = shown ? `<i class="swatch" style="background:${variable(REASONS[why])}"></i>${why}` : "";
-  const text = (C.p.lines[i.source] || "").trim();
   return tr([td(clk / C.all >= .0005 ? pct(clk / C.all) : ""),
     td(bar(costParts(i.busy_clk, i.stall_clk, most), "4.2rem"), "l"),
-    td(hex(i.pc)), td("", "gutter"), td(esc(i.text), "text inst"),
+    td(hex(i.pc)), td("", "gutter"), td(esc(i.text), "text"),
     td(shown ? num(Math.round(each)) : ""),
     td(reason, "l reason"), td(shown ? pct(i.covered_clk / waits) : ""),
     td(i.latency_clk ? num(Math.round(i.latency_clk / i.issued)) : ""),
     td(i.latency_clk ? pct(i.hidden_clk / i.latency_clk) : ""), td(chips(k), "l"), td(num(i.executed)),
     td(i.active_lanes ? (i.active_lanes / i.executed).toFixed(0) : ""),
-    td(i.source === last ? "" : esc(shortPlace(i.source)), "l reason", `${i.source}\n${text}`)],
+    td(placeOf(i) === last ? "" : placeOf(i), "l reason", placeTip(i, C.p))],
     `data-k="${k}"${tipped(instructionTip(i))}`);
 }
 
@@ -142,8 +143,9 @@ function pinSource(source, scroll) {
   if (!scroll) return;
   C.pinned = null;
   mark($("rows"), () => false, "pinned");
-  if (!C.rows.some(k => C.p.instructions[k].source === source)) { $("hot").checked = false; rows() }
-  scrollToRow($("rows"), mark($("rows"), row => C.p.instructions[+row.dataset.k].source === source, "lit")[0]);
+  const isOf = k => [C.p.instructions[k].source, author(C.p.instructions[k])].includes(source);
+  if (!C.rows.some(isOf)) { $("hot").checked = false; rows() }
+  scrollToRow($("rows"), mark($("rows"), row => isOf(+row.dataset.k), "lit")[0]);
   lightArrows(null);
 }
 
@@ -152,7 +154,7 @@ function pinInstruction(k, follow) {
   mark($("rows"), () => false, "lit");
   const found = mark($("rows"), row => +row.dataset.k === k, "pinned");
   if (!follow) scrollToRow($("rows"), found[0]);
-  if (C.p.instructions[k].source) pinSource(C.p.instructions[k].source, false);
+  if (C.p.instructions[k].source) pinSource(author(C.p.instructions[k]), false);
   lightArrows(k);
 }
 

@@ -53,7 +53,7 @@ function changedLines(c) {
     const name = esc(shortPlace(now === null ? old : now) || "(no line)") + (moved ? " ↷" : "");
     const line = tr([td(name, "l", moved ? `before: ${old}` : ""), td(num(row.before)), td(num(row.after)),
       change(row.before, row.after), td(`${more >= 0 ? "+" : "−"}${num(Math.abs(more))}`),
-      twoBars(row.before, row.after, most), td(esc(row.text), "l cut")], `class="click" data-line="${n}"`);
+      twoBars(row.before, row.after, most), td(esc(row.text), "l code")], `class="click" data-line="${n}"`);
     const forms = row.instructions.map(({text, times, clk}) => tr([
       td(`${num(times[0])} → ${num(times[1])} times`, "l reason inner"), td(num(clk[0])), td(num(clk[1])),
       change(clk[0], clk[1]), td(""), td(""), td(esc(text), "text reason")], `data-of="${n}" hidden`));

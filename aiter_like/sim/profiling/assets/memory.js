@@ -10,7 +10,7 @@ function memory(p) {
 function levelTable(p) {
   const f = p.figures, t = p.traffic, least = p.call && p.call.bytes, alone = least && p.call.launches === 1;
   const most = Math.max(f.segment_bytes, f.asked_bytes, f.lines_128);
-  const row = (name, bytes, lines, hits, tip) => tr([td(name, "l"), td(num(bytes, "B")),
+  const row = (name, bytes, lines, hits, tip) => tr([td(term(name), "l"), td(num(bytes, "B")),
     td(alone ? `${(bytes / least).toFixed(2)} ×` : ""), td(lines), td(hits),
     td(bar([[bytes / most, "--memory"]], "12rem"), "l")], tipped(tip));
   const cache = (level, name, tip) => {
@@ -51,7 +51,7 @@ function memoryRows(p) {
       td(t.mall_hits ? num(t.mall_hits) : ""),
       td(moved ? num(moved, "B") : ""), td(i.latency_clk ? num(Math.round(i.latency_clk / i.issued)) : ""),
       td(i.latency_clk ? pct(i.hidden_clk / i.latency_clk) : ""), td(esc(i.text), "text"),
-      td(esc(shortPlace(i.source)), "l reason")], `class="click" data-k="${k}"`);
+      td(placeOf(i), "l reason", placeTip(i, p))], `class="click" data-k="${k}"`);
   });
   const heads = [["pc", "l"], ["bytes asked"], ["64 B / asked", "", "bytes of segments of 64 B per byte asked for"],
     ["128 B / asked", "", "bytes of segments of 128 B per byte asked for"],

@@ -175,7 +175,7 @@ function eventAt(x, y) {
 
 function tipOf(e) {
   const i = T.p.instructions[e[1]], w = T.waves.get(e[0]), why = T.p.timeline.reasons[e[2]];
-  const text = [`${hex(i.pc)}  ${i.text}`, i.source || "no source line",
+  const text = [`${hex(i.pc)}  ${i.text}`, [i.source || "no source line", i.caller].filter(Boolean).join(" in "),
     `workgroup ${w.group}, SIMD ${w.simd}, slot ${w.slot}; issued at ${count(e[4])} clk`];
   if (e[3] < e[4]) text.push(`waited ${count(e[4] - e[3])} clk: ${why}, ${REASON_TEXT[why] || ""}`);
   if (e[8] !== null) text.push(`answered after ${count(e[8] - e[4])} clk`);
