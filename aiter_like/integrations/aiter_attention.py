@@ -14,6 +14,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.common.elements import FP8, INTEGERS
 
 FP8_ARCHS = frozenset({"gfx942"})
@@ -83,10 +84,11 @@ def context_attention_fwd(q: Tensor, k: Tensor, v: Tensor, o: Tensor, b_start_lo
     check.tensor(op, "b_seq_len", b_seq_len, dtypes=INTEGERS, shape=b_start_loc.shape, device=b_start_loc.device)
     if not len(b_start_loc):
         return
-    ends = torch.cat((b_start_loc, b_start_loc[-1:] + b_seq_len[-1:])).int()
-    if check.is_on_host(ends) and (ends[0] != 0 or not torch.equal(ends.diff(), b_seq_len.int())):
+    ends = torch.cat((b_start_loc, b_start_loc[-1:] + b_seq_len[-1:])).long()
+    if check.is_on_host(ends) and (ends[0] != 0 or not torch.equal(ends.diff(), b_seq_len.long())):
         raise ValueError(f"{op}: b_start_loc must be the sums of b_seq_len, from 0, got {b_start_loc.tolist()[:20]} "
                          f"and {b_seq_len.tolist()[:20]}")
+    ends = as_int32(ends)
     aiter_like.flash_attn_varlen_func(q, k, v, ends, ends, max_input_len, max_input_len, causal=is_causal, out=o)
 
 
@@ -125,8 +127,8 @@ def extend_attention_fwd(
         o_extend.copy_(new)
         return
     old, old_lse = aiter_like.mha_batch_prefill_func(
-        q_extend, k_buffer, v_buffer, qo_indptr, kv_indptr.int(), kv_indices.int(), max_len_extend, len(kv_indices),
-        softmax_scale=scale, logits_soft_cap=logit_cap, return_lse=True)
+        q_extend, k_buffer, v_buffer, qo_indptr, as_int32(kv_indptr), as_int32(kv_indices), max_len_extend,
+        len(kv_indices), softmax_scale=scale, logits_soft_cap=logit_cap, return_lse=True)
     aiter_like.merge_attn_states(o_extend, old, old_lse, new, lse[0])
 
 

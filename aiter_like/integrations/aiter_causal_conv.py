@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.conv.causal_conv1d import causal_conv1d_split_qkv
 
 _NAME, _PREFILL, _METADATA = "causal_conv1d_update", "causal_conv1d", "build_causal_conv_prefill_metadata"
@@ -148,9 +149,9 @@ def causal_conv1d_split_qkv_hip_fn(
         has_initial_state = has_initial_state.bool()
     if cache_indices is not None:
         check.tensor(_PREFILL, "cache_indices", cache_indices)
-        cache_indices = cache_indices.int()
+        cache_indices = as_int32(cache_indices)
     return causal_conv1d_split_qkv(
-        x, weight, bias, conv_states, query_start_loc.int(), k_dim, cache_indices=cache_indices,
+        x, weight, bias, conv_states, as_int32(query_start_loc), k_dim, cache_indices=cache_indices,
         has_initial_state=has_initial_state if conv_states is not None else None, activation=activation,
         pad_slot_id=-1 if pad_slot_id is None else pad_slot_id)
 

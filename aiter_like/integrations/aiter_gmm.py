@@ -11,6 +11,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm_call import TOKENS, block_for
 from aiter_like.ops.moe.moe_weight_grad import moe_weight_grad
@@ -106,7 +107,7 @@ def _order(group_sizes: Tensor, rows: int) -> dict[str, Tensor | int]:
     """The lists by which moe_weight_grad reads rows that are sorted; the host does not look at the sizes."""
     groups, device = len(group_sizes), group_sizes.device
     block = max(block_for(max(rows, 1), max(groups, 1)), 16)
-    sizes = group_sizes.to(torch.int32)
+    sizes = as_int32(group_sizes)
     tiles = torch.cumsum((sizes + block - 1) // block, 0, dtype=torch.int32)
     tile = torch.arange(rows // block + min(groups, rows), dtype=torch.int32, device=device)
     group = torch.searchsorted(tiles, tile, right=True, out_int32=True)

@@ -13,6 +13,7 @@ from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 
 
 def mla_prefill_fwd(q: Tensor, kv_buffer: Tensor, out: Tensor, cu_seqlens_q: Tensor, seqused_k: Tensor,
@@ -179,7 +180,7 @@ def decode_attention_fwd(
         for name, cache in (("k_buffer", keys), ("v_buffer", values)):
             check.tensor(op, name, cache, dtypes=(q.dtype,))
         out, sums = aiter_like.flash_attn_with_kvcache(
-            q[:, None], keys, values, cache_seqlens=b_seq_len.to(torch.int32), softmax_scale=sm_scale,
+            q[:, None], keys, values, cache_seqlens=as_int32(b_seq_len), softmax_scale=sm_scale,
             softcap=logit_cap or 0.0, return_softmax_lse=True, page_table=req_to_token)
         o.copy_(out[:, 0])
         found = sums[..., 0]

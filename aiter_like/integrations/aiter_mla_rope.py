@@ -11,6 +11,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 
 _NAME = "decode_attention_fwd_grouped_rope"
 _HALVES = (torch.bfloat16, torch.float16)
@@ -54,7 +55,7 @@ def decode_attention_fwd_grouped_rope(
     check.tensor(_NAME, "kv_indices", kv_indices, rank=1, dtypes=elements.INTEGERS, device=q.device)
     rows = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     options = {"sm_scale": sm_scale, "logit_cap": logit_cap or 0.0, "return_lse": True}
-    chosen = kv_indices.to(torch.int32)
+    chosen = as_int32(kv_indices)
     if not use_rope:
         aiter_like.mla_decode_fwd(q, k_buffer[:, None], o, rows, kv_indptr, chosen, None, 1, **options)
         return

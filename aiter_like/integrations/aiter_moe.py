@@ -20,6 +20,7 @@ from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_experts import Sorted, both_stages, in_shuffled_order
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.fused_moe import fused_moe as _fused_moe
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -338,7 +339,7 @@ def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight:
     out = torch.zeros(*topk_ids.shape, layer.inner, dtype=dtype, device=hidden_states.device)
     operands = _operands(op, hidden_states, a1_scale, layer, topk_weight if doweight else None, topk_ids, w1_bias)
     moe_gemm.run(
-        out.view(-1, layer.inner), b=layer.w1, experts=topk_ids.reshape(-1).int(), slots=topk_ids.shape[1],
+        out.view(-1, layer.inner), b=layer.w1, experts=as_int32(topk_ids.reshape(-1)), slots=topk_ids.shape[1],
         b_scale=layer.w1_scale, activation=layer.activation, limit=layer.limit, group_size=layer.group_size,
         is_shuffled=layer.is_shuffled, backend="torch", **operands)
     return out
@@ -356,7 +357,7 @@ def torch_moe_stage2(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights
     out = torch.zeros(topk_ids.shape[0], layer.w2.shape[1], dtype=dtype, device=rows.device)
     operands = _operands(op, rows, a2_scale, layer, topk_weights if doweight else None, topk_ids, w2_bias)
     moe_gemm.run(
-        out, b=layer.w2, experts=topk_ids.reshape(-1).int(), slots=topk_ids.shape[1], b_scale=layer.w2_scale,
+        out, b=layer.w2, experts=as_int32(topk_ids.reshape(-1)), slots=topk_ids.shape[1], b_scale=layer.w2_scale,
         group_size=layer.group_size, is_shuffled=layer.is_shuffled, sums_slots=True, backend="torch", **operands)
     return out
 

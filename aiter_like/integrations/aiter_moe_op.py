@@ -17,6 +17,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import block_for
@@ -36,7 +37,7 @@ class _Pairs(NamedTuple):
     def of(cls, ids: Tensor, weights: Tensor, experts: int) -> _Pairs:
         """`ids` and `weights` [tokens, slots]."""
         block = block_for(max(ids.numel(), 1), max(experts, 1))
-        found = aiter_like.moe_sorting(ids.to(torch.int32), weights.float(), experts, 0, torch.float32, block,
+        found = aiter_like.moe_sorting(as_int32(ids), weights.float(), experts, 0, torch.float32, block,
                                        accumulate=False)
         return cls(*found[:4], ids.shape[1], block)
 

@@ -14,6 +14,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_moe_routing import RoutingData, routing
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 
 _BAND = 16  # rows of a matrix in the order of shuffle_weight
 
@@ -241,7 +242,7 @@ def _ragged(op: str, x: Tensor, weights: Tensor, x_scale: Tensor | None, w_scale
     """The products of pairs, sorted by expert, with [experts, n, k], and with places of pairs their sums by token."""
     routing_data, gather_indx, _ = lists
     check_places(op, x, lists, gammas)
-    rows = None if gather_indx is None else (gather_indx.to(torch.int32) // routing_data.n_expts_act)
+    rows = None if gather_indx is None else (as_int32(gather_indx) // routing_data.n_expts_act)
     y = aiter_like.grouped_gemm(x, weights, routing_data.expt_data.token_offs_raw, x_scale, w_scale, bias,
                                 row_index=rows, dtype=dtype_between(lists, gammas, out_dtype, gate))
     return finished(y, lists, gammas, out_dtype, gate)
@@ -269,7 +270,7 @@ def finished(y: Tensor, lists: Lists, gammas: Tensor | None, out_dtype: torch.dt
         y = _gated(y, *gate)
     if scatter_indx is None:
         return (y if gammas is None else y * gammas.reshape(-1, 1)).to(out_dtype)
-    places = scatter_indx.to(torch.int32).view(-1, lists[0].n_expts_act)
+    places = as_int32(scatter_indx).view(-1, lists[0].n_expts_act)
     factors = (torch.ones(places.shape, dtype=torch.float32, device=y.device) if gammas is None
                else gammas.float()[places.long()])
     out = torch.empty(len(places), y.shape[1], dtype=out_dtype, device=y.device)

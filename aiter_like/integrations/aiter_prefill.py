@@ -14,6 +14,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.paged_attention_entries import Called, paged_caches, run_paged
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32
 
 _PREFILL = "context_attention_fwd"
 _CHUNKED = "chunked_prefill_paged_decode"
@@ -132,7 +133,7 @@ def _checked(op: str, names: tuple[str, ...], new: tuple[Tensor, ...], pages: tu
         raise ValueError(f"{op}: {where_names[1]} must rise from 0 to {len(q)}, by no more than {where_names[2]}, got "
                          f"{starts.tolist()[:20]} and {lengths.tolist()[:20]}")
     return tuple(cache.view(fp8) if cache.dtype == torch.uint8 else cache for cache in pages), (
-        starts.to(torch.int32), lengths.to(torch.int32))
+        as_int32(starts), as_int32(lengths))
 
 
 def _window(op: str, sliding_window: int | None) -> int:

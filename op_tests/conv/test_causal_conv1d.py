@@ -181,9 +181,9 @@ def test_bad_input_is_named(device):
     with pytest.raises(ValueError, match="causal_conv1d_split_qkv: has_initial_state is for conv_states"):
         call(x, weight, bias, None, has_initial_state=torch.ones(2, dtype=torch.bool, device=device))
     if device.type == "cpu":
-        with pytest.raises(ValueError, match="query_start_loc must rise .* at most the 9 tokens of x, got 0 to 10"):
+        with pytest.raises(ValueError, match="query_start_loc must rise .* at most the 9 tokens of x, got "):
             call(x, weight, bias, states, starts + starts.clamp(max=1))
-        with pytest.raises(ValueError, match="with steps back"):
+        with pytest.raises(ValueError, match="query_start_loc must rise from 0 or more"):
             call(x, weight, bias, states, starts[[0, 1, 0]])
 
 

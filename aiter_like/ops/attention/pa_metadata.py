@@ -17,6 +17,7 @@ from aiter_like.device import Target, default_target
 from aiter_like.dispatch import Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
+from aiter_like.ops.common import contents
 
 __all__ = ["get_pa_metadata_info_v1", "get_pa_metadata_v1"]
 
@@ -229,6 +230,20 @@ def get_pa_metadata_info_v1(batch_size: int,
             ((batch_size, 2), int32), (min(items, 2 * (parts - 1)), int32))
 
 
+def _check_contents(op: str, rows: Tensor, pages: Tensor, lengths: Tensor, page_size: int, longest: int | None) -> None:
+    """Starts and lengths that can be looked at without waiting are in order and fit one another.
+
+    Raises:
+        ValueError: they are not.
+    """
+    contents.check_lengths(op, "seqlens_qo_indptr", rows, check.INT32_MAX, longest, "max_seqlen_qo")
+    contents.check_starts(op, "pages_kv_indptr", pages, check.INT32_MAX, "pages")
+    contents.check_values(op, "context_lens", lengths, 0, check.INT32_MAX, "hold lengths")
+    if contents.are_on_host(pages, lengths) and (lengths > pages.diff().long() * page_size).any():
+        raise ValueError(f"{op}: context_lens must be at most the keys of the pages that pages_kv_indptr tells, got "
+                         f"{lengths.tolist()[:12]}")
+
+
 def get_pa_metadata_v1(
         seqlens_qo_indptr: Tensor, pages_kv_indptr: Tensor, context_lens: Tensor, num_heads_per_head_k: int,
         num_heads_k: int, is_causal: bool, work_metadata_ptrs: Tensor, work_indptr: Tensor, work_info: Tensor,
@@ -301,6 +316,8 @@ def get_pa_metadata_v1(
                                 ("context_lens", context_lens, starts - 1)):
         if len(tensor) < least:  # checked here, since the operator is given a part of it
             raise ValueError(f"{op}: {name} must have at least {least} elements, got {len(tensor)}")
+    _check_contents(op, seqlens_qo_indptr, pages_kv_indptr[:starts], context_lens[:max(starts - 1, 0)], block_size,
+                    max_seqlen_qo if max_seqlen_qo > 0 else None)
     parts = len(work_indptr) - 1
     if max_split_per_batch > 0:
         parts = min(parts, max(max_split_per_batch * (starts - 1), num_heads_k))

@@ -19,7 +19,7 @@ INTEGERS = (torch.int32, torch.int64)
 
 def as_int32(values: Tensor) -> Tensor:
     """int64 as int32; what 32 bits do not hold becomes the nearest that they do, and so is no page or length either."""
-    return values if values.dtype == torch.int32 else values.clamp(-check.INT32_MAX - 1, check.INT32_MAX).int()
+    return (values.clamp(-check.INT32_MAX - 1, check.INT32_MAX) if values.dtype == torch.int64 else values).int()
 
 
 def are_on_host(*tensors: Any, rank: int = 1) -> bool:
@@ -59,6 +59,20 @@ def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int |
     if isinstance(longest, int) and max(lengths, default=0) > longest:
         raise ValueError(f"{op}: {bound or 'max_seqlen_' + name[-1]} must be at least {max(lengths)}, the longest "
                          f"sequence in {name}, got {longest}")
+
+
+def check_starts(op: str, name: str, starts: Tensor, total: int, what: str) -> None:
+    """Starts from 0 or more, which never fall, of ranges within `what`, of which there are `total`.
+
+    Raises:
+        ValueError: they are not.
+    """
+    check.sequence_starts(op, name, starts)
+    if not are_on_host(starts) or not len(starts):
+        return
+    if starts[0] < 0 or starts[-1] > total or (starts[1:] < starts[:-1]).any():
+        raise ValueError(f"{op}: {name} must rise from 0 or more to at most the {total} {what}, got "
+                         f"{_short(starts.tolist())}")
 
 
 def _short(values: list[int]) -> str:

@@ -18,6 +18,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.common.contents import check_starts
 
 __all__ = ["causal_conv1d_split_qkv"]
 
@@ -121,7 +122,6 @@ def _check(call: CausalConv1dCall) -> object:
     check.tensor(_OP, "query_start_loc", starts, rank=1, dtypes=(torch.int32,), device=device)
     if not len(starts):
         raise ValueError(f"{_OP}: query_start_loc must have one element more than there are sequences, got none")
-    _check_starts(starts, tokens)
     count = len(starts) - 1
     check.integer(_OP, "pad_slot_id", call.pad_slot_id)
     check.flag(_OP, "is_silu", call.is_silu)
@@ -135,16 +135,6 @@ def _check(call: CausalConv1dCall) -> object:
     elif call.has_initial_state is not None:
         raise ValueError(f"{_OP}: has_initial_state is for conv_states, which are None")
     return SKIP if dim == 0 or count == 0 else None
-
-
-def _check_starts(starts: Tensor, tokens: int) -> None:
-    """Starts that can be looked at without waiting are in order and within the tokens."""
-    if not check.is_on_host(starts):
-        return
-    first, last = int(starts[0]), int(starts[-1])
-    if first < 0 or last > tokens or bool((starts.diff() < 0).any()):
-        raise ValueError(f"{_OP}: query_start_loc must rise from 0 or more to at most the {tokens} tokens of x, got "
-                         f"{first} to {last}{' with steps back' if 0 <= first and last <= tokens else ''}")
 
 
 def _check_states(call: CausalConv1dCall) -> None:
@@ -262,6 +252,7 @@ def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv
     check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
     check.integer(_OP, "k_dim", k_dim, 0, x.shape[0] // 2)
     check.choice(_OP, "activation", activation, _ACTIVATIONS)
+    check_starts("causal_conv1d_split_qkv", "query_start_loc", query_start_loc, x.shape[1], "tokens of x")
     sizes = (k_dim, k_dim, x.shape[0] - 2 * k_dim)
     q, k, v = (x.new_empty(x.shape[1], size) for size in sizes)
     _causal_conv1d.run(q, k, v, x, weight, bias=bias, query_start_loc=query_start_loc, conv_states=conv_states,

@@ -16,6 +16,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import paged_cache, quant_rule
+from aiter_like.ops.common.contents import check_starts
 from aiter_like.ops.kv_cache import indexer_cache
 
 __all__ = ["cp_gather_indexer_k_quant_cache"]
@@ -126,7 +127,7 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
         dst_k: [num_tokens, head_dim], e4m3 or uint8, written.
         dst_scale: [num_tokens, groups] fp32, or [num_tokens, 4 · groups] of 1-byte elements, written.
         block_table: [num_sequences, max_blocks] int32.
-        cu_seq_lens: [num_sequences + 1] int32, ascending.
+        cu_seq_lens: [num_sequences + 1] int32, ascending within the rows of `dst_k`.
         preshuffle: the cache's keys are in tiles.
         backend: "hip" or "torch" instead of the automatic choice.
 
@@ -135,7 +136,7 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
+        ValueError: shapes, devices or layout do not fit; on the CPU, also starts that fall or rows that are not there.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -143,5 +144,7 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
 
     Source: AITER's `cp_gather_indexer_k_quant_cache`.
     """
+    check.tensor("cp_gather_indexer_k_quant_cache", "dst_k", dst_k, rank=2)
+    check_starts("cp_gather_indexer_k_quant_cache", "cu_seq_lens", cu_seq_lens, dst_k.shape[0], "rows of dst_k")
     _cp_gather_indexer_k_quant_cache.run(dst_k, dst_scale, kv_cache, block_table, cu_seq_lens=cu_seq_lens,
                                          preshuffle=preshuffle, backend=backend)

@@ -16,6 +16,7 @@ from aiter_like.device import Target, default_target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
+from aiter_like.ops.common.contents import check_lengths, check_starts
 from aiter_like.ops.mla import plan
 
 __all__ = ["get_mla_metadata_info_v1", "get_mla_metadata_v1", "get_ps_metadata_info_v1", "get_ps_metadata_v1"]
@@ -303,6 +304,9 @@ def get_mla_metadata_v1(
     if len(seqlens_kv_indptr) < len(seqlens_qo_indptr):  # checked here, since the operator is given a part of it
         raise ValueError(f"{op}: seqlens_kv_indptr must have as many elements as seqlens_qo_indptr, "
                          f"{len(seqlens_qo_indptr)}, got {len(seqlens_kv_indptr)}")
+    check_lengths(op, "seqlens_qo_indptr", seqlens_qo_indptr, check.INT32_MAX,
+                  max_seqlen_qo if max_seqlen_qo > 0 and topk < 0 else None, "max_seqlen_qo")
+    check_starts(op, "seqlens_kv_indptr", seqlens_kv_indptr[:len(seqlens_qo_indptr)], check.INT32_MAX, "pages")
     pages = -(-plan.block_pages_of(page_size) // kv_granularity) * kv_granularity
     mla_metadata_op.run(
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,

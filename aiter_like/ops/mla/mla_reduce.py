@@ -16,6 +16,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import are_on_host, check_starts
 
 __all__ = ["mla_reduce_v1"]
 
@@ -160,6 +161,28 @@ mla_reduce_op = Op(
               Backend("torch", mla_reduce_ref)))
 
 
+def _check_contents(out: Tensor, starts: Any, tiles: Any, parts: Any, longest: Any) -> None:
+    """Tiles with parts, which can be looked at without waiting, are rows of `out`, and not more than `longest`.
+
+    Raises:
+        ValueError: they are not.
+    """
+    op = "mla_reduce_v1"
+    if not are_on_host(starts, parts) or not len(starts) or out.ndim != 3:
+        return
+    check_starts(op, "reduce_indptr", starts, len(parts), "entries of reduce_partial_map")
+    if tiles is None or not are_on_host(tiles, rank=2) or tiles.shape != (len(starts) - 1, 2):
+        return  # the operator says what does not fit
+    first, last = tiles[starts.diff() > 0].long().unbind(1)
+    if ((first < 0) | (last < first) | (last > len(out))).any():
+        raise ValueError(f"{op}: reduce_final_map must name rows of final_output, from 0 to {len(out)}, got "
+                         f"{tiles.tolist()[:12]}")
+    most = int((last - first).max()) if len(first) else 0
+    if isinstance(longest, int) and 0 <= longest < most:
+        raise ValueError(f"{op}: max_seqlen_q must be at least {most}, the rows of a tile in reduce_final_map, got "
+                         f"{longest}")
+
+
 def mla_reduce_v1(partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Tensor, reduce_final_map: Tensor | None,
                   reduce_partial_map: Tensor, max_seqlen_q: int, num_kv_splits: int, final_output: Tensor,
                   final_lse: Tensor | None = None, *, backend: str | None = None) -> None:
@@ -195,13 +218,15 @@ def mla_reduce_v1(partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Te
 
     Source: AITER's `mla_reduce_v1`; Milakov and Gimelshein, online normalizer calculation (2018).
     """
-    for name, tensor in (("partial_output", partial_output), ("partial_lse", partial_lse)):
+    for name, tensor in (("partial_output", partial_output), ("partial_lse", partial_lse),
+                         ("final_output", final_output)):
         check.dense("mla_reduce_v1", name, tensor)
     if partial_output.ndim == 4 and partial_output.shape[1] == 1:
         partial_output = partial_output.squeeze(1)
     if partial_lse.ndim > 2 and partial_lse.shape[-1] == 1:
         partial_lse = partial_lse.squeeze(-1)
         partial_lse = partial_lse.squeeze(1) if partial_lse.ndim == 3 else partial_lse
+    _check_contents(final_output, reduce_indptr, reduce_final_map, reduce_partial_map, max_seqlen_q)
     mla_reduce_op.run(final_output, final_lse, partial_output, partial_lse, reduce_indptr=reduce_indptr,
                       reduce_final_map=reduce_final_map, reduce_partial_map=reduce_partial_map,
                       max_seqlen_q=max_seqlen_q, backend=backend)

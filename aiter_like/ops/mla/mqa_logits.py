@@ -19,7 +19,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache
+from aiter_like.ops.common import contents, elements, paged_cache
 from aiter_like.ops.kv_cache import indexer_cache
 
 __all__ = ["mqa_logits", "paged_mqa_logits"]
@@ -125,8 +125,7 @@ def _places(call: MqaLogitsCall, entries: Tensor, column: Tensor) -> tuple[Tenso
 def _unshuffled(keys: Tensor) -> Tensor:
     """The keys of shuffled pages, one below the other."""
     (pages, page_size, dim), tile = keys.shape, indexer_cache.TILE
-    tiles = keys.reshape(pages, page_size // tile, dim // tile, tile, tile)
-    return tiles.transpose(2, 3).reshape(-1, dim)
+    return keys.reshape(pages, page_size // tile, dim // tile, tile, tile).transpose(2, 3).reshape(-1, dim)
 
 
 def _row_waves(call: MqaLogitsCall) -> tuple[int, int]:
@@ -380,16 +379,17 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
     op = "paged_mqa_logits"
     check.tensor(op, "q", q, rank=4, dtypes=elements.FP8)
     check.tensor(op, "kv_cache", kv_cache)
-    if kv_cache.ndim == 4 and kv_cache.shape[2] == 1:
-        kv_cache = kv_cache.squeeze(2)
-    dim = q.shape[3]
-    indexer_cache.check_cache(op, kv_cache, dim, 1, preshuffle, q.device)
+    kv_cache = kv_cache.squeeze(2) if kv_cache.ndim == 4 and kv_cache.shape[2] == 1 else kv_cache
+    indexer_cache.check_cache(op, kv_cache, q.shape[3], 1, preshuffle, q.device)
     check.tensor(op, "kv_cache", kv_cache, dtypes=(q.dtype, torch.uint8))
-    pages, page_size, _ = kv_cache.shape
+    page_size, dim = kv_cache.shape[1], q.shape[3]
     if page_starts is None:
         check.tensor(op, "block_table", block_table, shape=(q.shape[0], None))
+        contents.check_values(op, "context_lens", context_lens, 0, check.INT32_MAX, "hold lengths")
     else:
         check.tensor(op, "page_starts", page_starts, shape=(q.shape[0] + 1,))
+        check.tensor(op, "block_table", block_table, rank=1)
+        contents.check_starts(op, "page_starts", page_starts, len(block_table), "entries of block_table")
     blocks, keys = indexer_cache.blocks_of(paged_cache.as_bytes(kv_cache)), page_size * dim
     mqa_logits_op.run(logits, q.flatten(0, 1), blocks[:, :keys].view(q.dtype).unflatten(1, (page_size, dim)),
                       blocks[:, keys:keys + 4 * page_size].view(torch.float32), weights, context_lens=context_lens,

@@ -16,6 +16,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import check_starts
 from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, experts_of_build
 from aiter_like.ops.moe.moe_sum import moe_sum_op
 
@@ -282,6 +283,8 @@ def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Ten
                      device=device)
         if expert_first_token_offset.numel() == 0:
             raise ValueError(f"{name}: expert_first_token_offset must have at least 1 element, got shape (0,)")
+        check_starts(name, "expert_first_token_offset", expert_first_token_offset, len(permuted_hidden_states),
+                     "rows of permuted_hidden_states")
         used = expert_first_token_offset[-1:]
     moe_sum_op.run(out, permuted_hidden_states, topk_weights, index=inv_permuted_idx, used=used, backend=backend)
 

@@ -62,7 +62,9 @@ def check_positions(op: str, argument: str, positions: Any, offsets: Any, table:
     if offsets is not None:
         if not check.is_on_host(offsets) or offsets.shape != positions.shape or offsets.dtype not in elements.INTEGERS:
             return  # the operator says what does not fit
-        rows = positions + offsets
+        rows = positions.long() + offsets  # of 64 bits, since a sum of 32 may wrap into the table
+        if ((positions ^ rows) & (offsets ^ rows) < 0).any():
+            raise ValueError(f"{op}: {argument} plus offsets must be rows of the table, got a sum beyond 64 bits")
     low, high = rows.min().item(), rows.max().item()
     count = table.numel() // max(table.shape[-1], 1) if table.ndim else 0
     if count and not 0 <= low <= high < count:

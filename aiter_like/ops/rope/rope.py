@@ -81,7 +81,7 @@ def rope_ref(call: RopeCall) -> None:
     elif call.positions is not None:
         rows = call.positions
     if call.offsets is not None:
-        rows = rows + call.offsets
+        rows = rows.long() + call.offsets
     tables = [call.cos, call.sin] if call.sin is not None else [call.cos.to(wide).cos(), call.cos.to(wide).sin()]
     angles = [parts.table_rows(table, rows, wide)[..., None, :] for table in tables]  # [s, b, 1, width]
     for target, x in ((call.out, call.input), (call.out_y, call.input_y)):

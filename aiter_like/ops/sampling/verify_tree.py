@@ -13,6 +13,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import check_values
 from aiter_like.ops.sampling.verify_chain import residual_token
 
 __all__ = ["tree_speculative_sampling_target_only", "verify_tree_greedy"]
@@ -200,6 +201,8 @@ def verify_tree_greedy(predicts: Tensor, accept_index: Tensor, accept_token_num:
 
     Source: SGLang's `verify_tree_greedy`.
     """
+    _check_numbers("verify_tree_greedy", candidates=candidates, retrive_index=retrive_index,
+                   target_predict=target_predict)
     _verify_tree.run(predicts, accept_index, accept_token_num,
                      *_longs(candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict),
                      backend=backend)
@@ -251,11 +254,22 @@ def tree_speculative_sampling_target_only(
 
     Source: SGLang's `tree_speculative_sampling_target_only`.
     """
+    _check_numbers("tree_speculative_sampling_target_only", candidates=candidates, retrive_index=retrive_index)
     _verify_tree.run(predicts, accept_index, accept_token_num,
                      *_longs(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
                      coins=uniform_samples, final_coins=uniform_samples_for_final_sampling, target_probs=target_probs,
                      draft_probs=draft_probs, threshold_single=threshold_single, threshold_acc=threshold_acc,
                      backend=backend)
+
+
+def _check_numbers(op: str, **tensors: Tensor) -> None:
+    """Numbers that go to results of 32 bits, and can be looked at without waiting, have no more.
+
+    Raises:
+        ValueError: one has.
+    """
+    for name, tensor in tensors.items():
+        check_values(op, name, tensor, -check.INT32_MAX - 1, check.INT32_MAX)
 
 
 def _longs(*tensors: Tensor) -> list[Tensor]:

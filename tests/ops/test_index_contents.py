@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""What tensors of indices hold, on both sides of every bound, in all public functions: what is outside is an error that
+says so before anything is written, or is left out as the docstring has it. test_contents.py has paged attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import public_calls
+import pytest
+import torch
+from test_contents import LAST
+
+INT_MIN, INT_MAX = -2**31, 2**31 - 1
+FAR = (INT_MIN, INT_MAX, 2**32, 2**32 + 1, -2**32)
+ROWS, PLACES = public_calls.ROWS, public_calls.BLOCKS * public_calls.PAGE
+ROPE = {name: {"positions": ((0, ROWS - 1), (-1, ROWS))} for name in public_calls.public_names()
+        if "positions" in name and name.startswith("rope_cached")}
+REFUSED = {  # function → argument: numbers that its last element may be, and may not be beside those of FAR
+    **ROPE, "rope_rounded": ROPE["rope_cached_positions_fwd"],
+    **dict.fromkeys(("rotary_embedding_fwd", "batched_rotary_embedding", "fused_qk_rope_concat_and_cache_mla",
+                     "fused_kv_norm_rope_group_quant", "fused_qk_norm_rope_group_quant",
+                     "fused_qk_norm_rope_cache_pts_quant_shuffle"), ROPE["rope_cached_positions_fwd"]),
+    "fused_qk_rope_reshape_and_cache": {"pos": ((0, ROWS - 1), (-1, ROWS))},
+    **dict.fromkeys(("rope_thd_fwd", "rope_thd_bwd"), {"cu_seqlens": ((2, ROWS), (-1, 1))}),
+    "flash_attn_varlen_func": {name: ((2, ROWS), (1, ROWS + 1)) for name in ("cu_seqlens_q", "cu_seqlens_k")},
+    "grouped_gemm": {"group_offsets": ((2, ROWS), (1, ROWS + 1))},
+    "causal_conv1d_split_qkv": {"query_start_loc": ((2, ROWS), (1, ROWS + 1))},
+    "cp_gather_indexer_k_quant_cache": {"cu_seq_lens": ((2, ROWS), (1, ROWS + 1))},
+    "moe_unpermute": {"expert_first_token_offset": ((9, 4 * ROWS), (-1, 8, 4 * ROWS + 1))},
+    "mla_reduce_v1": {"reduce_indptr": ((2, 4), (1, 5)), "reduce_final_map": ((2, 4), (1, ROWS + 1))},
+    "get_mla_metadata_v1": {"seqlens_qo_indptr": ((2, 9), (-1, 1)), "seqlens_kv_indptr": ((2, 9), (-1, 1))},
+    "get_pa_metadata_v1": {"seqlens_qo_indptr": ((2, 9), (-1, 1)), "pages_kv_indptr": ((3, 9), (-1, 1, 2)),
+                           "context_lens": ((0, 16), (-1, 17))},
+    "paged_mqa_logits": {"context_lens": ((0, 16), (-1,))},
+    "verify_tree_greedy": {name: ((0, 9), ()) for name in ("candidates", "retrive_index", "target_predict")},
+    "tree_speculative_sampling_target_only": {name: ((0, 9), ()) for name in ("candidates", "retrive_index")},
+}
+BOUNDLESS = {  # those that are right where they have 32 bits, and beside them those from 0 on that are
+    "candidates": FAR[:2], "retrive_index": FAR[:2], "target_predict": FAR[:2], **dict.fromkeys(
+        ("seqlens_qo_indptr", "seqlens_kv_indptr", "pages_kv_indptr"), (INT_MAX,)), "context_lens": (INT_MAX,)}
+SLOTS = {"slot_mapping": (-1, PLACES, *FAR)}
+EXPERTS = {"topk_ids": (-1, 8, INT_MIN, INT_MAX)}
+LEFT_OUT = {  # function → argument: numbers that all mean what the first of them does, as the docstring says
+    **dict.fromkeys(("reshape_and_cache", "reshape_and_cache_flash", "concat_and_cache_mla",
+                     "indexer_k_quant_and_cache", "reshape_and_cache_with_block_quant",
+                     "reshape_and_cache_with_block_quant_for_asm_pa", "reshape_and_cache_with_pertoken_quant",
+                     "fused_qk_rope_concat_and_cache_mla", "fused_kv_norm_rope_group_quant",
+                     "fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"), SLOTS),
+    **dict.fromkeys(("copy_blocks", "swap_blocks"), {"block_mapping": (-1, public_calls.BLOCKS, *FAR)}),
+    "cp_gather_indexer_k_quant_cache": {"block_table": (-1, public_calls.BLOCKS, INT_MIN, INT_MAX)},
+    **dict.fromkeys(("moe_align_block_size", "moe_permute"), {"topk_ids": (-1, 8, *FAR)}),
+    **dict.fromkeys(("moe_sorting_fwd", "fused_moe"), EXPERTS),
+    "moe_smoothquant_fwd": {"topk_ids": (-1, 2, INT_MIN, INT_MAX)},
+    "moe_unpermute": {"inv_permuted_idx": (-1, 4 * ROWS, INT_MIN, INT_MAX)},
+    **dict.fromkeys(("silu_and_mul_bias", "swiglu_and_mul_bias", "gelu_and_mul_bias"),
+                    {"expert_ids": (-1, 2, INT_MIN, INT_MAX)}),
+    "apply_penalties": {"prompt_tokens": (-1, public_calls.HIDDEN, *FAR),
+                        "output_tokens": (-1, public_calls.HIDDEN, *FAR)},
+    "causal_conv1d_split_qkv": {"cache_indices": (-1, 2, INT_MIN, INT_MAX)},
+    "mla_reduce_v1": {"reduce_partial_map": (-2, 8, INT_MIN, INT_MAX)},
+    "paged_mqa_logits": {"block_table": (-1, public_calls.BLOCKS, INT_MIN, INT_MAX)},
+    "mqa_logits": {"ends": (-1, 0, INT_MIN), "starts": (ROWS, INT_MAX)},
+    "top_k_per_row_prefill": {"rowStarts": (0, -1, INT_MIN), "rowEnds": (public_calls.HIDDEN, 999, INT_MAX)},
+    "top_k_per_row_decode": {"seqLens": (public_calls.HIDDEN, 999, INT_MAX)},
+    "verify_tree_greedy": {"retrive_next_token": (-1, 1, *FAR), "retrive_next_sibling": (-1, 1, *FAR)},
+    "tree_speculative_sampling_target_only": {"retrive_next_token": (-1, 1, *FAR)},
+}
+FURTHER = {  # arguments that a small call does without
+    "moe_unpermute": {"expert_first_token_offset": torch.tensor([0, 9, 4 * ROWS])},
+    "causal_conv1d_split_qkv": {"cache_indices": public_calls.i32(1, 0)},
+}
+VALUES = {  # any number means something, or nothing reads it
+    "apply_token_bitmask_inplace": ("bitmask",), "dropout_randval": ("rng_state",),
+    "batched_rotary_embedding": ("cos_sin_cache_offsets",), "get_mla_metadata_v1": ("kv_last_page_lens",),
+    "get_ps_metadata_v1": ("seqlens_qo_indptr", "pages_kv_indptr", "context_lens"), "moe_sorting": ("topk_ids",),
+    "tree_speculative_sampling_target_only": ("retrive_next_sibling",), "mla_prefill_ps_fwd": ("kv_indptr",),
+    "mla_decode_fwd": ("kv_indices",), "mla_prefill_fwd": ("kv_indices",),
+    "cascade_attention": ("block_table", "seq_lens"), "mla_prefill_ps_asm_fwd": (
+        "qo_indptr", "kv_indptr", "kv_page_indices"), "flash_attn_varlen_fp8_pertensor_func": (
+        "cu_seqlens_q", "cu_seqlens_k")}
+WRITTEN = ("out", "topk_indices", "indices", "predicts", "accept_index", "accept_token_num", "sorted_token_ids",
+           "experts_ids", "token_nums", "num_tokens_post_pad", "sorted_expert_ids", "num_valid_ids", "work_indptr",
+           "work_info", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
+
+
+def arguments_of(name):
+    function, args = public_calls.call_of(name)
+    found = {**inspect.signature(function).bind(*args).arguments, **FURTHER.get(name, {})}
+    return function, {key: _copied(value) for key, value in found.items()}
+
+
+def _copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value.contiguous().view(-1).view(torch.uint8)
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def with_last(name, argument, number):
+    """A call whose argument's last element is `number`."""
+    function, call = arguments_of(name)
+    if not INT_MIN <= number <= INT_MAX:
+        call[argument] = call[argument].long()
+    call[argument].view(-1)[-1] = number
+    return function, call
+
+
+def results(name, argument, number):
+    function, call = with_last(name, argument, number)
+    returned = function(**call, backend="torch")
+    return [each.clone() for each in _tensors((*(value for key, value in call.items() if key != argument), returned))]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    for argument, (inside, outside) in REFUSED[name].items():
+        for number in inside:
+            function, call = with_last(name, argument, number)
+            function(**call, backend="torch")
+        far = [each for each in FAR if each not in BOUNDLESS.get(argument, ())]
+        for number in (*outside, *far):
+            function, call = with_last(name, argument, number)
+            before = [each.clone() for each in _tensors(call.values())]
+            with pytest.raises((ValueError, TypeError), match=f"^{name}: .*{argument}"):
+                function(**call, backend="torch")
+            assert all(map(torch.equal, before, _tensors(call.values())))
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_is_left_out(name):
+    for argument, numbers in LEFT_OUT[name].items():
+        wanted = results(name, argument, numbers[0])
+        for number in numbers[1:]:
+            assert all(map(torch.equal, wanted, results(name, argument, number))), (argument, number)
+
+
+def test_every_argument_is_known():
+    for name in public_calls.public_names():
+        known = {*REFUSED.get(name, ()), *LEFT_OUT.get(name, ()), *LAST.get(name, ()), *VALUES.get(name, ())}
+        for argument, value in arguments_of(name)[1].items():
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64):
+                assert argument in known or argument in WRITTEN or "topk" in name or "gate" in name or (
+                    argument == "offsets" or "_inplace" in name or name.startswith("rope_thd")), (name, argument)
+
+
+@pytest.mark.parametrize("name", ["rope_cached_positions_offsets_fwd",
+                                  "rope_cached_thd_positions_offsets_2c_fwd_inplace"])
+def test_sums_of_positions_and_offsets_do_not_wrap(name):
+    for dtype, number in ((torch.int32, INT_MIN), (torch.int64, -2**63)):
+        function, call = arguments_of(name)
+        call.update({each: torch.full_like(call[each], number, dtype=dtype) for each in ("positions", "offsets")})
+        with pytest.raises(ValueError, match="positions plus offsets must be rows of the table"):
+            function(**call, backend="torch")
+
+
+def test_starts_are_looked_at_in_every_call():
+    function, call = arguments_of("causal_conv1d_split_qkv")
+    for _ in range(3):
+        function(**call, backend="torch")
+    call["query_start_loc"][-1] = 99
+    with pytest.raises(ValueError, match="query_start_loc must rise"):
+        function(**call, backend="torch")
+
+
+def test_longest_queries_of_plans():
+    for name in ("get_mla_metadata_v1", "get_pa_metadata_v1"):
+        function, call = arguments_of(name)
+        with pytest.raises(ValueError, match=f"{name}: max_seqlen_qo must be at least 4"):
+            function(**call, max_seqlen_qo=3, backend="torch")
+    function, call = arguments_of("mla_reduce_v1")
+    with pytest.raises(ValueError, match="mla_reduce_v1: max_seqlen_q must be at least 2"):
+        function(**{**call, "max_seqlen_q": 1}, backend="torch")
