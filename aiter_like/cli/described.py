@@ -53,7 +53,7 @@ def require_kind(path: Path, wanted: str) -> None:
     sources = {".hip": "a HIP source", ".cu": "a HIP source", ".cpp": "a C++ source", ".s": "assembly"}
     if head.startswith((b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")) or _is_elf_for(head, _AMDGPU):
         kind, advice = "a code object", f"`aiter-like sim run {path}` launches its kernels"
-    elif head.startswith(b"\x7fELF"):
+    elif head.startswith(b"\x7fELF") and len(head) == 64:  # a shorter one names no machine
         kind, advice = "a program or library of the host", (
             f"`AITER_LIKE_SIM=check {path}` runs a program that is linked to `aiter-like sim library`, with the "
             "checkers on")
