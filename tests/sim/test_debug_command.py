@@ -130,7 +130,7 @@ def test_reports_stop(target, capsys, monkeypatch, tmp_path):
     (["nothing.py"], "nothing.py: no such file"),
     (["-x", "nothing.txt", "{script}"], "nothing.txt: No such file"),
     (["--kernel", "weigh", "{script}"], "--kernel is for a code object"),
-    (["{host}", "--kernel", "weigh", "--grid", "1", "--block", "64", "--args", "{spec}"], "a program or library of the host"),
+    (["{host}", "--kernel", "weigh", "--grid", "1", "--block", "64", "--args", "{spec}"], "a program or library of"),
     (["{co}", "--kernel", "wiegh", "--grid", "1", "--block", "64", "--args", "{spec}"], "wiegh")])
 def test_targets_that_are_none(target, arguments, message, tmp_path, capsys, monkeypatch):
     script, host = tmp_path / "script.py", tmp_path / "host.co"
