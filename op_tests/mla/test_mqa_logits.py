@@ -13,7 +13,7 @@ import torch
 from kv_cache_cases import indexer_key_at
 
 import aiter_like
-from aiter_like import check, dtypes
+from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.mla.mqa_logits import mqa_logits_op
@@ -205,20 +205,18 @@ def test_sizes(device, run, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tables_that_name_no_page(device, run, backend, monkeypatch):
+def test_tables_that_name_no_page(device, run, backend, unseen):
     """Such keys get −inf, and memory outside of the cache is not touched: the bounds checker would tell."""
     bad = ((0, 0, -1), (0, 3, big := 2**31 - 1), (1, 1, -big), (1, 2, 10**6))
     for clean in (True, False):
         check_paged(run, backend, device, [131, 60], 2, 16, bad=bad, clean=clean)
         check_paged(run, backend, device, [131, 60], 1, 16, bad=bad, clean=clean, is_shuffled=True)
-        with monkeypatch.context() as patched:
-            patched.setattr(check, "is_on_host", lambda _: False)  # as those on a GPU are
-            check_paged(run, backend, device, [131, big, -5, -big - 1], 2, 16, max_pages=3, columns=140, clean=clean)
+        check_paged(run, backend, device, [131, big, -5, -big - 1], 2, 16, max_pages=3, columns=140, clean=clean)
 
 
 @pytest.mark.parametrize("page_size", (1, 16))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tables_in_a_row(device, run, backend, page_size, monkeypatch):
+def test_tables_in_a_row(device, run, backend, page_size, unseen):
     """The pages of one sequence behind those of another, some of which are none; starts that are none."""
     counts, next_n, dim, heads = (7, 0, 1, 90 // page_size), 2, 64, 16
     pages, entries = sum(counts) + 2, sum(counts)
@@ -245,7 +243,6 @@ def test_tables_in_a_row(device, run, backend, page_size, monkeypatch):
             outside = outside if clean else torch.where(column < length, outside, LEFT)
             is_there = is_seen & torch.nn.functional.pad(has_page, (0, 120 - length))
             assert_logits(logits[own], expected, bounds, is_there, outside)
-    monkeypatch.setattr(check, "is_on_host", lambda _: False)  # as those on a GPU are
     for value in (-1, -(2**31), 2**31 - 1, 10**6):  # the bounds checker would tell
         wrong = starts.clone()
         wrong[1::2] = value

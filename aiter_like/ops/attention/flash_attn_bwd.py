@@ -275,7 +275,7 @@ class Attention(torch.autograd.Function):
         q, k, v, sink, out, lse, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, rng_state = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        elif dout.shape[-1] > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded, maybe of nothing
+        elif dout.shape[-1] > 1 and dout.stride(-1) != 1:  # A sum's derivative is expanded.
             dout = dout.clone(memory_format=torch.contiguous_format)
         dq, dk, dv = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
         dsink = None

@@ -44,7 +44,7 @@ def softmax_ref(call: SoftmaxCall) -> None:
     x = call.input.double()
     temperature = call.temperature if call.temperatures is None else call.temperatures[:, None]
     scale = 1 / torch.as_tensor(temperature, dtype=x.dtype, device=x.device).clamp(min=_LEAST_TEMPERATURE)
-    scale = scale.clamp(min=2.0**-126)  # of an infinite temperature: -inf must stay -inf
+    scale = scale.clamp(min=2.0**-126)  # An infinite temperature leaves -inf as it is.
     high = torch.where(x.isnan(), -torch.inf, x).amax(-1, keepdim=True)
     call.out.copy_(torch.softmax((x - high) * scale, -1))
 

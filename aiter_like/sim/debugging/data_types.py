@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 _MOST_SHOWN = 16  # elements of an array
-_MOST_RUNS = 8  # of lanes with one value, that are told as runs
+_MOST_RUNS = 8  # Lanes of one value are told as runs, up to so many.
 _COLUMNS = 118
 _FLOATS = {2: "e", 4: "f", 8: "d"}
 TERM_TYPES = {"u32": 0, "i32": 1, "f32": 2, "u64": 3, "i64": 4, "f64": 5, "u16": 6, "i16": 7, "f16": 8, "bf16": 9,
