@@ -83,14 +83,16 @@ def test_results_of_pairs_are_added_before_they_are_rounded(device, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("local", (None, 0, 7))
-def test_experts_of_other_devices_and_tokens_that_do_not_count(device, backend, local):
+@pytest.mark.parametrize("local", (None, 0, 7, -1, 12, 2**31 - 1))
+def test_experts_of_other_devices_and_tokens_that_do_not_count(device, backend, local, unseen):
+    """Nobody sees on a GPU that there are no -1 or 12 tokens."""
     one = layer(device, "bf16")
     mask = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1, 0], dtype=I32, device=device)
     hidden, weights, ids = tokens_of(device, 11, 9, 3, 128, 3)
     count = None if local is None else torch.tensor([local], dtype=I32, device=device)
     out = served(backend, hidden, one.w1, one.w2, weights, ids, mask, num_local_tokens=count)
-    wanted, sizes = expected(one, hidden, weights, ids, mask=mask, local=local)
+    counted = None if local is None else min(max(local, 0), 11)
+    wanted, sizes = expected(one, hidden, weights, ids, mask=mask, local=counted)
     check(out, wanted, sizes)
     assert (out[wanted.abs().sum(1) == 0] == 0).all()
 

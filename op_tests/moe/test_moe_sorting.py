@@ -96,8 +96,10 @@ def test_local_experts_of_pairs(device, run, tokens, has_mask):
 
 
 @pytest.mark.parametrize("tokens", (9, 600))
-def test_fewer_weights_than_tokens(device, run, tokens):
-    """Tokens without weights do not count, whatever the number of those that count says; the others are not read."""
+def test_fewer_weights_than_tokens(device, run, tokens, unseen):
+    """Tokens without weights do not count, whatever the number of those that count says; the others are not read. A
+    number that there is not, nobody sees on a GPU.
+    """
     ids, weights = pairs_of(device, tokens, 20, 4)
     for count, counted in ((tokens - 3, tokens - 3), (2, 2), (tokens, tokens - 2), (2**31 - 1, tokens - 2), (-1, 0)):
         local = torch.tensor([count], dtype=I32, device=device)
@@ -107,6 +109,19 @@ def test_fewer_weights_than_tokens(device, run, tokens):
         aiter_like.moe_sorting(ids, weights[:-2], 20, 8, F32, 16)
     with pytest.raises(ValueError, match="moe_sorting: topk_weights must have shape"):
         aiter_like.moe_sorting(ids[:-2], weights, 20, 8, F32, 16, None, local)
+
+
+@pytest.mark.parametrize("backend", ("hip", "torch"))
+@pytest.mark.parametrize("tokens", (9, 600))
+def test_numbers_of_tokens_that_there_are_not(device, run, backend, tokens, unseen):
+    """What a GPU holds nobody sees: less than none is none, more than all is all."""
+    ids, weights = pairs_of(device, tokens, 20, 4)
+    for count in (-2**31, -1, tokens + 1, 2**31 - 1):
+        local = torch.tensor([count], dtype=I32, device=device)
+        counted = min(max(count, 0), tokens)
+        result = run(backend, aiter_like.moe_sorting, ids, weights, 20, 8, F32, 16, None, local, 0, True)
+        check(result, ids, weights, 20, 16, None, counted)
+        assert torch.equal(result[5], torch.cat((ids[:counted], torch.full_like(ids[counted:], -1))))
 
 
 def test_numbers_that_are_no_experts_vanish(device, run):

@@ -34,6 +34,7 @@ REFUSED = {  # function → argument: numbers that its last element may be, and 
     "get_pa_metadata_v1": {"seqlens_qo_indptr": ((2, 9), (-1, 1)), "pages_kv_indptr": ((3, 9), (-1, 1, 2)),
                            "context_lens": ((0, 16), (-1, 17))},
     "paged_mqa_logits": {"context_lens": ((0, 16), (-1,))},
+    **dict.fromkeys(("moe_sorting", "moe_sorting_fwd", "fused_moe"), {"num_local_tokens": ((0, ROWS), (-1, ROWS + 1))}),
     "verify_tree_greedy": {name: ((0, 9), ()) for name in ("candidates", "retrive_index", "target_predict")},
     "tree_speculative_sampling_target_only": {name: ((0, 9), ()) for name in ("candidates", "retrive_index")},
 }
@@ -70,6 +71,7 @@ LEFT_OUT = {  # function → argument: numbers that all mean what the first of t
 FURTHER = {  # arguments that a small call does without
     "moe_unpermute": {"expert_first_token_offset": torch.tensor([0, 9, 4 * ROWS])},
     "causal_conv1d_split_qkv": {"cache_indices": public_calls.i32(1, 0)},
+    **dict.fromkeys(("moe_sorting", "moe_sorting_fwd", "fused_moe"), {"num_local_tokens": public_calls.i32(ROWS)}),
 }
 VALUES = {  # any number means something, or nothing reads it
     "apply_token_bitmask_inplace": ("bitmask",), "dropout_randval": ("rng_state",),

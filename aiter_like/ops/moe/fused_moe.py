@@ -23,7 +23,7 @@ from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import block_for, blocks
 from aiter_like.ops.moe.moe_gemm_hip import MAX_SLOTS, prefers_unsorted
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
-from aiter_like.ops.moe.moe_sorting import moe_sorting
+from aiter_like.ops.moe.moe_sorting import check_local_tokens, moe_sorting
 from aiter_like.ops.moe.moe_sum import moe_sum_op
 from aiter_like.ops.quant.row_quant import per_group_quant_hip, per_token_quant_hip
 from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
@@ -77,7 +77,8 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
             number; of others, with per_Tensor, one number to quantise with, else found.
         a2_scale: one number to quantise what is between the stages with, with per_Tensor; else found.
         block_size_M: rows of a block that an expert has for itself, 1 to 256; default: by the number of tokens.
-        num_local_tokens: [1] int32: as many of the first tokens count; the rows of others are zeros.
+        num_local_tokens: [1] int32, 0 … tokens: as many of the first tokens count; the rows of others are zeros. On a
+            GPU nobody looks: less than 0 is 0, more than there are is all.
         moe_sorting_dispatch_policy: chooses among AITER's kernels; no meaning here.
         dtype: of the result, bf16|fp16; default: that of `hidden_states`.
         hidden_pad: how many of the last of k are padding of zeros; nothing depends on it.
@@ -273,6 +274,7 @@ def _check_routing(hidden: Tensor, weights: Tensor, ids: Tensor, mask: Tensor | 
         experts = mask.shape[0]
     if local_tokens is not None:
         check.tensor(_OP, "num_local_tokens", local_tokens, dtypes=(torch.int32,), shape=(1,), device=device)
+        check_local_tokens(_OP, local_tokens, ids)
     return experts
 
 

@@ -15,7 +15,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, rows
+from aiter_like.ops.common import contents, elements, rows
 
 __all__ = ["moe_sorting", "moe_sorting_fwd"]
 
@@ -142,6 +142,12 @@ def _check(call: MoeSortingCall) -> None:
         check.dense(_OP, "moe_buf", call.buffer)
 
 
+def check_local_tokens(op: str, local_tokens: Tensor | None, ids: Tensor) -> None:
+    """There are as many tokens as count, where the number can be seen; `op` is named where there are not."""
+    if local_tokens is not None:
+        contents.check_values(op, "num_local_tokens", local_tokens, 0, ids.shape[0], "be a number of tokens")
+
+
 def _kernel_refusal(target: Target, call: MoeSortingCall) -> str | None:
     if call.experts > MOST_EXPERTS:
         return f"at most {MOST_EXPERTS} experts, got {call.experts}"
@@ -206,7 +212,8 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
         block_size: rows of a block.
         expert_mask: [num_experts] int32: 0 where an expert is on another device: its pairs vanish, and the experts
             behind it count from there.
-        num_local_tokens: [1] int32: as many of the first tokens count.
+        num_local_tokens: [1] int32, 0 … tokens: as many of the first tokens count. On a GPU nobody looks: less than 0
+            is 0, more than there are is all.
         dispatch_policy: chooses among AITER's own kernels; no meaning here.
         return_local_topk_ids: a sixth result, below.
         accumulate: the buffer is set to zero, for sums; else it is only made where there is a mask.
@@ -244,6 +251,7 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
         raise TypeError(f"{_OP}: moebuf_dtype must be one of {', '.join(map(dtypes.name, elements.FLOATS))}, got "
                         f"{moebuf_dtype}")
     check.tensor(_OP, "topk_ids", topk_ids, rank=2)
+    check_local_tokens(_OP, num_local_tokens, topk_ids)
     shape = (topk_ids.shape[0], model_dim) if accumulate or expert_mask is not None else (0, 0)
     buffer = topk_ids.new_empty(shape, dtype=moebuf_dtype)
     call = _call(topk_ids, topk_weights, num_experts, block_size, buffer if buffer.numel() else None, expert_mask,
@@ -272,7 +280,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
         num_experts: of all devices; up to 1024 for the kernel.
         unit_size: rows of a block.
         local_expert_mask: [num_experts] int32: 0 where an expert is on another device.
-        num_local_tokens: [1] int32: as many of the first tokens count.
+        num_local_tokens: [1] int32, 0 … tokens: as many of the first tokens count, as in `moe_sorting`.
         dispatch_policy: chooses among AITER's own kernels; no meaning here.
         backend: "hip" or "torch" instead of the automatic choice.
 
@@ -296,6 +304,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
     if local_expert_mask is not None:
         check.tensor(name, "local_expert_mask", local_expert_mask, dtypes=(torch.int32,), shape=(num_experts,),
                      device=topk_ids.device)
+    check_local_tokens(name, num_local_tokens, topk_ids)
     buffer = None if isinstance(moe_buf, Tensor) and moe_buf.numel() == 0 else moe_buf
     _moe_sorting.run(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, buffer, topk_ids, topk_weights,
                      local_expert_mask, num_local_tokens, num_experts, unit_size, backend=backend)
