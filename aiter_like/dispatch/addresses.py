@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from torch import Tensor
+
+from aiter_like.errors import AddressError
 
 _STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
 _REMEMBERED = 1024
@@ -82,7 +84,7 @@ class AddressCheck:
     """What comes with every call of a plan whose arguments have the metadata of `args`, as no plan knows addresses: an
     element lies at a multiple of its size, and what is written shares no memory with another argument, unless it is an
     input of which the operator says so (`in_place`), with the same shape, strides and dtype. Tensors in lists are not
-    looked at, nor those of the device "meta", which have no address.
+    looked at, nor those of the device "meta", which have no address. Last it asks the backend's `refusal` of addresses.
 
     Addresses that have passed are remembered together, as most come again: then a call costs the host about 0.1 µs per
     tensor for reading them, and as much for the look-up.
@@ -94,8 +96,8 @@ class AddressCheck:
     """
 
     def __init__(self, op: str, fields: Sequence[str], args: tuple, writes: Iterable[int],
-                 in_place: Container[tuple[int, int]] = ()):
-        self._op, self._fields = op, fields
+                 in_place: Container[tuple[int, int]] = (), refusal: Callable[..., str | None] | None = None):
+        self._op, self._fields, self._refusal = op, fields, refusal
         tensors = {index: arg for index, arg in enumerate(args)
                    if isinstance(arg, Tensor) and arg.numel() and not arg.is_meta}
         written = [index for index in writes if index in tensors]
@@ -115,6 +117,7 @@ class AddressCheck:
 
         Raises:
             ValueError: they are wrong.
+            AddressError: the backend cannot take them.
         """
         for (index, size), address in zip(self._sizes.items(), at, strict=True):
             if address % size:
@@ -126,6 +129,8 @@ class AddressCheck:
             if low < distance < high and (distance or not is_alike) and self._meet(one, other, distance, args):
                 got = f"two that begin {distance} bytes from one another" if distance else "the same memory for both"
                 raise ValueError(f"{self._op}: {self._fields[one]} must not overlap {self._fields[other]}, got {got}")
+        if self._refusal is not None and (reason := self._refusal(*args)) is not None:
+            raise AddressError(f"{self._op}: {reason}")
         if len(self.cleared) >= _REMEMBERED:
             self.cleared.clear()
         self.cleared.add(at)

@@ -45,8 +45,9 @@ class Backend:
             cannot run; the tuner leaves out what is far from this backend's cheapest.
         self_check: of (device, call): a small call that takes the same kernel as this one; for a backend with more
             kernels than the operator's own cases can name.
-        address_refusal: of (call): None, or the reason why it cannot take the addresses of these tensors. It is not
-            asked for each call: a launcher that finds such an address raises AddressError.
+        address_refusal: of (call): None, or the reason why it cannot take the addresses of these tensors, as
+            ops/common/vectors.py tells it. It is asked once for addresses that come again; then the call goes on to
+            the next backend. A launcher's own check, an AddressError too, is for those that call it past dispatch.
         returns_relaunch: a call of the function returns what serves later calls whose arguments have the same metadata,
             as a function of the call's fields and at less cost on the host; or None, then the function itself goes on.
         call: the operator's call object, which `Op` enters.

@@ -15,15 +15,15 @@ from aiter_like.dispatch.addresses import AddressCheck, parameters
 from aiter_like.dispatch.declaration import Declaration
 
 
-def checked(op: Declaration, function: Callable, args: tuple, is_simulated: bool = False,
-            of_addresses: bool = True) -> Callable:
-    """`function` of arguments with the metadata of `args`, behind the check of their addresses; on the simulated device
-    with its errors, and through its checkers whenever they are on.
+def checked(op: Declaration, function: Callable, args: tuple, is_simulated: bool = False, of_addresses: bool = True,
+            refusal: Callable[..., str | None] | None = None) -> Callable:
+    """`function` of arguments with the metadata of `args`, behind the check of their addresses, the backend's `refusal`
+    of them included; on the simulated device with its errors, and through its checkers whenever they are on.
 
     All in one function, as each more would cost the host 0.1 µs per call. Its attribute `text` is its statements and
     what they name; `refuse_addresses`, where it has one, is the check of addresses alone.
     """
-    addresses = AddressCheck(op.name, op.call._fields, args, op.write_indices, op.in_place)
+    addresses = AddressCheck(op.name, op.call._fields, args, op.write_indices, op.in_place, refusal)
     first = [addresses.statement] if of_addresses and addresses.statement else []
     passed = ", ".join(names := parameters(len(args)))
     last = [f"tell_written(({written}))"] if of_addresses and (written := _written(op, args, names)) else []

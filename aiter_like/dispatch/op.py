@@ -23,7 +23,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
 from aiter_like.dispatch.backend import KINDS, Candidate
 from aiter_like.dispatch.checked import checked
-from aiter_like.dispatch.declaration import SKIP, Declaration, find_op, tell_unknown_disabled
+from aiter_like.dispatch.declaration import SKIP, Declaration, tell_unknown_disabled
 from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
 from aiter_like.dispatch.kinds import check_kinds, check_outputs
 from aiter_like.dispatch.plans import PlanCache
@@ -102,8 +102,12 @@ class Op(Declaration):
         if _is_tracing() or isinstance(context := _selected(), Recorder):
             return
         try:
-            plan = self._find(backend if context is None else (context, backend), args)
-            getattr(plan, "refuse_addresses", _nothing)(*args)
+            chosen = backend if context is None else (context, backend)
+            plan = self._find(chosen, args)
+            try:
+                getattr(plan, "refuse_addresses", _nothing)(*args)
+            except AddressError:
+                getattr(self._detour(chosen, args), "refuse_addresses", _nothing)(*args)
         except (ValueError, TypeError, UnsupportedError) as error:
             error.fields = dict(zip(self.call._fields, args))
             raise
@@ -211,17 +215,18 @@ class Op(Declaration):
         return self._bind_first(request, selection, self._plans, chosen)
 
     def _detour(self, chosen: Any, args: tuple) -> Callable:
-        """Decides a call that the planned kernel has just refused for an address; the plan stays for the others."""
-        plan = self._detours.find(chosen, args)
+        """Decides a call whose addresses the plan's backend has just refused; the plan stays for the others."""
+        refused = {backend.name: reason for backend in self.backends if backend.address_refusal is not None
+                   and (reason := backend.address_refusal(*args)) is not None}
+        key = (chosen, *refused)  # other addresses may leave other backends
+        plan = self._detours.find(key, args)
         if plan is None:
             forced, forced_by, _ = _read(self, chosen)
             request = self._request(args, forced, forced_by, of_addresses=True)
-            selection = select(self, request)
-            plan = self._bind_first(request, selection, self._detours, chosen)
-            for backend in self.backends:
-                if backend.address_refusal is not None and (reason := backend.address_refusal(*args)) is not None:
-                    self.tell_once((backend.name, reason), "%s: not %s but the next backend serves calls where %s",
-                                   self.name, backend.name, reason)
+            plan = self._bind_first(request, select(self, request), self._detours, key)
+            for name, reason in refused.items():
+                self.tell_once((name, reason), "%s: not %s but the next backend serves calls where %s", self.name, name,
+                               reason)
         return plan
 
     def _bind_first(self, request: Request, selection: Selection, cache: PlanCache, chosen: Any) -> Callable:
@@ -261,11 +266,12 @@ class Op(Declaration):
                     continue
             self._log_choice(candidate, request, selection)
             is_simulated = _runs_on_simulator(candidate, request.target)
-            plan = checked(self, function, request.args, is_simulated)
+            refusal = candidate.backend.address_refusal
+            plan = checked(self, function, request.args, is_simulated, refusal=refusal)
             if is_final and candidate.row is not None:  # behind the check: what it refuses is no fault of the row
                 running = checked(self, function, request.args, is_simulated, of_addresses=False)
                 first = self._first_run(running, plan, candidate.row, request, cache, chosen)
-                plan = checked(self, first, request.args)
+                plan = checked(self, first, request.args, refusal=refusal)
             if is_final:
                 cache.store(chosen, request.args, plan)
             return plan
@@ -339,25 +345,6 @@ def use_backend(name: str) -> Iterator[None]:
         yield
     finally:
         selector.reset(token)
-
-
-def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: int | None = None,
-             **key: int | str) -> bool:
-    """Whether a tuned row, exact or rounded, serves a key.
-
-    Args:
-        op: a public function, or the operator's name.
-        arch: the architecture; its CU count comes from configs/arch unless given.
-        key: the operator's key fields.
-
-    Raises:
-        ValueError: not an operator of this package, or the key has other fields than the operator's.
-    """
-    found = find_op(op)
-    if cu_num is None:
-        cu_num = device.arch_facts(arch)["cu_num"]
-    stale = found.stale_rows()
-    return found.table.find(arch, cu_num, key, lambda row: row.source not in (*found.bad_rows, *stale)) is not None
 
 
 def reset() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tuned rows that do not fit their kernel: found when a call is decided, bound or first run; then the row is ignored
-and the call goes on with the next choice. Used by selection.py and op.py.
+and the call goes on with the next choice. Used by selection.py and op.py. Beside them is_tuned, which asks for a row.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from aiter_like import device
 from aiter_like.device import Target
 from aiter_like.dispatch.backend import Backend
-from aiter_like.dispatch.declaration import Declaration
+from aiter_like.dispatch.declaration import Declaration, find_op
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import AddressError, BuildError, SimulatorError, TuningError
 
@@ -102,6 +103,25 @@ def _has_run(error: Exception) -> bool:
     """
     is_fault = isinstance(error, SimulatorError) and any(not report["refused"] for report in error.reports)
     return is_fault or isinstance(error, (AddressError, torch.OutOfMemoryError))
+
+
+def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: int | None = None,
+             **key: int | str) -> bool:
+    """Whether a tuned row, exact or rounded, serves a key.
+
+    Args:
+        op: a public function, or the operator's name.
+        arch: the architecture; its CU count comes from configs/arch unless given.
+        key: the operator's key fields.
+
+    Raises:
+        ValueError: not an operator of this package, or the key has other fields than the operator's.
+    """
+    found = find_op(op)
+    if cu_num is None:
+        cu_num = device.arch_facts(arch)["cu_num"]
+    stale = found.stale_rows()
+    return found.table.find(arch, cu_num, key, lambda row: row.source not in (*found.bad_rows, *stale)) is not None
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,6 @@
 // Queries of ELEMENT are not quantised: a head is written whole. LDS: 4 bytes per wave. Bound: memory. A head is read
 // once and written once, in fp8 nearly half of it.
 #include "../kv_cache/kv_quant.h"
-#include "aiter_like/address.h"
 #include "rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(Q_OUT) || !defined(LANES) || !defined(VECTORS)
@@ -264,11 +263,6 @@ void fused_qk_norm_rope_group_quant(
     ffi::Tensor sin_cache, OptionalTensor slot_mapping, OptionalTensor swa_dest_row, OptionalTensor swa_block_tables,
     OptionalTensor batch_id_per_token, int64_t swa_block_size, int64_t q_group_size, int64_t quant_group_size,
     double eps, bool is_neox) {
-  for (const ffi::Tensor& tensor : {k_nope_scale_buff, k_rope_buff, kv, cos_cache, sin_cache})
-    ffi::check_begin(tensor, kVec, "fused_qk_norm_rope_group_quant");
-  for (const OptionalTensor& tensor :
-       {q_nope_scale_buff, q_rope_buff, swa_nope_scale_buff, swa_rope_buff, q, q_weight, k_weight})
-    ffi::check_begin(tensor, kVec, "fused_qk_norm_rope_group_quant");
   NormRopeQuantArgs args{};
   const int64_t tokens = kv.size(0), head_dim = kv.size(1), heads = q.has_value() ? q.value().size(1) : 0;
   check_value(kv.ndim() == 2 && ffi::has_element<ELEMENT>(kv) && ffi::takes_vectors(kv, kVec, sizeof(ELEMENT)) &&

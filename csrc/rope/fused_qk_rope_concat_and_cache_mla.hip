@@ -10,7 +10,6 @@
 // Tile: a row, of a head of q or of the key, is (RANK + PE) / (2 · VEC) lanes; the lanes of all rows lie side by side.
 // LDS: none. VEC elements are 16 bytes where both parts and all strides are multiples of that.
 // Bound: memory. A token moves each element of q and of the key once in, once out; the tables stay in cache.
-#include "aiter_like/address.h"
 #include "aiter_like/ffi.h"
 #include "aiter_like/kv_cache.h"
 #include "rope.h"
@@ -165,8 +164,6 @@ void fused_qk_rope_concat_and_cache_mla(ffi::Tensor q_out, ffi::Tensor kv_cache,
                                         ffi::Tensor positions, ffi::Tensor cos, ffi::Tensor sin,
                                         OptionalTensor k_scale, OptionalTensor q_scale, bool is_neox,
                                         bool is_nope_first, bool compute_all_q_rope) {
-  for (const ffi::Tensor& tensor : {q_out, q_nope, q_pe, kv_c, k_pe, cos, sin})
-    ffi::check_begin(tensor, kVec, "fused_qk_rope_concat_and_cache_mla");
   FusedMlaArgs args{};
   args.q = latent_parts(q_nope, q_pe);
   args.k = latent_parts(kv_c, k_pe);

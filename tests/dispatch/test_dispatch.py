@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from toys import HOST, SIMULATED, FakeJit, make_op, public, run, scale_ref
+from toys import HOST, SIMULATED, FakeJit, make_op, public, run
 
 from aiter_like import device
 from aiter_like.dispatch import Backend, Op, explain, plans, use_backend
-from aiter_like.errors import AddressError, BuildError, SimulatorError, UnsupportedError
+from aiter_like.errors import BuildError, SimulatorError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -185,52 +185,6 @@ class TestBuildFailure:
         run(op)
         with pytest.raises(UnsupportedError, match="not portable"):
             run(op, backend="hip")
-
-
-class TestAddresses:
-    """A plan's kernel that cannot take an address: the call takes another backend, the plan stays."""
-
-    @staticmethod
-    def make():
-        """Its hip kernel takes tensors that begin at a multiple of 16 bytes."""
-
-        def address_refusal(out, x, *_):
-            return f"x is at {x.data_ptr() % 16} beyond a multiple of 16" if x.data_ptr() % 16 else None
-
-        def launch(*args):
-            if reason := address_refusal(*args):
-                raise AddressError(reason)
-            scale_ref(*args)
-
-        hip = FakeJit(launch)
-        return make_op(Backend("hip", hip, address_refusal=address_refusal), Backend("ck", ck := FakeJit())), hip, ck
-
-    @pytest.mark.parametrize("odd_first", (False, True))
-    def test_such_a_call_takes_the_next_backend(self, caplog, odd_first):
-        op, hip, ck = self.make()
-        even, odd = torch.randn(2, 4), torch.randn(9)[1:].view(2, 4)
-        for _ in range(3):
-            for x in (odd, even) if odd_first else (even, odd):
-                assert torch.equal(run(op, x), 3 * x)
-        assert (hip.calls, ck.calls, len(hip.binds), len(ck.binds)) == (6, 3, 1, 1)  # of hip's 6 it refused 3
-        told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert told == [f"{op.name}: not hip but the next backend serves calls where x is at 4 beyond a multiple of 16"]
-        found = explain(public(op), odd)
-        assert found.backend == "ck" and found.rejected["hip"] == "x is at 4 beyond a multiple of 16"
-        assert explain(public(op), even).backend == "hip"
-
-    def test_a_forced_backend_raises(self):
-        op, _, ck = self.make()
-        with pytest.raises(UnsupportedError, match="hip: x is at 4 beyond"):
-            run(op, torch.randn(9)[1:].view(2, 4), backend="hip")
-        assert ck.calls == 0
-
-    def test_through_torch_library(self):
-        op, _, ck = self.make()
-        x = torch.randn(9)[1:].view(2, 4)
-        out = torch.empty(2, 4)
-        op._eager(out, x, 3.0, 0)
-        assert torch.equal(out, 3 * x) and ck.calls == 1
 
 
 class TestPlans:

@@ -15,7 +15,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
-from aiter_like.ops.common import paged_cache, quant_rule
+from aiter_like.ops.common import paged_cache, quant_rule, vectors
 from aiter_like.ops.common.contents import check_starts
 from aiter_like.ops.kv_cache import indexer_cache
 
@@ -111,7 +111,8 @@ def _cases(device: torch.device) -> dict[str, CpGatherIndexerKQuantCacheCall]:
 _cp_gather_indexer_k_quant_cache = Op(
     "cp_gather_indexer_k_quant_cache", call=CpGatherIndexerKQuantCacheCall,
     reference=cp_gather_indexer_k_quant_cache_ref, check=_check, writes=("dst_k", "dst_scale"), cases=_cases,
-    backends=(Backend("hip", _cp_gather_indexer_k_quant_cache_hip, refusal=_hip_refusal),
+    backends=(Backend("hip", _cp_gather_indexer_k_quant_cache_hip, refusal=_hip_refusal,
+                      address_refusal=vectors.begin_at({"kv_cache": 4, "dst_scale": 4}, limit=4)),
               Backend("torch", cp_gather_indexer_k_quant_cache_ref)))
 
 

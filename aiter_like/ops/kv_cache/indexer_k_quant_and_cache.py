@@ -15,7 +15,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule
+from aiter_like.ops.common import elements, paged_cache, quant_rule, vectors
 from aiter_like.ops.kv_cache import indexer_cache
 
 __all__ = ["indexer_k_quant_and_cache"]
@@ -107,7 +107,8 @@ def _cases(device: torch.device) -> dict[str, IndexerKQuantAndCacheCall]:
 _indexer_k_quant_and_cache = Op(
     "indexer_k_quant_and_cache", call=IndexerKQuantAndCacheCall, reference=indexer_k_quant_and_cache_ref, check=_check,
     writes=("kv_cache",), cases=_cases,
-    backends=(Backend("hip", _indexer_k_quant_and_cache_hip, refusal=_hip_refusal),
+    backends=(Backend("hip", _indexer_k_quant_and_cache_hip, refusal=_hip_refusal,
+                      address_refusal=vectors.begin_at({"kv_cache": 4}, limit=4)),
               Backend("torch", indexer_k_quant_and_cache_ref)))
 
 

@@ -137,6 +137,6 @@ def ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
                 f"ones, {sum(_WIDEST)} at most, got {v_dim} and {dim}")
     for name, tensor, run in (("q", call.q, 8 * call.q.element_size()), ("kv_buffer", call.kv, 16)):
         steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
-        if any(step * tensor.element_size() % run for step in (*steps, tensor.storage_offset())):
+        if any(step * tensor.element_size() % run for step in steps):
             return f"rows of {name} that begin at multiples of {run} bytes, got strides {tensor.stride()}"
     return triton_refusal(target, call)

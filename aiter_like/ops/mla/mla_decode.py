@@ -21,7 +21,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MAX_ROWS
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, vectors
 from aiter_like.ops.common.contents import check_lengths
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
@@ -174,7 +174,8 @@ mla_decode_op = Op(
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "head_dim", "head_dim_v", "page_size", "features",
                  "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *PLAN), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *PLAN)),
-    backends=(Backend("ck", _mla_decode_ck, refusal=ck_refusal, space=_ck_space),
+    backends=(Backend("ck", _mla_decode_ck, refusal=ck_refusal, space=_ck_space,
+                      address_refusal=vectors.begin_at({"q": 8, "kv": 16, "out": 2})),
               Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=triton_refusal,
                       kernels=triton_kernels, space=triton_space, returns_relaunch=True),
               Backend("torch", mla_decode_ref)))

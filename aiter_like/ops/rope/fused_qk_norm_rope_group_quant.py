@@ -20,6 +20,8 @@ from aiter_like.ops.rope import parts
 
 _OP = "fused_qk_norm_rope_group_quant"
 _VEC = 8  # elements of an access
+_IN_VECTORS = ("k_nope_scale_buff", "k_rope_buff", "q_nope_scale_buff", "q_rope_buff", "swa_nope_scale_buff",
+               "swa_rope_buff", "q", "kv", "q_weight", "k_weight", "cos_cache", "sin_cache")
 _MOST_LANES = 64
 MAX_HEAD_DIM = 1024
 
@@ -239,12 +241,6 @@ def _check_pool(call: FusedQkNormRopeGroupQuantCall, pe: int) -> None:
         check.integer(_OP, "swa_block_size", call.swa_block_size, low=1)
 
 
-def _hip_address_refusal(call: FusedQkNormRopeGroupQuantCall) -> str | None:
-    names = ("k_nope_scale_buff", "k_rope_buff", "kv", "cos_cache", "sin_cache", "q_nope_scale_buff", "q_rope_buff",
-             "swa_nope_scale_buff", "swa_rope_buff", "q", "q_weight", "k_weight")
-    return vectors.address_refusal(call, names, _VEC)
-
-
 def _hip_refusal(target: Target, call: FusedQkNormRopeGroupQuantCall) -> str | None:
     (tokens, head_dim), pe = call.kv.shape, 2 * call.cos_cache.shape[1]
     heads = 0 if call.q is None else call.q.shape[1]
@@ -301,4 +297,4 @@ fused_norm_rope_quant = Op(
     writes=("k_nope_scale_buff", "k_rope_buff", "q_nope_scale_buff", "q_rope_buff", "swa_nope_scale_buff",
             "swa_rope_buff"),
     backends=(Backend("hip", _fused_qk_norm_rope_group_quant_hip, refusal=_hip_refusal,
-                      address_refusal=_hip_address_refusal), Backend("torch", fused_ref)))
+                      address_refusal=vectors.begin_at(dict.fromkeys(_IN_VECTORS, _VEC))), Backend("torch", fused_ref)))

@@ -20,13 +20,14 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes
+from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes, vectors
 from aiter_like.ops.rope import parts
 
 __all__ = ["fused_qk_rope_reshape_and_cache"]
 
 _OP = "fused_qk_rope_cache"
 _NAMES = paged_cache.Names(_OP, "k", "v")
+_IN_VECTORS = ("q_out", "k_out", "v_out", "q", "k", "v", "q_weight", "k_weight", "cos", "sin")
 _LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # by the ranks of K and V
 
 
@@ -275,7 +276,8 @@ fused_qk_rope_cache = Op(
     round_field="tokens", writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     in_place={"q_out": ("q",), "k_out": ("k",)},
-    backends=(Backend("hip", _fused_qk_rope_cache_hip, refusal=_hip_refusal, space=_hip_space),
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, refusal=_hip_refusal, space=_hip_space,
+                      address_refusal=vectors.begin_at(lambda call: dict.fromkeys(_IN_VECTORS, call.vec))),
               Backend("triton", "ops.rope.triton.fused_qk_rope_cache:fused_qk_rope_cache",
                       refusal=_triton_refusal, space=parts.triton_space),
               Backend("torch", _fused_ref)))

@@ -24,6 +24,7 @@ from aiter_like.ops.rope import parts
 __all__ = ["fused_qk_rope_concat_and_cache_mla"]
 
 _OP = "fused_qk_rope_concat_and_cache_mla"
+_IN_VECTORS = ("q_out", "q_nope", "q_pe", "kv_c", "k_pe", "cos", "sin")
 
 
 class FusedMlaCacheCall(NamedTuple):
@@ -139,10 +140,6 @@ def _check(call: FusedMlaCacheCall) -> object:
     return SKIP if 0 in (tokens, call.slot_mapping.shape[0], rank, pe, heads + kv_heads) else None
 
 
-def _hip_address_refusal(call: FusedMlaCacheCall) -> str | None:
-    return vectors.address_refusal(call, ("q_out", "q_nope", "q_pe", "kv_c", "k_pe", "cos", "sin"), call.vec)
-
-
 def _hip_refusal(target: Target, call: FusedMlaCacheCall) -> str | None:
     tokens, heads = call.slot_mapping.shape[0], call.q_nope.shape[1] + call.kv_c.shape[1]
     lanes = tokens * heads * (call.q_out.shape[2] // (2 * call.vec))
@@ -209,7 +206,7 @@ fused_mla_cache = Op(
     round_field="tokens", writes=("q_out", "kv_cache"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _fused_qk_rope_concat_and_cache_mla_hip, refusal=_hip_refusal,
-                      address_refusal=_hip_address_refusal),
+                      address_refusal=vectors.begin_at(lambda call: dict.fromkeys(_IN_VECTORS, call.vec))),
               Backend("torch", fused_ref)))
 
 
