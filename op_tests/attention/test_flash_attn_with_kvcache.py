@@ -203,7 +203,7 @@ def test_one_number_of_keys_for_all(device):
     check_attention(out, None, q[:2], k_cache[order, :22], v_cache[order, :22], causal=True)
 
 
-def test_whatever_lengths_and_pages_hold(device):
+def test_whatever_lengths_and_pages_hold(device, unseen):
     """Nothing outside the tensors is read or written: the checker of bounds would tell, and rows beside the caches."""
     q, k, v = dense(device, 2, 2, 2, 4, 2, 64, BF16)
     storage = torch.full((2, 7, 16, 2, 64), 3.0, dtype=BF16, device=device)
@@ -276,3 +276,35 @@ def test_wrong_calls(device):
         WITH_CACHE(q, k, v, cache_batch_idx=two, out=torch.empty(2, 2, 4, 64, dtype=BF16, device=device)[:, :1])
     with pytest.raises(ValueError, match="cu_seqlens_q must start at 0" if device.type == "cpu" else "max_seqlen_q"):
         WITH_CACHE(q[0], k, v, cu_seqlens_q=indices(device, 0, 2, 1), max_seqlen_q=1 if device.type == "cpu" else -1)
+
+
+@pytest.mark.parametrize("backend", ("hip", "ck", *BACKENDS))
+def test_rows_of_no_sequence(device, run, backend):
+    """They stay as they were, and those of a sequence without keys are 0; an empty batch writes nothing."""
+    q, k, v = dense(device, 5, 1, 16, 4, 2, 64, BF16)
+    q, out = q[:, 0], torch.full((5, 4, 64), 7.0, dtype=BF16, device=device)
+    call = functools.partial(run, backend, WITH_CACHE, q, k, v, max_seqlen_q=2, out=out, return_softmax_lse=True)
+    table = indices(device, 3, 0, -1)[:, None]
+    _, lse = call(cu_seqlens_q=indices(device, 0, 2, 2, 3), cache_seqlens=indices(device, 9, 16, 0), page_table=table)
+    check_attention(out[None, :2], lse[None, :, :2], q[None, :2], k[3:4, :9], v[3:4, :9], causal=True)
+    assert (out[2] == 0).all() and (lse[:, 2] == -math.inf).all() and (out[3:] == 7).all()
+    out.fill_(7.0)
+    call(cu_seqlens_q=indices(device, 0, 0), cache_seqlens=indices(device, 9), page_table=table[:1])
+    assert (out == 7).all()
+
+
+def test_positions_outside_of_the_tables(device, unseen):
+    """Rows whose positions nobody sees become NaN; one number is looked at everywhere, a row of no sequence not."""
+    q, k, v = dense(device, 3, 1, 40, 4, 2, 64, BF16)
+    cos, sin = exact_rotations(device)
+    rotary = {"rotary_cos": cos[:10], "rotary_sin": sin[:10], "backend": "triton"}
+    for number, is_wrong in ((-1, True), (0, False), (9, False), (10, True)):
+        out = WITH_CACHE(q, k.clone(), v.clone(), k[:, :1], v[:, :1], cache_seqlens=7, **rotary,
+                         rotary_seqlens=indices(device, 0, number, 9))
+        assert out.isnan().flatten(1).any(1).tolist() == [False, is_wrong, False]
+    with pytest.raises(ValueError, match="cache_seqlens of the last row must be between 0 and 9, got 10"):
+        WITH_CACHE(q, k, v, k[:, :1], v[:, :1], cache_seqlens=10, **rotary)
+    packed = {"cu_seqlens_q": indices(device, 0, 1, 2), "cu_seqlens_k_new": indices(device, 0, 1, 2), "max_seqlen_q": 1}
+    out = WITH_CACHE(q[:, 0], k.clone(), v.clone(), k[:, 0], v[:, 0], cache_seqlens=indices(device, 9, 0), **packed,
+                     cache_batch_idx=indices(device, 2, 1), **rotary)
+    assert out[:2].isfinite().all()

@@ -35,6 +35,12 @@ REFUSED = {  # function → argument: numbers that its last element may be, and 
                            "context_lens": ((0, 16), (-1, 17))},
     "paged_mqa_logits": {"context_lens": ((0, 16), (-1,))},
     **dict.fromkeys(("moe_sorting", "moe_sorting_fwd", "fused_moe"), {"num_local_tokens": ((0, ROWS), (-1, ROWS + 1))}),
+    "flash_attn_with_kvcache: pages": {
+        "cache_seqlens": ((1, 32), (-1, 33)), "page_table": ((0,), (-1, 1, 2, 3)), "cache_leftpad": ((0, 21), (-1, 22)),
+        "rotary_seqlens": ((0, 19), (-1, 20))},
+    "flash_attn_with_kvcache: indices": {"cache_seqlens": ((0, 16), (-1, 17)), "cache_batch_idx": ((1, 2), (-1, 0, 3))},
+    "flash_attn_with_kvcache: rotated": {"cache_seqlens": ((0, 9), (-1, 10, 16))},
+    "flash_attn_with_kvcache: packed": {name: ((1, 2), (0, 3)) for name in ("cu_seqlens_q", "cu_seqlens_k_new")},
     "verify_tree_greedy": {name: ((0, 9), ()) for name in ("candidates", "retrive_index", "target_predict")},
     "tree_speculative_sampling_target_only": {name: ((0, 9), ()) for name in ("candidates", "retrive_index")},
 }
@@ -68,10 +74,24 @@ LEFT_OUT = {  # function → argument: numbers that all mean what the first of t
     "verify_tree_greedy": {"retrive_next_token": (-1, 1, *FAR), "retrive_next_sibling": (-1, 1, *FAR)},
     "tree_speculative_sampling_target_only": {"retrive_next_token": (-1, 1, *FAR)},
 }
+DIM, r, i32 = public_calls.DIM, public_calls.r, public_calls.i32
+CACHE = {"q": r(2, 1, 2, DIM), "k": r(2, 1, 1, DIM), "v": r(2, 1, 1, DIM), "k_cache": public_calls.pages,
+         "v_cache": public_calls.pages, "cache_seqlens": i32(3, 5), "rotary_cos": r(20, DIM // 2),
+         "rotary_sin": r(20, DIM // 2)}
 FURTHER = {  # arguments that a small call does without
+    "flash_attn_with_kvcache: pages": {
+        **CACHE, "cache_seqlens": i32(3, 20), "page_table": i32([1, 9], [2, 0]), "cache_leftpad": i32(1, 2),
+        "rotary_seqlens": i32(0, 4)},
+    "flash_attn_with_kvcache: indices": {**CACHE, "cache_batch_idx": i32(0, 2)},
+    "flash_attn_with_kvcache: rotated": {
+        **CACHE, **{name: public_calls.pages[:2] for name in ("k_cache", "v_cache")}, "rotary_cos": r(10, DIM // 2),
+        "rotary_sin": r(10, DIM // 2)},
+    "flash_attn_with_kvcache: packed": {
+        **CACHE, **{name: CACHE[name][:, 0] for name in "qkv"}, "cache_batch_idx": i32(0, 2), "max_seqlen_q": 1,
+        "cu_seqlens_q": i32(0, 1, 2), "cu_seqlens_k_new": i32(0, 1, 2)},
     "moe_unpermute": {"expert_first_token_offset": torch.tensor([0, 9, 4 * ROWS])},
-    "causal_conv1d_split_qkv": {"cache_indices": public_calls.i32(1, 0)},
     **dict.fromkeys(("moe_sorting", "moe_sorting_fwd", "fused_moe"), {"num_local_tokens": public_calls.i32(ROWS)}),
+    "causal_conv1d_split_qkv": {"cache_indices": i32(1, 0)},
 }
 VALUES = {  # any number means something, or nothing reads it
     "apply_token_bitmask_inplace": ("bitmask",), "dropout_randval": ("rng_state",),
@@ -88,7 +108,8 @@ WRITTEN = ("out", "topk_indices", "indices", "predicts", "accept_index", "accept
 
 
 def arguments_of(name):
-    function, args = public_calls.call_of(name)
+    """Those of a small call of a function; behind its name may stand which of its ways is meant."""
+    function, args = public_calls.call_of(name.partition(":")[0])
     found = {**inspect.signature(function).bind(*args).arguments, **FURTHER.get(name, {})}
     return function, {key: _copied(value) for key, value in found.items()}
 
@@ -132,7 +153,7 @@ def test_what_is_refused(name):
         for number in (*outside, *far):
             function, call = with_last(name, argument, number)
             before = [each.clone() for each in _tensors(call.values())]
-            with pytest.raises((ValueError, TypeError), match=f"^{name}: .*{argument}"):
+            with pytest.raises((ValueError, TypeError), match=f"^{name.partition(':')[0]}: .*{argument}"):
                 function(**call, backend="torch")
             assert all(map(torch.equal, before, _tensors(call.values())))
 

@@ -21,12 +21,13 @@ from aiter_like.ops.attention.kvcache_append import (
     Cache,
     appending,
     check_new,
+    check_places,
     read_cache,
     rotated,
     without_padding,
 )
 from aiter_like.ops.attention.unified_attention import unified_attention_op
-from aiter_like.ops.common.contents import check_lengths
+from aiter_like.ops.common.contents import check_lengths, check_values
 
 __all__ = ["flash_attn_with_kvcache"]
 
@@ -58,7 +59,7 @@ def flash_attn_with_kvcache(
         v: likewise, with head_dim_v, given together with `k`.
         qv: None: it belongs to latent attention.
         cache_seqlens: keys in the cache before the call, those before `cache_leftpad` included, int32 [batch] or one
-            number for all; None: all there is room for.
+            number for all, from 0 to all there is room for; None: these.
         softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
         causal, window_size: as in `flash_attn_func`, the diagonal ends at each sequence's last key.
         attention_chunk: 0: a window limits the keys.
@@ -68,11 +69,14 @@ def flash_attn_with_kvcache(
         q_descale, k_descale, v_descale: fp32 [1], with fp8 tensors: what the elements are multiplied by.
         max_seqlen_q: with `cu_seqlens_q` not less than the longest sequence of `q`; rows beyond are not computed.
         return_softmax_lse: also return the log-sum-exp of the scores.
-        page_table: int32 [batch, pages]: the pages of each sequence.
+        page_table: int32 [batch, pages]: the pages of each sequence; only those with keys are read, and those
+            that get new keys have none of another sequence.
         cache_batch_idx: int32 [batch]: the sequence of the caches that belongs to each of `q`; different ones with `k`.
-        cache_leftpad: int32 [batch]: the first key of each sequence; those before it do not exist.
+        cache_leftpad: int32 [batch]: the first key of each sequence, from 0 to its keys with the new ones; those before
+            it do not exist.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2] bf16|fp16|fp32: `k` is rotated at the positions where it
-            goes in the cache, `q` at the same ones, without mask and window at the first of them.
+            goes in the cache, `q` at the same ones, without mask and window at the first of them; all are rows of
+            the tables.
         rotary_seqlens: int32 [batch]: the first position instead of `cache_seqlens`.
         cu_seqlens_q: int32 [batch + 1]: `q` holds the sequences' queries one after the other.
         cu_seqlens_k_new: int32 [batch + 1], the same for `k` and `v`.
@@ -84,15 +88,19 @@ def flash_attn_with_kvcache(
 
     Returns:
         `out`, or with `return_softmax_lse` the pair `out`, lse: [batch, num_heads, seqlen_q], with `cu_seqlens_q`
-        [num_heads, total_q], fp32, natural logarithm. With `k` and `v` the caches are written too.
+        [num_heads, total_q], fp32, natural logarithm. A row of a sequence without keys is 0 and −inf, rows behind the
+        last sequence of `cu_seqlens_q` are not written. With `k` and `v` the caches are written too.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
+        ValueError: shapes, devices, layout or values do not fit; on the CPU, also what lengths, starts, pages, indices
+            and positions hold.
         UnsupportedError: an option or a backend that cannot serve the call, with the alternative.
 
     Notes:
-        As `flash_attn_func`. Lengths on the device stay there: the call can be captured in a graph. page_table,
+        As `flash_attn_func`. Lengths on the device stay there: the call can be captured in a graph. What is outside of
+        its bounds there is clamped (lengths, pages that are read) or left out (places of new keys), a row whose
+        position is not in the tables becomes NaN: memory outside is never touched. page_table,
         cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernels of `unified_attention` ("hip" for decoding,
         "ck" for prefill, "triton", "torch"), which round to nearest even: caches are its pages, with `cache_leftpad` of
         one key each, which costs a table of 4 bytes per key. Rotation and appending are kernels of their own: they
@@ -113,11 +121,13 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None or rotary_sin is not None or rotary_seqlens is not None:
         first = lengths if rotary_seqlens is None else _read_lengths(rotary_seqlens, batch, None, q.device)
         q, k = rotated(q, k, rotary_cos, rotary_sin, first, cu_seqlens_q, cu_seqlens_k_new,
-                       rotary_interleaved, is_all_at_first=(left, right) == (-1, -1))
-    added = None
+                       rotary_interleaved, is_all_at_first=(left, right) == (-1, -1),
+                       name="cache_seqlens" if rotary_seqlens is None else "rotary_seqlens")
+    added, before = None, lengths
     if k is not None:
         added = appending(k, v, cache, lengths, cu_seqlens_k_new, (k_descale, v_descale), batch)
         lengths = added.lengths
+    check_places(cache, (before, lengths), cache_leftpad, batch)
     seqlen_q = q.shape[1] if cu_seqlens_q is None else max_seqlen_q
     if seqlen_q <= right + 1:  # the limit is behind the last key: decoding needs no causal mask
         right = -1
@@ -176,6 +186,7 @@ def _read_lengths(lengths: Tensor | int | None, batch: int, most: int | None, de
     name = "rotary_seqlens" if most is None else "cache_seqlens"
     if most is None or isinstance(lengths, Tensor):
         check.tensor(OP, name, lengths, dtypes=(torch.int32,), shape=(batch,), device=device)
+        check_values(OP, name, lengths, 0, check.INT32_MAX if most is None else most)
         return lengths
     if lengths is None:
         return most

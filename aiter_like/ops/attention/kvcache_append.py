@@ -15,8 +15,9 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common.contents import check_lengths
+from aiter_like.ops.common.contents import check_lengths, check_values
 from aiter_like.ops.kv_cache.reshape_and_cache import reshape_and_cache_flash
+from aiter_like.ops.rope.parts import check_positions
 from aiter_like.ops.rope.rope import rope_cached_positions_fwd
 
 OP = "flash_attn_with_kvcache"
@@ -29,11 +30,13 @@ class Cache:
     Attributes:
         k, v: [num_pages, page_size, num_kv_heads, dim].
         table: int32 [batch, pages]: the page of each page_size keys; None: page b holds those of sequence b.
+        name: of the argument that is the table.
     """
 
     k: Tensor
     v: Tensor
     table: Tensor | None
+    name: str = "page_table"
 
     @property
     def capacity(self) -> int:
@@ -93,7 +96,7 @@ def read_cache(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None, cach
         return Cache(k_cache, v_cache, page_table)
     if cache_batch_idx is not None:
         check.tensor(OP, "cache_batch_idx", cache_batch_idx, shape=(batch,), **integers)
-        return Cache(k_cache, v_cache, cache_batch_idx[:, None])
+        return Cache(k_cache, v_cache, cache_batch_idx[:, None], "cache_batch_idx")
     check.tensor(OP, "k_cache", k_cache, shape=(batch, *k_cache.shape[1:]))
     return Cache(k_cache, v_cache, None)
 
@@ -110,8 +113,9 @@ def check_new(k: Tensor | None, v: Tensor | None, cache: Cache, starts: Tensor |
 
 def rotated(q: Tensor, k: Tensor | None, cos: Tensor | None, sin: Tensor | None, first: Tensor | int,
              cu_seqlens_q: Tensor | None, cu_seqlens_k_new: Tensor | None, is_interleaved: bool,
-             is_all_at_first: bool) -> tuple[Tensor, Tensor]:
-    """q and k, rotated from position `first` of each sequence on; positions stay within the tables.
+             is_all_at_first: bool, name: str) -> tuple[Tensor, Tensor]:
+    """q and k, rotated from position `first` of each sequence on, which is the argument `name`. Rows of no sequence
+    take the first position, and those whose position is not in the tables become NaN.
 
     Raises:
         TypeError, ValueError: they do not fit the tables.
@@ -127,9 +131,13 @@ def rotated(q: Tensor, k: Tensor | None, cos: Tensor | None, sin: Tensor | None,
         heads = x.reshape(-1, 1, *x.shape[-2:])  # [rows, 1, heads, head_dim]
         tokens = Tokens.of(batch, len(heads), starts, x.device)
         begin = first[tokens.sequences] if isinstance(first, Tensor) else first
-        positions = begin + (0 * tokens.places if is_at_first else tokens.places)
-        found.append(rope_cached_positions_fwd(heads, cos, sin, positions.clamp(0, max(len(cos) - 1, 0))[:, None],
-                                               int(is_interleaved), True, False).view(x.shape))
+        positions = (begin + (0 * tokens.places if is_at_first else tokens.places)).where(tokens.places >= 0, 0)
+        check_positions(OP, f"{name} and the tokens from there on", positions, None, cos)
+        if isinstance(first, int) and starts is None and x.numel():
+            last = first if is_at_first else first + x.shape[1] - 1
+            check.integer(OP, f"{name} of the last row", last, 0, len(cos) - 1)
+        found.append(rope_cached_positions_fwd(heads, cos, sin, positions[:, None], int(is_interleaved), True,
+                                               False).view(x.shape))
     return found[0], found[1]
 
 
@@ -168,13 +176,46 @@ def appending(k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | int, starts:
     return Appending(write, grown if isinstance(grown, int) else grown.clamp(max=cache.capacity))
 
 
+def check_places(cache: Cache, lengths: tuple[Tensor | int, Tensor | int], leftpad: Tensor | None, batch: int) -> None:
+    """The pages of the keys in use are in the cache, those that are written belong to one sequence, and none begins
+    behind its end, where the host can look. `lengths`: before and after the call.
+
+    Raises:
+        TypeError, ValueError: they are not, or `leftpad` is not of the kind it must be.
+    """
+    if leftpad is not None:
+        check.tensor(OP, "cache_leftpad", leftpad, dtypes=(torch.int32,), shape=(batch,), device=cache.k.device)
+    if not check.is_on_host(cache.k) or not batch:
+        return
+    before, after = (each if isinstance(each, Tensor) else torch.full((batch,), each, device=cache.k.device)
+                     for each in lengths)
+    if leftpad is not None and ((leftpad < 0) | (leftpad > after)).any():
+        raise ValueError(f"{OP}: cache_leftpad must be between 0 and the keys of each sequence, got {leftpad.tolist()} "
+                         f"of {after.tolist()}")
+    if (table := cache.table) is None:
+        return
+    begin = torch.arange(table.shape[1], device=table.device) * cache.k.shape[1]
+    end = begin + cache.k.shape[1]
+    is_used = begin < after[:, None]
+    if leftpad is not None:
+        is_used &= end > torch.minimum(leftpad, before)[:, None]
+    check_values(OP, cache.name, table[is_used], 0, len(cache.k) - 1, "name pages")
+    is_written = is_used & (end > before[:, None]) & (after > before)[:, None]
+    if (torch.bincount(table[is_used])[table[is_written].long()] > 1).any():
+        raise ValueError(f"{OP}: {cache.name} must give new keys no page that has other keys, got "
+                         f"{table[is_written].tolist()} for those of the new ones")
+
+
 def without_padding(cache: Cache, lengths: Tensor | int, leftpad: Tensor, batch: int) -> tuple[Cache, Tensor]:
     """The same keys in pages of one, those before `leftpad` left out.
 
     Raises:
-        UnsupportedError: the rows of all pages are not one tensor of rows, which only a copy could make of them.
+        UnsupportedError: the rows of all pages are not one tensor of rows, which only a copy could make of them, or
+            more than its table of 32 bits can name.
     """
-    check.tensor(OP, "cache_leftpad", leftpad, dtypes=(torch.int32,), shape=(batch,), device=cache.k.device)
+    if cache.k.shape[0] * cache.k.shape[1] > check.INT32_MAX:
+        raise UnsupportedError(f"{OP}: no backend supports cache_leftpad with caches of more than {check.INT32_MAX} "
+                               f"keys, got {tuple(cache.k.shape)}", OP, {"cache_leftpad": "size"})
     try:
         k, v = (tensor.view(-1, 1, *tensor.shape[2:]) for tensor in (cache.k, cache.v))
     except RuntimeError:
