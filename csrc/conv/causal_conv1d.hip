@@ -55,12 +55,14 @@ struct Chunk {
   int sequence, number;
 };
 
-/// Number `index` among all chunks; one before the first sequence has sequence −1.
+__device__ inline int clamped(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+
+/// Number `index` among all chunks, whatever the starts are; one before the first sequence has sequence −1.
 template <int kOut>
-__device__ Chunk find_chunk(const int32_t* starts, int sequences, int index) {
+__device__ Chunk find_chunk(const int32_t* starts, int sequences, int tokens, int index) {
   int low = -1, high = sequences, first = 0;  // the answer is in [low, high)
   while (high - low > 1) {
-    const int middle = (low + high) / 2, begins = starts[middle] / kOut + middle;
+    const int middle = (low + high) / 2, begins = clamped(starts[middle], 0, tokens) / kOut + middle;
     if (begins <= index)
       low = middle, first = begins;
     else
@@ -68,8 +70,6 @@ __device__ Chunk find_chunk(const int32_t* starts, int sequences, int index) {
   }
   return {low, index - first};
 }
-
-__device__ inline int clamped(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
 template <class Config>
 struct CausalConv {
@@ -179,7 +179,8 @@ __global__ __launch_bounds__(kThreads) void causal_conv1d_kernel(CausalConvArgs<
   await_stream();
   using Conv = CausalConv<Config>;
   __shared__ Conv::Tile tile;
-  const Chunk chunk = find_chunk<Conv::kOut>(args.starts, args.sequences, static_cast<int>(workgroup_index().x));
+  const Chunk chunk =
+      find_chunk<Conv::kOut>(args.starts, args.sequences, args.tokens, static_cast<int>(workgroup_index().x));
   if (chunk.sequence < 0) return;
   const int start = clamped(args.starts[chunk.sequence], 0, args.tokens);
   const int length = clamped(args.starts[chunk.sequence + 1], start, args.tokens) - start;

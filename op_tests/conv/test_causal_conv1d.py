@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import benching
 import pytest
@@ -17,6 +18,7 @@ from aiter_like.testing import strided_like
 KERNELS = ("hip", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BF16 = torch.bfloat16
+INT_MIN, INT_MAX = -2**31, 2**31 - 1
 
 
 def exact(x, weight, bias, states, starts, lines, flags, activation):
@@ -153,6 +155,37 @@ def test_tokens_of_no_sequence_are_not_written(device, run, backend):
     got = torch.cat(outs, 1).cpu()
     torch.testing.assert_close(got[64:70].double(), wanted[64:70], rtol=2**-8, atol=1e-5)
     assert (got[:64] == 7).all() and (got[70:] == 7).all()
+
+
+def check_starts(backend, device, starts):
+    """One that nobody has looked at writes what its nearest ones within the tokens do, and nothing else."""
+    x, weight, bias, states, _ = inputs(device, (140,), dim=16)
+    count, outs = len(starts) - 1, [torch.full((140, size), 7.0, dtype=BF16, device=device) for size in (4, 4, 8)]
+    states, flags = torch.cat((states, states))[:count], torch.ones(count, dtype=torch.bool, device=device)
+    near = [min(max(start, 0), 140) for start in starts]
+    wanted, _ = exact(x.cpu(), weight.cpu(), bias.cpu(), states.cpu(), near, range(count), [True] * count, "silu")
+    run_conv = functools.partial(aiter_like.dispatch.OPS["causal_conv1d"].run, backend=backend)
+    run_conv(*outs, x, weight, bias, torch.tensor(starts, dtype=torch.int32, device=device), states, None, flags)
+    got, is_written = torch.cat(outs, 1).cpu(), torch.zeros(140, dtype=torch.bool)
+    for start, end in zip(near, near[1:]):
+        is_written[start:end] = True
+    assert (got[~is_written] == 7).all()
+    if near == sorted(near):
+        torch.testing.assert_close(got[is_written].double(), wanted[is_written], rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_extreme_starts(device, backend):
+    for starts in ((INT_MIN, 140), (INT_MIN, INT_MAX), (INT_MIN, -1, 70), (70, INT_MIN), (INT_MAX, INT_MIN),
+                   (70, INT_MIN, INT_MAX), (-1, 141), (139, 140, 141)):
+        check_starts(backend, device, starts)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", KERNELS)
+def test_all_extreme_starts(device, backend):
+    for starts in itertools.product((INT_MIN, -1, 0, 70, 139, 140, 141, INT_MAX), repeat=3):
+        check_starts(backend, device, starts)
 
 
 def test_bad_input_is_named(device):

@@ -26,12 +26,12 @@ def _causal_conv1d_kernel(q, k, v, states, x, weight, bias, starts, line_of, has
     low, high = -1, num_sequences
     while high - low > 1:
         middle = (low + high) // 2
-        is_before = tl.load(starts + middle) // BLOCK_M + middle <= index
+        is_before = tl.minimum(tl.maximum(tl.load(starts + middle), 0), tokens) // BLOCK_M + middle <= index
         low, high = tl.where(is_before, middle, low), tl.where(is_before, high, middle)
     if low >= 0:
-        chunk = index - low - tl.load(starts + low) // BLOCK_M
         start = tl.minimum(tl.maximum(tl.load(starts + low), 0), tokens)
         length = tl.minimum(tl.maximum(tl.load(starts + low + 1), start), tokens) - start
+        chunk = index - low - start // BLOCK_M
         if (chunk * BLOCK_M < length) | (chunk == 0):
             line = low
             if line_of is not None:
