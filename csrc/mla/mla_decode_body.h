@@ -168,7 +168,8 @@ struct Item {
     last = keys - q_len;  // the queries of a sequence are its last tokens
     if (args.g_kv_indptr != nullptr) {
       step = args.world_size, rank = args.rank;
-      last = within(args.g_kv_indptr[sequence + 1] - args.g_kv_indptr[sequence], 0, 1 << 30) - q_len;
+      const int begin = within(args.g_kv_indptr[sequence], 0, 0x7FFFFFFF);
+      last = within(within(args.g_kv_indptr[sequence + 1], begin, 0x7FFFFFFF) - begin, 0, 1 << 30) - q_len;
       const int before = entry - within(args.kv_indptr[sequence], 0, args.num_entries);
       shift = before > 0 ? before * page_size : 0;
     }

@@ -36,7 +36,8 @@ __device__ inline int within(int x, int low, int high) {
   const int below = x < high ? x : high;
   return below > low ? below : low;
 }
-__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__device__ inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+__device__ inline bool is_inside(int index, int size) { return index >= 0 && index < size; }  // after sums that wrap
 
 struct Sequence {
   int first_row, rows, first_page, pages, blocks;
@@ -95,7 +96,8 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
   const int thread = thread_index();
   int tokens = 1, count = args.batch;
   if (args.topk >= 0) {
-    const int each = args.qo_indptr[1] - args.qo_indptr[0];
+    const int begin = within(args.qo_indptr[0], 0, args.total_q);
+    const int each = within(args.qo_indptr[1], begin, args.total_q) - begin;
     tokens = each > 1 ? each : 1;
     count = count < args.total_q / tokens ? count * tokens : args.total_q;
   }
@@ -137,7 +139,7 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
     int before[1] = {within(nth, 0, pieces)}, sum[1];
     scan(lds, before, sum);
     mine += sum[0];
-    if (nth >= 0 && nth < pieces && item + nth < args.num_items) {
+    if (nth >= 0 && nth < pieces && is_inside(item + nth, args.num_items)) {
       const int low = within(nth * chunk - offset, 0, own.blocks) * args.block_pages;
       const int high = within((nth + 1) * chunk - offset, 0, own.blocks) * args.block_pages;
       const int place = pieces > 1 ? row + nth * own.rows : -1;
@@ -146,7 +148,7 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
       info[0] = index / tokens, info[1] = place, info[2] = own.first_row, info[3] = own.first_row + own.rows;
       info[4] = own.first_page + (low < own.pages ? low : own.pages), info[5] = end;
       info[6] = own.first_page + own.pages - end, info[7] = 0;
-      if (pieces > 1 && slot + nth < args.num_slots) args.reduce_partial_map[slot + nth] = place;
+      if (pieces > 1 && is_inside(slot + nth, args.num_slots)) args.reduce_partial_map[slot + nth] = place;
     }
     if (part == 0 && index < count && index < args.num_tiles) {
       args.reduce_indptr[index + 1] = slot + partials;
@@ -155,10 +157,10 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
     }
     line += sums[0], items += all[0], slots += all[1], rows += all[2];
   }
-  if (thread == 0) args.work_indptr[part] = mine < args.num_items ? mine : args.num_items;
+  if (thread == 0) args.work_indptr[part] = within(mine, 0, args.num_items);
   if (part != 0) return;
   if (thread == 0) {
-    args.work_indptr[args.num_parts] = items < args.num_items ? items : args.num_items;
+    args.work_indptr[args.num_parts] = within(items, 0, args.num_items);
     args.reduce_indptr[0] = 0;
   }
   for (int index = count + thread; index < args.num_tiles; index += kThreads) {

@@ -81,7 +81,10 @@ def _sequences(call: MlaMetadataCall) -> list[tuple[int, int, int, int]]:
 
 def _tokens_of(call: MlaMetadataCall) -> int:
     """Sequences of the plan for each one of the lengths."""
-    return 1 if call.topk < 0 else max(int(call.qo_indptr[1]) - int(call.qo_indptr[0]), 1)
+    if call.topk < 0:
+        return 1
+    start, end = call.qo_indptr[:2].clamp(0, call.total_q).tolist()
+    return max(end - start, 1)
 
 
 def mla_metadata_ref(call: MlaMetadataCall) -> None:
@@ -307,11 +310,13 @@ def get_mla_metadata_v1(
     check_lengths(op, "seqlens_qo_indptr", seqlens_qo_indptr, check.INT32_MAX,
                   max_seqlen_qo if max_seqlen_qo > 0 and topk < 0 else None, "max_seqlen_qo")
     check_starts(op, "seqlens_kv_indptr", seqlens_kv_indptr[:len(seqlens_qo_indptr)], check.INT32_MAX, "pages")
+    check.tensor(op, "reduce_final_map", reduce_final_map, rank=2)
     pages = -(-plan.block_pages_of(page_size) // kv_granularity) * kv_granularity
     mla_metadata_op.run(
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,
         kv_indptr=seqlens_kv_indptr[:len(seqlens_qo_indptr)], max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else _ANY,
-        block_pages=pages, num_kv_splits=max(max_split_per_batch, 0), topk=topk, backend=backend)
+        block_pages=pages, num_kv_splits=max(max_split_per_batch, 0), topk=topk,
+        total_q=_ANY if topk < 0 else len(reduce_final_map), backend=backend)  # each of such tokens has a tile
     work_metadata_ptrs.view(torch.int64).zero_()
 
 

@@ -72,6 +72,7 @@ def _visible(call: MlaDecodeCall, index: int, rows: int, first: int, keys: int) 
         return visible
     position, total = torch.arange(rows, device=call.q.device) - rows, keys
     if call.g_kv_indptr is not None:
-        total = int(call.g_kv_indptr[index + 1]) - int(call.g_kv_indptr[index])
+        start, end = call.g_kv_indptr[index:index + 2].clamp(min=0).tolist()
+        total = max(end - start, 0)
         key = key * call.cp_world_size + call.cp_rank
     return visible & (key <= (total + position)[:, None])

@@ -164,13 +164,14 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
         q_len = clamped(tl.load(info + 3), q_start, total_q) - q_start
         is_row = tokens < q_len
         if place >= 0:
-            is_row = is_row & (place + tokens < num_rows)
+            is_row = is_row & (tokens < num_rows - place)
         entry, count, before, keys = _piece(info, kv_indptr, kv_last_page_lens, sequence, num_entries, SHAPE)
         last = rows * 0 + count
         if SHAPE.IS_CAUSAL:
             position = tokens - q_len  # the queries of a sequence are its last tokens
             if g_kv_indptr is not None:  # key j of this rank is key j · world_size + rank of all
-                every = clamped(tl.load(g_kv_indptr + sequence + 1) - tl.load(g_kv_indptr + sequence), 0, 2**30)
+                begin = tl.maximum(tl.load(g_kv_indptr + sequence), 0)
+                every = tl.minimum(tl.maximum(tl.load(g_kv_indptr + sequence + 1), begin) - begin, 2**30)
                 seen = every + position - rank
                 last = tl.where(seen >= 0, seen // world_size, -1) - before
             else:

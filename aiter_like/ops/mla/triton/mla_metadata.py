@@ -122,8 +122,10 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
     part = tl.program_id(0)
     tokens = 1
     if IS_SPARSE:
-        tokens = tl.maximum(tl.load(qo_indptr + 1) - tl.load(qo_indptr), 1)
-        batch = tl.minimum(batch * tokens, total_q)
+        begin = tl.minimum(tl.maximum(tl.load(qo_indptr), 0), total_q)
+        end = tl.maximum(tl.minimum(tl.load(qo_indptr + 1), total_q), begin)
+        tokens = tl.maximum(end - begin, 1)
+        batch = tl.where(batch < total_q // tokens, batch * tokens, total_q)
     sizes = (batch, num_entries, total_q, max_seqlen_q, block_pages, topk, tokens)
     share, is_whole = _share_of(qo_indptr, kv_indptr, sizes, least, most, num_parts, LANES, OVERHEAD, IS_EVEN,
                                 IS_SPARSE)
@@ -145,19 +147,20 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
             count = tl.where(blocks > 0, (origin + blocks - 1) // share - first_part + 1, 0)
             offset = origin - first_part * share
         partials = tl.where(count > 1, count, 0)
-        item = items + tl.cumsum(count, 0) - count
+        item = items + tl.cumsum(count, 0) - count  # below 0 where lengths that are none make sums wrap
         slot = slots + tl.cumsum(partials, 0) - partials
         row = rows + tl.cumsum(partials * q_len, 0) - partials * q_len
 
         nth = part - first_part
         mine += tl.sum(tl.minimum(tl.maximum(nth, 0), count), 0)
-        is_mine = (nth >= 0) & (nth < count) & (item + nth < num_items)
+        is_mine = (nth >= 0) & (nth < count) & (item + nth >= 0) & (item + nth < num_items)
         low = tl.minimum(tl.maximum(nth * chunk - offset, 0) * block_pages, pages)
         high = tl.minimum(tl.minimum((nth + 1) * chunk - offset, blocks) * block_pages, pages)
         place = tl.where(count > 1, row + nth * q_len, -1)
         _write_items(work_info + (item + nth).to(tl.int64) * 8, is_mine, index // tokens, place, q_start, q_len, start,
                      low, high, pages)
-        tl.store(reduce_partial_map + slot + nth, place, mask=is_mine & (count > 1) & (slot + nth < num_slots))
+        is_slot = is_mine & (count > 1) & (slot + nth >= 0) & (slot + nth < num_slots)
+        tl.store(reduce_partial_map + slot + nth, place, mask=is_slot)
         if part == 0:
             is_tile = (index < batch) & (index < num_tiles)
             _write_tiles(reduce_indptr, reduce_final_map, index, is_tile, slot + partials, q_start, q_start + q_len)
@@ -165,9 +168,9 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
         items += tl.sum(count, 0)
         slots += tl.sum(partials, 0)
         rows += tl.sum(partials * q_len, 0)
-    tl.store(work_indptr + part, tl.minimum(mine, num_items))
+    tl.store(work_indptr + part, tl.minimum(tl.maximum(mine, 0), num_items))
     if part == 0:
-        tl.store(work_indptr + num_parts, tl.minimum(items, num_items))
+        tl.store(work_indptr + num_parts, tl.minimum(tl.maximum(items, 0), num_items))
         tl.store(reduce_indptr, 0)
         for first in range(batch, num_tiles, LANES):
             index = first + tl.arange(0, LANES)
