@@ -26,6 +26,7 @@ from aiter_like.ops.moe.fused_moe import fused_moe as _fused_moe
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import blocks
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
+from aiter_like.ops.moe.moe_sorting import check_mask
 from aiter_like.ops.quant.row_quant import per_token_quant_hip
 
 _TORCH_ACTIVATIONS = {ActivationType.Silu: torch.nn.functional.silu, ActivationType.Gelu: torch.nn.functional.gelu}
@@ -159,6 +160,9 @@ def _smooth_layer(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, weights: Tens
     check.tensor(op, "hidden_states", hidden, rank=2, dtypes=SIXTEEN_BITS)
     check.tensor(op, "w2", w2, rank=3, last_contiguous=False)
     check.tensor(op, "topk_ids", ids, rank=2, dtypes=(torch.int32,), shape=(hidden.shape[0], None))
+    if mask is not None:
+        check.tensor(op, "expert_mask", mask, rank=1, dtypes=(torch.int32,))
+        check_mask(op, mask, w1.shape[0])
     experts = w1.shape[0] if mask is None else mask.numel()
     order = aiter_like.moe_sorting(ids, weights, experts, w2.shape[1], hidden.dtype, 32, mask)
     out = order[4]
@@ -291,8 +295,8 @@ def _torch_pairs(hidden: Tensor, first: tuple[Tensor, Tensor | None], second: tu
     act = _TORCH_ACTIVATIONS[activation]
     ids = ids.long()
     if mask is not None:
-        here = mask != 0
-        ids = torch.where(here, here.cumsum(0) - 1, -1)[ids]
+        here = torch.nn.functional.pad(mask, (0, 1)) != 0  # the last is for numbers that are no expert's
+        ids = torch.where(here, here.cumsum(0) - 1, -1)[ids.clamp(-1, mask.numel())]
     out = torch.zeros(*ids.shape, w2.shape[1], device=hidden.device, dtype=torch.float32)
     for expert in range(w1.shape[0]):
         token, slot = (ids == expert).nonzero(as_tuple=True)

@@ -14,6 +14,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import as_int32, check_values
 
 _BLOCKS = (16, 128)  # rows of a tile of AITER's products, the least and the most
 _SCORES = (None, "sqrtsoftplus", "sigmoid", "softmax")
@@ -137,7 +138,8 @@ def routing_from_hash(router_logits: Tensor, tid2eid: Tensor, input_ids: Tensor,
                  device=router_logits.device)
     check.integer(op, "n_expts_act", n_expts_act, 1, tid2eid.shape[1])
     check.integer(op, "block_m", block_m, 1)
-    ids = tid2eid[input_ids.long(), :n_expts_act].to(torch.int32)
+    check_values(op, "input_ids", input_ids, 0, len(tid2eid) - 1, "name rows of tid2eid")
+    ids = as_int32(tid2eid[input_ids.long(), :n_expts_act])
     chosen = router_logits.gather(1, ids.long()).float()
     if score_mode == "sqrtsoftplus":
         chosen = torch.nn.functional.softplus(chosen).sqrt()

@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, silu
 
 from aiter_like.enums import ActivationType
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.moe.fused_moe import fused_moe
 
 _WHAT_IT_SAYS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "num_experts")
@@ -46,7 +47,7 @@ def experts_forward(module: nn.Module) -> Callable | None:
         if module.is_transposed:
             both, down = both.mT, down.mT
         biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
-        return fused_moe(hidden_states, both, down, top_k_weights.float(), top_k_index.int(), bias1=biases[0],
+        return fused_moe(hidden_states, both, down, top_k_weights.float(), as_int32(top_k_index), bias1=biases[0],
                          bias2=biases[1], **form)
 
     return experts

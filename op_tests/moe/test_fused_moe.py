@@ -99,14 +99,16 @@ def test_experts_of_other_devices_and_tokens_that_do_not_count(device, backend, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tokens", (1, 9))
-def test_ids_out_of_range_have_no_part(device, backend, tokens):
-    one = layer(device, "bf16")
-    hidden, weights, ids = tokens_of(device, tokens, 6, 3, 128, 3)
-    ids[0] = torch.tensor([-1, 6, 2**30], dtype=I32)
+@pytest.mark.parametrize("mask", (None, (1, 0, 1, 1, 1, 1, 1)), ids=("all", "mask"))
+def test_ids_out_of_range_have_no_part(device, backend, tokens, mask):
+    one, experts = layer(device, "bf16"), 6 if mask is None else 7
+    mask = None if mask is None else torch.tensor(mask, dtype=I32, device=device)
+    hidden, weights, ids = tokens_of(device, tokens, experts, 3, 128, 3)
+    ids[0] = torch.tensor([-1, experts, 2**30], dtype=I32)
     if tokens > 1:
-        ids[3, 1] = -2**31
-    out = served(backend, hidden, one.w1, one.w2, weights, ids)
-    check(out, *expected(one, hidden, weights, ids))
+        ids[3, 1:], ids[4, 0] = torch.tensor([-2**31, experts - 1], dtype=I32), 2**31 - 1
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, mask)
+    check(out, *expected(one, hidden, weights, ids, mask=mask))
     assert not out[0].any()
 
 

@@ -222,7 +222,7 @@ def test_two_stages(dtype, kind):
 
 def test_experts_that_are_elsewhere():
     """Their pairs are not sorted: nothing of them is added, whatever lies in memory."""
-    one, mask = Problem(), torch.tensor([1, 0, 1, 1, 0], dtype=torch.int32)
+    one, mask = Problem(), torch.tensor([1, 0, 1, 0, 1], dtype=torch.int32)
     local = [expert for expert in range(EXPERTS) if mask[expert]]
     w1, w2 = (aiter.shuffle_weight(w[local].contiguous()) for w in (one.w1, one.w2))
     order = aiter.moe_sorting(one.ids, one.weights, EXPERTS, K, BF16, 32, mask)
@@ -231,9 +231,17 @@ def test_experts_that_are_elsewhere():
     one.wide1, one.wide2 = one.wide1[local], one.wide2[local]
     wanted = one.expected(mask=mask)
     assert error(out, wanted) < LIMITS[BF16]
+    # Numbers that are no expert's are as those that are elsewhere, behind the last one too, which may be here.
+    one.ids[one.ids == 1] = torch.tensor([-1, EXPERTS, -2**31, 2**31 - 1], dtype=torch.int32).repeat(
+        TOKENS)[:int((one.ids == 1).sum())]
     for name in ("asm_moe", "torch_moe"):
         matrices = (w1, w2) if name == "asm_moe" else (one.w1[local], one.w2[local])
         assert error(SERVED[name](one.x, *matrices, one.weights, one.ids, expert_mask=mask), wanted) < LIMITS[BF16]
+    names = ("fc1_scale", "fc2_scale", "fc1_smooth_scale", "fc2_smooth_scale")
+    for given in (mask[:2], mask[:4], torch.ones_like(mask)):
+        for further in ({}, dict.fromkeys(names, torch.ones(3))):
+            with pytest.raises(ValueError, match="moe: expert_mask must have 3 elements that are not 0, .* w1, got"):
+                SERVED["asm_moe"](one.x, w1, w2, one.weights, one.ids, expert_mask=given, **further)
 
 
 def test_whole_layers_by_other_names():

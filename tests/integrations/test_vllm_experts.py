@@ -92,6 +92,20 @@ def test_experts_of_other_devices_have_no_part():
     assert (out.double() - wanted).norm() < LIMIT * wanted.norm() and (wanted.abs().sum(1) == 0).any()
 
 
+@pytest.mark.parametrize("expert_map", (None, torch.tensor([-1, 0, -1, 2, 1, 3], dtype=torch.int32)))
+@pytest.mark.parametrize("tokens", (3, 11))
+def test_numbers_that_are_no_experts_have_no_part(expert_map, tokens):
+    """The last expert is here: -1 is not its number, nor is 2^32 that of the first."""
+    layer = Layer(local=EXPERTS if expert_map is None else 4, expert_map=expert_map)
+    x, weights, ids = routed(tokens)
+    wrong = torch.tensor([[-1, EXPERTS], [2**32 + 1, -2**31], [2**31 - 1, 1 - 2**32]])
+    ids[:3, :2], weights[:3, :2] = wrong, 0
+    out = experts.apply(method_of(), layer, x, weights + (ids < 0) + (ids >= EXPERTS), ids, None, None)
+    ids[:3, :2] = 0
+    wanted = expected(layer, x, weights, ids)
+    assert (out.double() - wanted).norm() <= LIMIT * wanted.norm()
+
+
 def test_matrices_that_vllm_shuffled_for_aiter():
     layer, plain = Layer(), Layer()
     for name in ("w13_weight", "w2_weight"):

@@ -193,6 +193,15 @@ def test_sums_of_positions_and_offsets_do_not_wrap(name):
             function(**call, backend="torch")
 
 
+def test_masks_have_as_many_experts_as_there_are_matrices():
+    function, call = arguments_of("fused_moe")
+    for mask in ((1, 1, 1, 1), (0, 1, -2, 7, 0, 1, 0)):
+        function(**call, expert_mask=public_calls.i32(*mask), backend="torch")
+    for mask in ((), (1, 1, 1), (1, 1, 1, 0), (1, 1, 1, 0, 1, 1), (0,) * 9):
+        with pytest.raises(ValueError, match="fused_moe: expert_mask must have 4 elements that are not 0"):
+            function(**call, expert_mask=torch.tensor(mask, dtype=torch.int32), backend="torch")
+
+
 def test_starts_are_looked_at_in_every_call():
     function, call = arguments_of("causal_conv1d_split_qkv")
     for _ in range(3):

@@ -19,6 +19,7 @@ from aiter_like.enums import ActivationType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.integrations.takeover import LEFT
+from aiter_like.ops.common.contents import as_int32
 
 _log = logging.getLogger("aiter_like")
 _METHOD = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
@@ -73,8 +74,11 @@ def apply(method: Any, layer: torch.nn.Module, x: Tensor, topk_weights: Tensor, 
     if method.unquantized_backend.name == "CPU" and layer not in _plain:
         raise UnsupportedError("experts whose matrices were packed when they were loaded")
     w13, w2, bias1, bias2 = _plain.get(layer) or _weights(layer)
-    ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
-    return aiter_like.fused_moe(x, w13, w2, topk_weights.float(), ids.int(), bias1=bias1, bias2=bias2,
+    ids = as_int32(topk_ids)
+    if layer.expert_map is not None:  # the last of the table is for numbers that are no expert's
+        here = torch.nn.functional.pad(layer.expert_map, (0, 1), value=-1)
+        ids = here[ids.clamp(-1, len(layer.expert_map))].int()
+    return aiter_like.fused_moe(x, w13, w2, topk_weights.float(), ids, bias1=bias1, bias2=bias2,
                                 **_formula(layer))
 
 

@@ -23,7 +23,7 @@ from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import block_for, blocks
 from aiter_like.ops.moe.moe_gemm_hip import MAX_SLOTS, prefers_unsorted
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
-from aiter_like.ops.moe.moe_sorting import check_local_tokens, moe_sorting
+from aiter_like.ops.moe.moe_sorting import check_local_tokens, check_mask, moe_sorting
 from aiter_like.ops.moe.moe_sum import moe_sum_op
 from aiter_like.ops.quant.row_quant import per_group_quant_hip, per_token_quant_hip
 from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
@@ -60,8 +60,8 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
         w2: [experts, k, inner], stored like `w1`.
         topk_weight: [tokens, slots] fp32, rows evenly spaced.
         topk_ids: [tokens, slots] int32, rows evenly spaced: experts of all devices; others than those do not count.
-        expert_mask: [experts of all devices (and more)] int32: not 0 for those that are here, which are `w1`'s in their
-            order.
+        expert_mask: [experts of all devices (and more)] int32: not 0 for those that are here, as many as `w1` has, in
+            its order. On a GPU nobody looks.
         activation: ActivationType: Silu, Gelu (erf), Swiglu (GPT-OSS: gate · sigmoid(1.702 gate) · (up + 1)), or No
             without gates.
         quant_type: QuantType: No (16 bits); per_Tensor and per_Token (fp8, int8, int4; the latter also words);
@@ -271,6 +271,7 @@ def _check_routing(hidden: Tensor, weights: Tensor, ids: Tensor, mask: Tensor | 
         raise ValueError(f"{_OP}: topk_ids must have at most 127 columns, got {ids.shape[1]}")
     if mask is not None:
         check.tensor(_OP, "expert_mask", mask, rank=1, dtypes=(torch.int32,), device=device)
+        check_mask(_OP, mask, experts)
         experts = mask.shape[0]
     if local_tokens is not None:
         check.tensor(_OP, "num_local_tokens", local_tokens, dtypes=(torch.int32,), shape=(1,), device=device)

@@ -148,6 +148,14 @@ def check_local_tokens(op: str, local_tokens: Tensor | None, ids: Tensor) -> Non
         contents.check_values(op, "num_local_tokens", local_tokens, 0, ids.shape[0], "be a number of tokens")
 
 
+def check_mask(op: str, mask: Tensor, experts: int) -> None:
+    """A mask of experts has as many that are here as there are matrices, where that can be seen; `op` is named."""
+    here = int(mask.count_nonzero()) if check.is_on_host(mask) else experts
+    if here != experts or mask.numel() < experts:
+        raise ValueError(f"{op}: expert_mask must have {experts} elements that are not 0, one for each expert of w1, "
+                         f"got {here} of {mask.numel()}")
+
+
 def _kernel_refusal(target: Target, call: MoeSortingCall) -> str | None:
     if call.experts > MOST_EXPERTS:
         return f"at most {MOST_EXPERTS} experts, got {call.experts}"
