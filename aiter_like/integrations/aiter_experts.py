@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. Named by aiter_names.txt.
+What the lists name and there is not is an error where they can be seen, and is left out on a GPU.
 
 Their kernels' names, split sums and hints have no meaning here. Those of assembly kernels read weights in the order of
 shuffle_weight, marked or not; the others go by the mark.
@@ -20,6 +21,7 @@ from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import blocks
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
+from aiter_like.ops.moe.moe_sorting import check_order
 from aiter_like.ops.moe.moe_sum import moe_sum_op
 
 BLOCK = 32
@@ -50,6 +52,12 @@ class Sorted(NamedTuple):
             if len(self.weights) < len(self.ids):
                 raise ValueError(f"{op}: sorted_weights must have at least {len(self.ids)} elements, got "
                                  f"{len(self.weights)}")
+
+    def check_contents(self, op: str, tokens: int, experts: int) -> None:
+        """Raises ValueError where lists that can be seen name what there is not, of so many tokens and experts."""
+        if not len(self.valid):
+            raise ValueError(f"{op}: num_valid_ids must have an element, got none")
+        check_order(op, self.ids, self.experts, self.valid, self.slots, self.block, tokens, experts)
 
     def order(self) -> dict[str, Any]:
         """Arguments of moe_gemm."""
@@ -181,6 +189,7 @@ def both_stages(op: str, out: Tensor, hidden: Tensor, scale: Tensor | None, firs
     tokens, slots = out.shape[0], order.slots
     if hidden.shape[0] not in (tokens, tokens * slots):
         raise ValueError(f"{op}: input must have {tokens} or {tokens * slots} rows, got {hidden.shape[0]}")
+    order.check_contents(op, tokens, layer.w1.shape[0])
     if tokens == 0 or layer.w1.shape[0] == 0:
         return
     experts = order.experts_of_pairs(tokens)
@@ -274,6 +283,7 @@ def stage1(op: str, hidden: Tensor, weights: tuple[Tensor, Tensor], order: Sorte
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(hidden.shape[0], order.slots, layer.inner),
                  device=hidden.device)
     check.dense(op, "out", out)
+    order.check_contents(op, hidden.shape[0], layer.w1.shape[0])
     if out.numel() and layer.w1.shape[0]:
         moe_gemm.run(out.view(-1, layer.inner), hidden, layer.w1, weights=order.weights, bias=bias,
                      a_scale=_row_scale(op, "a1_scale", scale, hidden, layer), activation=layer.activation,
@@ -297,6 +307,7 @@ def stage2(op: str, inner: Tensor, weights: tuple[Tensor, Tensor], order: Sorted
                      keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(tokens, w2.shape[1]), device=rows.device)
     scale = _row_scale(op, "a2_scale", scale, rows, layer)
+    order.check_contents(op, tokens, layer.w2.shape[0])
     if tokens == 0 or layer.w2.shape[0] == 0:
         return out
     of_pairs = out.new_empty(tokens * order.slots, out.shape[1])

@@ -14,7 +14,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_moe_routing import RoutingData, routing
 from aiter_like.ops.common import elements
-from aiter_like.ops.common.contents import as_int32
+from aiter_like.ops.common.contents import as_int32, check_values
 
 _BAND = 16  # rows of a matrix in the order of shuffle_weight
 
@@ -250,11 +250,15 @@ def _ragged(op: str, x: Tensor, weights: Tensor, x_scale: Tensor | None, w_scale
 
 def check_places(op: str, x: Tensor, lists: Lists, gammas: Tensor | None) -> int:
     """What does not have an element for each pair is refused; how many pairs there are."""
-    _, gather_indx, scatter_indx = lists
+    routing_data, gather_indx, scatter_indx = lists
     pairs = len(x) if gather_indx is None else gather_indx.numel()
     for name, tensor in (("scatter_indx", scatter_indx), ("gammas", gammas)):
         if tensor is not None and tensor.numel() != pairs:
             raise ValueError(f"{op}: {name} must have {pairs} elements, one for each pair, got {tensor.numel()}")
+    for name, tensor, count in (("gather_indx", gather_indx, len(x) * routing_data.n_expts_act),
+                                ("scatter_indx", scatter_indx, pairs)):
+        if tensor is not None:
+            check_values(op, name, tensor, 0, count - 1, "hold numbers of pairs")
     return pairs
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import aiter_like as aiter
+from aiter_like import check
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_formats, aiter_names
@@ -218,6 +219,57 @@ def test_two_stages(dtype, kind):
                             32, weights, kind)
     reference = SERVED["torch_moe_stage2"](a2, one.w1, one.w2, one.weights, one.ids, BF16, kind, one.scale2, a2_scale)
     assert error(out, reference.double()) < 2**-7 and error(out, one.expected()) < LIMITS[dtype]
+
+
+PADDING = SLOTS << 24 | TOKENS
+INSIDE = PADDING, (SLOTS << 24)
+BEYOND = {"sorted_token_ids": (TOKENS, 2**24 + TOKENS, -1, -2**31, 2**31 - 1, (SLOTS + 1) << 24, 1),
+          "sorted_expert_ids": (-1, EXPERTS, -2**31, 2**31 - 1), "num_valid_ids": (-1, -32, 33, 2**31 - 1, -2**31)}
+
+
+def by_lists(name, one, lists):
+    """The result of a function of sorted tokens, which is added up or, of the first stage, begins as zeros."""
+    ids, experts, valid = lists.values()
+    if name == "fmoe":
+        aiter.fmoe(out := torch.zeros(TOKENS, K, dtype=BF16), one.x, *one.shuffled, ids, one.order[1], experts, valid,
+                   SLOTS)
+    elif name == "ck_moe_stage2_fwd":
+        rows = random(TOKENS, SLOTS, INNER).to(BF16)
+        out = aiter.ck_moe_stage2_fwd(rows, *one.shuffled, *lists.values(), torch.zeros(TOKENS, K, dtype=BF16), SLOTS)
+    else:
+        out, more = torch.zeros(TOKENS, SLOTS, INNER, dtype=BF16), (SLOTS,) if name[0] == "c" else (INNER, "", 32)
+        SERVED[name](one.x, *one.shuffled, *lists.values(), out, *more)
+    return out
+
+
+@pytest.mark.sim_check("strict")
+@pytest.mark.parametrize("name", ("fmoe", "ck_moe_stage1_fwd", "ck_moe_stage2_fwd", "moe_stage1_g1u1"))
+def test_lists_that_name_what_there_is_not(monkeypatch, name):
+    """An error where they can be seen; those on a GPU, as nobody sees, lose the pair, the block or all of them."""
+    one = Problem()
+    lists = dict(zip(BEYOND, (one.order[0], *one.order[2:4])))
+    lists["sorted_token_ids"][lists["num_valid_ids"][0]:] = PADDING
+    right, first, block = by_lists(name, one, lists), lists["sorted_token_ids"][:1], lists["sorted_token_ids"][:32]
+    without = {}
+    for argument, part in (("sorted_token_ids", first), ("sorted_expert_ids", block)):
+        kept = part.clone()
+        for padding in INSIDE:
+            part.fill_(padding)
+            without[argument] = by_lists(name, one, lists)
+        part.copy_(kept)
+    assert not torch.equal(right, without["sorted_token_ids"])
+    for argument, numbers in BEYOND.items():
+        for number in numbers:
+            wrong = lists | {argument: lists[argument].clone()}
+            wrong[argument][0] = wrong[argument][1] if number == 1 else number  # 1: a pair that is there already
+            with pytest.raises(ValueError, match=f"^{name}: {argument} must "):
+                by_lists(name, one, wrong)
+            if number in (1, 33):
+                continue
+            wanted = without.get(argument, right if number > 0 else torch.zeros_like(right))
+            with monkeypatch.context() as patch:
+                patch.setattr(check, "is_on_host", lambda _: False)
+                assert torch.equal(by_lists(name, one, wrong), wanted), (argument, number)
 
 
 def test_experts_that_are_elsewhere():

@@ -213,6 +213,24 @@ def test_ragged_products_by_one_scale_beside_blocks(simulated):
         aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w.view(torch.float8_e4m3fnuz), routing_data=routed[0])
 
 
+@pytest.mark.parametrize("number", (-1, TOKENS * SLOTS, -2**31, 2**31 - 1, 2**32, -2**32))
+def test_places_that_there_are_not(simulated, number):
+    routed = aiter_moe_routing.routing(numbers(TOKENS, EXPERTS), SLOTS)
+    x, w, scales = numbers(TOKENS, 128), numbers(EXPERTS, 128, 16), (torch.ones(TOKENS), torch.ones(EXPERTS, 16))
+    for name, lists in (("gather_indx", list(routed[1:])), ("scatter_indx", list(routed[1:]))):
+        lists[name[0] == "s"] = lists[name[0] == "s"].long().index_fill(0, torch.tensor([3]), number)
+        with pytest.raises(ValueError, match=f"moe_gemm_int8_smoothquant: {name} must hold numbers of pairs"):
+            aiter_moe_ragged.moe_gemm_int8_smoothquant(x.to(torch.int8), w.to(torch.int8), *scales, None, routed[0],
+                                                       *lists)
+        with pytest.raises(ValueError, match=f"moe_gemm_a8w8_blockscale: {name} must hold numbers of pairs"):
+            aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(
+                x.to(torch.float8_e4m3fnuz), w.to(torch.float8_e4m3fnuz), scales[0][:, None], torch.ones(EXPERTS, 1, 1),
+                None, None, None, None, routed[0], *lists)
+    hashed = numbers(50, SLOTS).int(), torch.tensor([number, *[0] * (TOKENS - 1)])
+    with pytest.raises(ValueError, match="routing_from_hash: input_ids must name rows of tid2eid from 0 to"):
+        aiter_moe_routing.routing_from_hash(numbers(TOKENS, EXPERTS), hashed[0][:TOKENS * SLOTS], hashed[1], SLOTS, 32)
+
+
 def test_scales_of_blocks_in_torch():
     x, w = numbers(5, 7).bfloat16(), numbers(2, 7, 6, seed=1)
     found = aiter_moe_ragged.dequant_x_blockscale(x, scales := numbers(3, 2, seed=2), False, (2, 3, 4))

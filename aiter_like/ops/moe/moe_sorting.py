@@ -156,6 +156,28 @@ def check_mask(op: str, mask: Tensor, experts: int) -> None:
                          f"got {here} of {mask.numel()}")
 
 
+def check_order(op: str, ids: Tensor, experts: Tensor, valid: Tensor, slots: int, block: int, tokens: int,
+                count: int) -> None:
+    """What moe_sorting returns, by AITER's names, holds pairs of so many tokens and slots, each once, and numbers below
+    `count` of experts, where it can be seen; `op` is named.
+    """
+    if not contents.are_on_host(ids, experts, valid):
+        return
+    contents.check_values(op, "num_valid_ids", valid[:1], 0, min(len(ids), len(experts) * block))
+    end = int(valid[0])
+    if end % block:
+        raise ValueError(f"{op}: num_valid_ids must be a multiple of block_m, {block}, got {end}")
+    ids = ids[:end]
+    token, slot = ids & 0xFFFFFF, ids >> 24
+    is_pair = (slot >= 0) & (slot < slots) & (token < tokens)
+    if (wrong := ids[~is_pair & (slot != slots)]).numel():
+        raise ValueError(f"{op}: sorted_token_ids must hold slot << 24 | token, of {tokens} tokens with {slots} slots, "
+                         f"or in padding {slots} << 24 | {tokens}, got {wrong[0].item():#x}")
+    if len(ids[is_pair].unique()) != int(is_pair.sum()):
+        raise ValueError(f"{op}: sorted_token_ids must hold each pair of token and slot once, got one twice")
+    contents.check_values(op, "sorted_expert_ids", experts[:end // block], 0, count - 1, "name experts of w1")
+
+
 def _kernel_refusal(target: Target, call: MoeSortingCall) -> str | None:
     if call.experts > MOST_EXPERTS:
         return f"at most {MOST_EXPERTS} experts, got {call.experts}"
