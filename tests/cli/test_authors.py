@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from aiter_like import cli, paths
 from aiter_like.dispatch import OPS
@@ -65,3 +66,21 @@ def test_a_new_operator_is_clean_and_its_tests_say_what_is_missing(tmp_path):
                    "float32-hip or bad_input")
     assert "write the formula in float64, in its own words" in tests.stdout, tests.stdout[-3000:] + tests.stderr
     assert "1 passed" in tests.stdout, "what the frame itself does must already work"
+
+
+@pytest.mark.parametrize("wrong", (lambda x: x.double().exp() * (1 + 2**-12), lambda x: x.double().exp().half(),
+                                   lambda x: x.exp() * (1 + 2**-19)), ids=("2^-12", "fp16", "2^-19"))
+def test_the_tolerance_of_a_new_operators_test_tells_a_right_exp_from_a_rough_one(wrong):
+    """In fp32 one whose argument times log2 e is rounded first is right, as kernels have it; in 16 bits one that is
+    rounded once is.
+    """
+    text = (paths.data_root() / "aiter_like/cli/new_op/test.py.txt").read_text()
+    names = {"torch": torch, "exact": lambda x: x.double().exp()}
+    exec(text[text.index("def compare("):text.index("@pytest")], names)
+    x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0))
+    names["compare"]((x * 1.4426950408889634).exp2(), x)
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = x.to(dtype)
+        names["compare"](narrow.float().exp().to(dtype), narrow)
+    with pytest.raises(AssertionError, match="not close"):
+        names["compare"](wrong(x).float(), x)
