@@ -92,6 +92,9 @@ def test_cascade(device, backend):
     assert_within("cascade_attention", out, values, 2**-7 * weighted + 2**-7 * values.abs())  # rounded before the merge
     whole = aiter_like.cascade_attention(*given, 0, max_seqlen_q=2, backend=backend)
     case.compare(whole)
+    aiter_like.cascade_attention(*given[:4], torch.where(case.used == 75, 0, case.used), 90, 0, max_seqlen_q=2,
+                                 out=whole.fill_(7.0), backend=backend)
+    assert (whole[2:4] == 0).all() and not (whole == 7).all(2).any()  # every row is of a sequence, and is written
     with pytest.raises(ValueError, match="cascade_attention: prefix_len must be a multiple of the page size 16"):
         aiter_like.cascade_attention(*given, 40, max_seqlen_q=2)
 

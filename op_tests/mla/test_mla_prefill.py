@@ -67,6 +67,28 @@ def test_expanded_keys(device, run, backend, kind, causal):
     assert_within("mla_prefill_ps_fwd", returned, out.double().cpu(), 2**-7 + 2**-7 * out.double().cpu().abs())
 
 
+@pytest.mark.parametrize("backend", ("ck", "triton", "torch"))
+def test_rows_of_no_sequence(device, run, backend):
+    """They stay as they were, and those of a sequence without keys are 0."""
+    case = make(device, ((2, 9), (1, 0), (3, 5)), 4, 16)
+    out = torch.full_like(case.new_out(), 7.0)
+    starts = case.qo_indptr[:3], case.kv_indptr[:3], case.kv_indices, case.tables[3][:2]
+    _, lse = run(backend, aiter_like.mla_prefill_fwd, case.q, case.kv, out, *starts, 2)
+    assert lse[:2].isfinite().all() and out[:2].isfinite().all() and not (out[:2] == 7).all(1).any()
+    assert (out[2] == 0).all() and (lse[2] == -math.inf).all() and (out[3:] == 7).all()
+    if backend == "ck":
+        return
+    q, k = (torch.ones(6, 2, 192, dtype=BF16, device=device) for _ in "qk")
+    starts = starts_of([2, 1]).to(device), starts_of([5, 0]).to(device), torch.arange(5, device=device).int(), \
+        None, None
+    for function in (aiter_like.mla_prefill_ps_asm_fwd, aiter_like.mla_prefill_ps_fwd):
+        out = torch.full((6, 2, 128), 7.0, dtype=BF16, device=device)
+        given = (q, k, k[..., :128]) + ((out,) if function is aiter_like.mla_prefill_ps_fwd else ())
+        rest = (True,) if function is aiter_like.mla_prefill_ps_fwd else (0.1, True, None, None, out)
+        run(backend, function, *given, *starts, 2, *rest)
+        assert (out[:2] == 1).all() and (out[2] == 0).all() and (out[3:] == 7).all()
+
+
 def test_bad_input(device):
     case = make(device, ((4, 9),), 4)
     with pytest.raises(ValueError, match="kv_buffer must have 4 dimensions"):

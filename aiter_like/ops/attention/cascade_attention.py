@@ -60,7 +60,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
         backend: "triton" or "torch" for all three, or "hip" for those that have it: the prefix is Triton's then.
 
     Returns:
-        `out`.
+        `out`, of which every row is written, as every row is of a sequence; 0 where it sees no key.
 
     Raises:
         TypeError: an argument is of another kind or dtype.

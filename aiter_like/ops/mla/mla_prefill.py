@@ -36,7 +36,8 @@ def mla_prefill_fwd(
         backend: "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
-        (`o`, log-sum-exp [total_q, 1, num_heads, 1] fp32, natural logarithm).
+        (`o`, log-sum-exp [total_q, 1, num_heads, 1] fp32, natural logarithm). A row of a sequence without keys is 0 and
+        −inf; rows of no sequence, behind qo_indptr's last, are not written, and their log-sum-exps may be anything.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -84,7 +85,8 @@ def mla_prefill_ps_asm_fwd(
         backend: "triton" or "torch" instead of the automatic choice.
 
     Returns:
-        Nothing: `output` is written, wholly: `mla_reduce_v1` with the same plan finds nothing to add up.
+        Nothing: `output` is written, all rows of each sequence, 0 for one without keys: `mla_reduce_v1` with the same
+        plan finds nothing to add up. Rows of no sequence, behind qo_indptr's last, are not written.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -151,7 +153,7 @@ def mla_prefill_ps_fwd(
         backend: as there.
 
     Returns:
-        (`output`, None): there are no partial log-sum-exps.
+        (`output`, None): there are no partial log-sum-exps. Rows of no sequence are not written.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
