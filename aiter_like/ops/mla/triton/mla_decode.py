@@ -162,9 +162,7 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
         place = tl.load(info + 1)
         q_start = clamped(tl.load(info + 2), 0, total_q)
         q_len = clamped(tl.load(info + 3), q_start, total_q) - q_start
-        is_row = tokens < q_len
-        if place >= 0:
-            is_row = is_row & (tokens < num_rows - place)
+        is_row = (tokens < q_len) & ((place < 0) | (tokens < num_rows - tl.maximum(place, 0)))
         entry, count, before, keys = _piece(info, kv_indptr, kv_last_page_lens, sequence, num_entries, SHAPE)
         last = rows * 0 + count
         if SHAPE.IS_CAUSAL:
