@@ -39,6 +39,16 @@ def name(dtype: torch.dtype) -> str:
         raise TypeError(f"no operator takes dtype {dtype}; known: {', '.join(DTYPES)}") from None
 
 
+def viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor.view(dtype)`, for writing: also in inference mode, where torch's own view of another dtype has a version
+    of its own, what is written there moves the version of `tensor`.
+    """
+    if not torch.is_inference_mode_enabled() or tensor.is_inference():
+        return tensor.view(dtype)
+    with torch.inference_mode(False):
+        return tensor.view(dtype)
+
+
 def fp8_of(arch: str) -> torch.dtype:
     """The e4m3 format of an architecture's matrix cores.
 

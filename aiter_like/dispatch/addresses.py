@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from torch import Tensor
 
+from aiter_like.dispatch import torch_ops
 from aiter_like.errors import AddressError
 
 _STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
@@ -142,6 +143,18 @@ class AddressCheck:
                 self._known.clear()
             self._known[key] = meet(args[one], args[other], distance)
         return self._known[key]
+
+
+def refuse_overlap(op: str, name: str, written: Tensor, **others: Tensor | None) -> None:
+    """Refuses what a public function writes itself, beside its operators, where it shares memory with `others`.
+
+    Raises:
+        ValueError: it does.
+    """
+    for other, tensor in others.items():
+        if (tensor is not None and not torch_ops.intercepted((written, tensor))
+                and not written.is_meta and meet(written, tensor, tensor.data_ptr() - written.data_ptr())):
+            raise ValueError(f"{op}: {name} must not overlap {other}")
 
 
 def parameters(count: int) -> list[str]:

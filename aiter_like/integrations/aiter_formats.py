@@ -196,7 +196,7 @@ def mxfp4_moe_sort_hip(out_scale: Tensor, scale: Tensor, sorted_ids: Tensor, num
     if out_scale.element_size() != 1 or not out_scale.is_contiguous() or out_scale.numel() < ordered.numel():
         raise ValueError(f"{name}: out_scale must be contiguous with at least {ordered.numel()} elements of 1 byte, "
                          f"got shape {tuple(out_scale.shape)}, {out_scale.dtype}")
-    out_scale.view(-1)[:ordered.numel()].view(torch.uint8).copy_(ordered.flatten())
+    dtypes.viewed(out_scale.view(-1)[:ordered.numel()], torch.uint8).copy_(ordered.flatten())
 
 
 def _sorted_scales(name: str, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int) -> Tensor:

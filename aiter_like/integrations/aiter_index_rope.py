@@ -157,7 +157,7 @@ def _stored(name: str, cache: Tensor | None, qkv: Tensor, kind: str) -> Tensor:
     """`cache` in the dtype that `kind` says; bytes as the device's fp8."""
     fp8 = dtypes.fp8_of(target_of(qkv.device).arch)
     check.tensor(_NAME, name, cache, dtypes=(qkv.dtype,) if kind == "auto" else (fp8, torch.uint8), device=qkv.device)
-    return cache.view(fp8) if cache.dtype == torch.uint8 else cache
+    return dtypes.viewed(cache, fp8) if cache.dtype == torch.uint8 else cache
 
 
 def _cache(name: str, cache: Tensor | None, qkv: Tensor, heads: int, block_size: int, kind: str,

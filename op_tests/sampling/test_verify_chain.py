@@ -75,7 +75,7 @@ def test_counts_are_added(device):
     assert again[1] is sums[0] and torch.equal(sums[0], first[1] + 10) and torch.equal(sums[1], first[2] + 10)
     store = torch.full((5,), 10, dtype=I32, device=device)
     for pair in ((store[:3], store[:3]), (store[:3], store[2:]), (store[2:], store[:3])):
-        with pytest.raises(ValueError, match="emitted_draft_token_num must not share memory with maybe_output_acc"):
+        with pytest.raises(ValueError, match="emitted_draft_token_num must not overlap maybe_output_accepted"):
             aiter_like.chain_speculative_sampling(draft, tokens, target, *pair, seed=1)
     assert (store == 10).all()
     with pytest.raises(TypeError, match="maybe_output_emitted_draft_token_num must be a"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import random
 import weakref
@@ -11,6 +12,8 @@ import weakref
 import pytest
 import torch
 import toys
+from damages import bits
+from public_calls import call_of, tensors
 
 import aiter_like
 from aiter_like.dispatch import OPS, Backend
@@ -80,14 +83,14 @@ def test_toy_operator(machine):
         run(wide[:, :4], wide[:, 4:], 1.0)  # interleaved
 
 
-def over(out: torch.Tensor, arg: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(memory, a view like `out`, a view with the values of `arg`), the views 16 bytes apart."""
+def over(out: torch.Tensor, arg: torch.Tensor, apart: int = 16) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(memory, a view like `out`, a view with the values of `arg`), the former `apart` bytes behind the latter."""
     extents = [tensor.element_size() * (1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride())))
                for tensor in (out, arg)]
     memory = torch.zeros(sum(extents) + 32, dtype=torch.uint8)
     moved, target = (memory[begin:begin + extent].view(tensor.dtype).as_strided(
                         tensor.shape, tensor.stride(), begin // tensor.element_size())
-                     for begin, extent, tensor in ((0, extents[1], arg), (16, extents[0], out)))
+                     for begin, extent, tensor in ((0, extents[1], arg), (apart, extents[0], out)))
     return memory, target, moved.copy_(arg)
 
 
@@ -163,6 +166,27 @@ def test_in_the_words_of_the_public_function():
     x = torch.zeros(600, dtype=BF16)
     with pytest.raises(ValueError, match="rms_norm: out must not overlap input"):
         aiter_like.rms_norm(x[:512].view(2, 256), torch.ones(256, dtype=BF16), 1e-6, out=x[8:520].view(2, 256))
+
+
+@pytest.mark.parametrize("name, written, others", [
+    ("get_mla_metadata_v1", "work_metadata_ptrs", ("work_indptr", "work_info_set", "reduce_indptr",
+                                                   "reduce_final_map", "reduce_partial_map")),
+    ("get_pa_metadata_v1", "work_metadata_ptrs", ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map",
+                                                  "reduce_partial_map")),
+    ("fused_qk_rope_reshape_and_cache", "zeros_out", ("q_out", "k_out", "key_cache", "value_cache"))])
+def test_what_a_function_writes_beside_its_operators_overlaps_nothing_else(name, written, others):
+    """It is written behind the others: their results were gone."""
+    for other in others:
+        function, args = call_of(name)
+        given = inspect.signature(function).bind(*args).arguments
+        given.setdefault("q_out", torch.zeros(given["q"].shape, dtype=BF16)) if "q" in given else None
+        given.setdefault("k_out", torch.zeros(given["k"].shape, dtype=BF16)) if "k" in given else None
+        given.setdefault(written, torch.zeros(32, dtype=BF16))
+        _, given[written], given[other] = over(given[written], given[other], 8)
+        before = [*map(bits, tensors([*given.values()]))]
+        with pytest.raises(ValueError, match=f"{name}: {written} must not overlap {other}"):
+            function(**given, backend="torch")
+        assert [*map(bits, tensors([*given.values()]))] == before
 
 
 @pytest.mark.parametrize("name", sorted(OPS))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import rotation
 import torch
+from damages import bits
 from public_calls import SEQUENCES, call_of, public_names, tensors
 from torch.autograd import forward_ad
 
@@ -125,6 +126,20 @@ def test_what_is_written_says_so(name):
         for place, field in enumerate(op.call._fields):
             if isinstance(args[place], torch.Tensor):
                 assert (args[place]._version > before[place]) == (place in op.write_indices), field
+
+
+@pytest.mark.parametrize("name", functions())
+def test_what_a_function_writes_says_so(name):
+    """Also in inference mode, where torch's views of another dtype have versions of their own."""
+    with aiter_like.use_backend("torch"):
+        for mode in (torch.no_grad, torch.inference_mode):
+            function, args = call_of(name)
+            given = tensors(args)
+            before = [(bits(one), one._version) for one in given]
+            with mode():
+                function(*args)
+            for one, (content, version) in zip(given, before):
+                assert bits(one) == content or one._version > version, (mode, one.shape)
 
 
 def test_autograd_sees_that_a_saved_tensor_was_written():

@@ -15,6 +15,8 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target, default_target
 from aiter_like.dispatch import Backend, Op
+from aiter_like.dispatch.addresses import refuse_overlap
+from aiter_like.dtypes import viewed
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import contents
@@ -318,6 +320,9 @@ def get_pa_metadata_v1(
             raise ValueError(f"{op}: {name} must have at least {least} elements, got {len(tensor)}")
     _check_contents(op, seqlens_qo_indptr, pages_kv_indptr[:starts], context_lens[:max(starts - 1, 0)], block_size,
                     max_seqlen_qo if max_seqlen_qo > 0 else None)
+    refuse_overlap(op, "work_metadata_ptrs", work_metadata_ptrs, work_indptr=work_indptr, work_info=work_info,
+                   reduce_indptr=reduce_indptr, reduce_final_map=reduce_final_map,
+                   reduce_partial_map=reduce_partial_map)
     parts = len(work_indptr) - 1
     if max_split_per_batch > 0:
         parts = min(parts, max(max_split_per_batch * (starts - 1), num_heads_k))
@@ -329,7 +334,7 @@ def get_pa_metadata_v1(
         group=num_heads_per_head_k, page_size=block_size, block_pages=kv_granularity // block_size,
         num_parts=parts // num_heads_k * num_heads_k, max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else 2**30,
         backend=backend)
-    work_metadata_ptrs.view(torch.int64).zero_()
+    viewed(work_metadata_ptrs, torch.int64).zero_()
 
 
 pa_metadata_op.public.append(get_pa_metadata_v1)

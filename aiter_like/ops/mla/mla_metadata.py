@@ -14,6 +14,8 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target, default_target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.addresses import refuse_overlap
+from aiter_like.dtypes import viewed
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common.contents import check_lengths, check_starts
@@ -311,13 +313,16 @@ def get_mla_metadata_v1(
                   max_seqlen_qo if max_seqlen_qo > 0 and topk < 0 else None, "max_seqlen_qo")
     check_starts(op, "seqlens_kv_indptr", seqlens_kv_indptr[:len(seqlens_qo_indptr)], check.INT32_MAX, "pages")
     check.tensor(op, "reduce_final_map", reduce_final_map, rank=2)
+    refuse_overlap(op, "work_metadata_ptrs", work_metadata_ptrs, work_indptr=work_indptr, work_info_set=work_info_set,
+                   reduce_indptr=reduce_indptr, reduce_final_map=reduce_final_map,
+                   reduce_partial_map=reduce_partial_map)
     pages = -(-plan.block_pages_of(page_size) // kv_granularity) * kv_granularity
     mla_metadata_op.run(
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,
         kv_indptr=seqlens_kv_indptr[:len(seqlens_qo_indptr)], max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else _ANY,
         block_pages=pages, num_kv_splits=max(max_split_per_batch, 0), topk=topk,
         total_q=_ANY if topk < 0 else len(reduce_final_map), backend=backend)  # each of such tokens has a tile
-    work_metadata_ptrs.view(torch.int64).zero_()
+    viewed(work_metadata_ptrs, torch.int64).zero_()
 
 
 mla_metadata_op.public.append(get_mla_metadata_v1)
@@ -394,5 +399,5 @@ def get_ps_metadata_v1(
     for name, tensor in (("work_indptr", work_indptr), ("work_info", work_info), ("reduce_indptr", reduce_indptr),
                          ("reduce_final_map", reduce_final_map), ("reduce_partial_map", reduce_partial_map)):
         check.tensor(op, name, tensor, dtypes=(torch.int32,))
-    for tensor in (work_metadata_ptrs.view(torch.int64), work_indptr, reduce_indptr):
+    for tensor in (viewed(work_metadata_ptrs, torch.int64), work_indptr, reduce_indptr):
         tensor.zero_()

@@ -167,4 +167,4 @@ def _with_head(name: str, argument: str, tensor: Tensor) -> Tensor:
 
 def _bytes(name: str, argument: str, entries: Tensor, fp8: torch.dtype) -> Tensor:
     check.tensor(name, argument, entries, dtypes=(fp8,))
-    return entries.view(torch.uint8)
+    return dtypes.viewed(entries, torch.uint8)

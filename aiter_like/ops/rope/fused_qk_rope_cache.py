@@ -18,6 +18,7 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes, vectors
@@ -351,6 +352,9 @@ def fused_qk_rope_reshape_and_cache(
         raise ValueError(f"{name}: flash_layout is {flash_layout}, but key_cache has shape {tuple(key_cache.shape)}")
     q_out = torch.empty_like(q, memory_format=torch.contiguous_format) if q_out is None else q_out
     k_out = torch.empty_like(k, memory_format=torch.contiguous_format) if k_out is None else k_out
+    if zeros_out is not None:
+        refuse_overlap(name, "zeros_out", zeros_out, q_out=q_out, k_out=k_out, key_cache=key_cache,
+                       value_cache=value_cache)
     found = (k_scale, v_scale) if apply_scale else (None, None)
     fused_qk_rope_cache.run(q_out, k_out, None, key_cache, value_cache=value_cache, q=q, k=k, v=v, q_weight=None,
                             k_weight=None, cos=cos, sin=sin, positions=pos, offsets=offs,

@@ -12,7 +12,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.addresses import meet
+from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.jit import compile_ops
 from aiter_like.ops.sampling import parts
 
@@ -189,10 +189,8 @@ def chain_speculative_sampling(
                          ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num)):
         parts.check_per_row(_OP, name, counts, draft_token_ids, (torch.int32,))
     one, other = maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num
-    if one is not None and other is not None and not torch.compiler.is_compiling() and \
-            meet(one, other, other.data_ptr() - one.data_ptr()):
-        raise ValueError(f"{_OP}: maybe_output_emitted_draft_token_num must not share memory with "
-                         "maybe_output_accepted_token_num")
+    if other is not None:
+        refuse_overlap(_OP, "maybe_output_emitted_draft_token_num", other, maybe_output_accepted_token_num=one)
     fields = parts.seeds(_OP, seed, offset, None, draft_token_ids.device, requests)
     _verify_chain.run(tokens, accepted, emitted, draft_token_ids, target_probs, draft_probs, lengths=num_drafted,
                       backend=backend, **fields)
