@@ -112,7 +112,8 @@ def _write_fp4(op: str, out: Tensor, x: Tensor, scale: Tensor | None, group_size
     if scale.numel() < ordered.numel() or not scale.is_contiguous():
         raise ValueError(f"{op}: scale must be contiguous with at least {ordered.numel()} elements, got shape "
                          f"{tuple(scale.shape)}, strides {scale.stride()}")
-    dtypes.viewed(out, torch.uint8).copy_(f32_to_mxfp4((groups / e8m0_to_f32(scales)[..., None]).flatten(-2)).view(torch.uint8))
+    codes = f32_to_mxfp4((groups / e8m0_to_f32(scales)[..., None]).flatten(-2))
+    dtypes.viewed(out, torch.uint8).copy_(codes.view(torch.uint8))
     dtypes.viewed(scale, torch.uint8).flatten()[:ordered.numel()] = ordered.flatten()
 
 
