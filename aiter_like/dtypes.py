@@ -43,7 +43,7 @@ def viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`tensor.view(dtype)`, for writing: also in inference mode, where torch's own view of another dtype has a version
     of its own, what is written there moves the version of `tensor`.
     """
-    if not torch.is_inference_mode_enabled() or tensor.is_inference():
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled() or tensor.is_inference():
         return tensor.view(dtype)
     with torch.inference_mode(False):
         return tensor.view(dtype)
