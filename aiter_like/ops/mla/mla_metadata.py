@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target, default_target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
-from aiter_like.dtypes import viewed
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common.contents import check_lengths, check_starts
@@ -207,9 +206,8 @@ def get_mla_metadata_info_v1(
         batch_size: sequences, at most.
         max_seqlen_qo: query tokens of a sequence, at most.
         num_head_qo: any number of heads.
-        q_dtype, kv_dtype: AITER's hints for the choice of its kernels; of no meaning here.
         is_sparse: each query token has pages of its own.
-        fast_mode, num_kv_splits, intra_batch_mode, max_split_per_batch: AITER's hints; of no meaning here.
+        q_dtype, kv_dtype, fast_mode, num_kv_splits, intra_batch_mode, max_split_per_batch: AITER's hints; no meaning.
 
     Returns:
         Six pairs of shape and dtype: work_metadata_ptrs (2, uint64), work_indptr (parts + 1, int32), work_info_set
@@ -322,7 +320,7 @@ def get_mla_metadata_v1(
         kv_indptr=seqlens_kv_indptr[:len(seqlens_qo_indptr)], max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else _ANY,
         block_pages=pages, num_kv_splits=max(max_split_per_batch, 0), topk=topk,
         total_q=_ANY if topk < 0 else len(reduce_final_map), backend=backend)  # each of such tokens has a tile
-    viewed(work_metadata_ptrs, torch.int64).zero_()
+    dtypes.viewed(work_metadata_ptrs, torch.int64).zero_()
 
 
 mla_metadata_op.public.append(get_mla_metadata_v1)
@@ -371,10 +369,9 @@ def get_ps_metadata_v1(
         gqa_ratio, num_heads_k: heads of q for each head of the keys, and heads of the keys; of no meaning.
         work_metadata_ptrs: [2] uint64, written: zeros.
         work_indptr: [parts + 1] int32, written: zeros, as no part has an item.
-        work_info: [items, 8] int32, left as it is.
         reduce_indptr: [tiles + 1] int32, written: zeros, as no tile has parts, so that `mla_reduce_v1` with them leaves
             the attention's rows as they are.
-        reduce_final_map, reduce_partial_map: int32, left as they are.
+        work_info, reduce_final_map, reduce_partial_map: int32, left as they are.
         qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's hints; of no meaning
             here.
         need_lse: False: `mla_reduce_v1`, which has nothing to add up, would leave the log-sum-exps unwritten.
@@ -399,5 +396,5 @@ def get_ps_metadata_v1(
     for name, tensor in (("work_indptr", work_indptr), ("work_info", work_info), ("reduce_indptr", reduce_indptr),
                          ("reduce_final_map", reduce_final_map), ("reduce_partial_map", reduce_partial_map)):
         check.tensor(op, name, tensor, dtypes=(torch.int32,))
-    for tensor in (viewed(work_metadata_ptrs, torch.int64), work_indptr, reduce_indptr):
+    for tensor in (dtypes.viewed(work_metadata_ptrs, torch.int64), work_indptr, reduce_indptr):
         tensor.zero_()
