@@ -125,7 +125,7 @@ def source_lines(code_object: bytes) -> list[tuple[int, str]]:
         SimulatorError: the code object does not load; the message says what is wrong with it.
     """
     found = json_of(load().aiter_like_sim_lines(code_object, len(code_object)))
-    return [tuple(instruction) for instruction in found]
+    return [(at, source) for at, source, _ in found]
 
 
 def counters() -> dict[str, dict]:

@@ -70,7 +70,7 @@ def merged(reports: Iterable[dict]) -> list[dict]:
     """
     found: dict[tuple, dict] = {}
     for report in reports:
-        key = tuple(report[name] for name in ("check", "severity", "kernel", "pc", "text", "source"))
+        key = tuple(report[name] for name in ("check", "severity", "kernel", "pc", "text", "source", "caller"))
         count = found[key]["count"] if key in found else 0
         found[key] = {**found.get(key, report), "count": count + report["count"]}
     return list(found.values())

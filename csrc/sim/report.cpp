@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "load/loader.h"
+#include "names.h"
 
 namespace sim {
 namespace {
@@ -34,7 +35,8 @@ void add_report(Report report) {
   const std::lock_guard lock(all.mutex);
   const auto same = [&](const Report& r) {
     return r.check == report.check && r.note == report.note && r.kernel == report.kernel && r.pc == report.pc &&
-           r.source == report.source && r.text == report.text;     // copies of a kernel have its name, not its file
+           r.source == report.source && r.caller == report.caller &&
+           r.text == report.text;              // copies of a kernel have its name, not its file
   };
   const auto known = std::find_if(all.list.begin(), all.list.end(), same);
   if (!report.note) {
@@ -59,7 +61,11 @@ void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes
   r.pc = inst.pc - launch.kernel->entry;
   r.text = inst.text;
   r.source = launch.code->source_of(inst.pc);
-  if (other) r.other = {other->pc - launch.kernel->entry, other->text, launch.code->source_of(other->pc)};
+  r.caller = launch.code->caller_of(inst.pc);
+  if (other) {
+    r.other = {other->pc - launch.kernel->entry, other->text, launch.code->source_of(other->pc),
+               launch.code->caller_of(other->pc)};
+  }
   r.address = address;
   add_report(std::move(r));
 }
@@ -90,10 +96,16 @@ u64 print_reports() {
   return errors;
 }
 
-std::string place_text(u64 pc, const std::string& source, const std::string& text) {
+std::string place_text(u64 pc, const std::string& source, const std::string& caller, const std::string& text) {
   char place[32];
   std::snprintf(place, sizeof place, "pc 0x%llx", static_cast<unsigned long long>(pc));
-  return place + (source.empty() ? "" : " (" + source + ")") + ": " + text;
+  const std::string line = source + (source.empty() || caller.empty() ? "" : " in ") + caller;
+  return place + (line.empty() ? "" : " (" + line + ")") + ": " + text;
+}
+
+std::string place_text(const Launch& launch, const Inst& i) {
+  const Code& code = *launch.code;
+  return place_text(i.pc - launch.kernel->entry, code.source_of(i.pc), code.caller_of(i.pc), i.text);
 }
 
 std::string summary(const Report& r) {
@@ -101,8 +113,8 @@ std::string summary(const Report& r) {
   char where[96];
   std::snprintf(where, sizeof where, " wg(%u,%u,%u) wave %d lanes 0x%llx ", r.workgroup[0], r.workgroup[1],
                 r.workgroup[2], r.wave, static_cast<unsigned long long>(r.lanes));
-  return "[sim:" + r.check + (r.note ? ", note] " : "] ") + r.kernel + where +
-         place_text(r.pc, r.source, r.text) + "\n    " + r.message;
+  return "[sim:" + r.check + (r.note ? ", note] " : "] ") + short_name(r.kernel) + where +
+         place_text(r.pc, r.source, r.caller, r.text) + "\n    " + r.message;
 }
 
 }  // namespace sim

@@ -17,14 +17,14 @@ struct Report {
   u64 lanes = 0;
   u64 pc = 0;                                  // relative to the kernel's entry
   std::string text;                            // disassembly of the offender
-  std::string source;                          // "file:line", when the code object has line tables
+  std::string source, caller;                  // "file:line", when the code object has line tables; Code::caller_of
   u64 address = 0;
   bool refused = false;                        // a launch that did not start
   bool note = false;                           // its message says who demands it, though it works on the hardware
   u64 count = 1;                               // reports with the same check and instruction
   struct {                                     // the producer or the other access; no text = there is none
     u64 pc = 0;
-    std::string text, source;
+    std::string text, source, caller;
   } other;
 };
 
@@ -37,7 +37,8 @@ u64 report_count();                            // errors of this process, also t
 std::string newest_report();                   // the summary of the last error, "" when it has been taken
 u64 print_reports();                           // to stderr; forgets them, and says how many were no notes
 std::string summary(const Report& report);     // check, kernel, place, instruction; on the next line the message
-// "pc 0x1a4c (norm.hip:12): v_add_f32 v0, v1, v2"
-std::string place_text(u64 pc, const std::string& source, const std::string& text);
+// "pc 0x1a4c (load.h:7 in norm.hip:12): v_add_f32 v0, v1, v2"
+std::string place_text(u64 pc, const std::string& source, const std::string& caller, const std::string& text);
+std::string place_text(const Launch& launch, const Inst& inst);
 
 }  // namespace sim

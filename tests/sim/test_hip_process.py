@@ -55,7 +55,7 @@ def test_a_pipeline_of_streams_a_graph_by_hand_and_pools(tmp_path):
     link_program("hip_pipeline.hip", tmp_path / "pipeline")
     for settings in ("1", "check", "fuzz=3,threads=2", "defer", *(f"defer,fuzz={seed}" for seed in range(1, 5))):
         done = run_pipeline(tmp_path / "pipeline", settings)
-        told = "[sim:launch] kernel _Z9incrementPii: block 2048x1x1 is not between 1 and 1024\n"  # which it tries
+        told = "[sim:launch] kernel increment: block 2048x1x1 is not between 1 and 1024\n"  # which it tries
         expected = (0, "all of it works\n", told if settings == "check" else "")
         assert (done.returncode, done.stdout, done.stderr) == expected, (settings, done)
 

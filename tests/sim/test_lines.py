@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from asm import tool
 from checking import only
 from hip_program import PRELUDE, code_object
 
-from aiter_like import sim
+from aiter_like import paths, sim
 from aiter_like.build import recipe, toolchain
 from aiter_like.errors import SimulatorError
 from aiter_like.ops.attention import flash_attn_fwd_hip
@@ -38,6 +39,20 @@ extern "C" __global__ void early(const float* x, float* out, int n) {
   float y;
   asm volatile("global_load_dword %0, %1, off" : "=&v"(y) : "v"(x + thread_index()));
   out[thread_index()] = half_of(y);                            // planted: no wait
+}
+"""
+INLINED = """
+#line 1 "/kernels/load.h"
+__device__ inline float element(const float* x, int i) { return x[i]; }
+__device__ inline float sum_of_two(const float* x, int i) {
+  return element(x, i) +
+         element(x, i + 64);
+}
+#line 60 "/kernels/attention.hip"
+extern "C" __global__ void add(const float* x, float* out) {
+  float y = sum_of_two(x, __builtin_amdgcn_workitem_id_x());           // 61: past the end of x
+  y += sum_of_two(x, __builtin_amdgcn_workitem_id_x() + 128);    // 62: likewise
+  out[__builtin_amdgcn_workitem_id_x()] = y;
 }
 """
 ASSEMBLY = """\
@@ -64,7 +79,7 @@ early:
 
 
 def compiled(*flags: str) -> bytes:
-    return code_object(SOURCE, "--no-gpu-bundle-output", *flags)
+    return code_object(SOURCE + INLINED, "--no-gpu-bundle-output", *flags)
 
 
 def assembled(folder: Path) -> tuple[bytes, Path]:
@@ -80,12 +95,12 @@ def line_of(text: str, phrase: str) -> int:
     return next(number for number, line in enumerate(text.splitlines(), 1) if phrase in line)
 
 
-def lines(elf: bytes) -> dict[int, str]:
-    """Offset in the code → file:line, by the simulator."""
+def lines(elf: bytes) -> dict[int, tuple[str, str]]:
+    """Offset in the code → file:line and that of the call of the inlined function, or "", by the simulator."""
     library = sim.load()
     address = library.aiter_like_sim_lines(elf, len(elf))
     assert address, library.hipGetErrorString(200)
-    return dict(json_of(address))
+    return {pc: (source, caller) for pc, source, caller in json_of(address)}
 
 
 def sections(elf: bytes) -> dict[str, tuple[int, int, int, int]]:
@@ -97,16 +112,17 @@ def sections(elf: bytes) -> dict[str, tuple[int, int, int, int]]:
             for at, name, _, _, address, offset, length in headers}
 
 
-def llvm_lines(elf: bytes, folder: Path) -> dict[int, str]:
-    """The same by llvm-symbolizer, for each dword of the code."""
+def llvm_lines(elf: bytes, folder: Path) -> dict[int, tuple[str, str]]:
+    """The same by llvm-symbolizer, for each dword of the code: the first and, if it is another, the last frame."""
     _, base, _, size = sections(elf)[".text"]
     file = folder / "code.co"
     file.write_bytes(elf)
     asked = "\n".join(hex(base + offset) for offset in range(0, size, 4))
     done = subprocess.run([tool("llvm-symbolizer"), f"--obj={file}", "--output-style=JSON"], input=asked,
                           capture_output=True, text=True, check=True)
-    frames = [json.loads(line)["Symbol"][0] for line in done.stdout.splitlines()]
-    return {4 * k: f"{frame['FileName']}:{frame['Line']}" for k, frame in enumerate(frames) if frame["Line"]}
+    chains = [[f"{frame['FileName']}:{frame['Line']}" if frame["Line"] else "" for frame in json.loads(line)["Symbol"]]
+              for line in done.stdout.splitlines()]
+    return {4 * k: (chain[0], chain[-1] if chain[1:] else "") for k, chain in enumerate(chains) if chain[0]}
 
 
 def launch(elf: bytes, kernel: str, arguments: bytes) -> None:
@@ -127,7 +143,8 @@ def run(elf: bytes, kernel: str, n: int = 64) -> list[dict]:
 def test_the_reader_agrees_with_llvm(flags, tmp_path):
     elf = compiled(*flags)
     ours, theirs = lines(elf), llvm_lines(elf, tmp_path)
-    assert len(ours) > 20 and ("-O0" not in flags or any("/gpu.h:" in source for source in ours.values()))
+    assert len(ours) > 20 and ("-O0" not in flags or any("/gpu.h:" in source for source, _ in ours.values()))
+    assert "-O0" in flags or any("/program.hip:" in caller for _, caller in ours.values())
     assert ours == {pc: theirs.get(pc) for pc in ours}
     assert set(theirs) & set(every_pc(elf)) == set(ours)
 
@@ -141,7 +158,7 @@ def every_pc(elf: bytes) -> list[int]:
 def test_the_reader_agrees_with_llvm_on_assembly(tmp_path):
     elf, source = assembled(tmp_path)
     ours = lines(elf)
-    assert ours == {4 * k: f"{source}:{line}" for k, line in zip((0, 2, 3, 4, 6, 7), range(6, 12), strict=True)}
+    assert ours == {4 * k: (f"{source}:{line}", "") for k, line in zip((0, 2, 3, 4, 6, 7), range(6, 12), strict=True)}
     theirs = llvm_lines(elf, tmp_path)
     assert ours == {pc: theirs[pc] for pc in ours}
 
@@ -156,7 +173,7 @@ def test_the_reader_agrees_with_llvm_on_triton(tmp_path):
     finally:
         sim.disable_triton()
     ours, theirs = lines(elf), llvm_lines(elf, tmp_path)
-    assert len({source.rpartition(":")[2] for source in ours.values()}) > 2
+    assert len({source.rpartition(":")[2] for source, _ in ours.values()}) > 2
     assert ours == {pc: theirs.get(pc) for pc in ours} and set(theirs) & set(every_pc(elf)) == set(ours)
 
 
@@ -179,7 +196,8 @@ def test_a_store_out_of_bounds_in_hip():
 def test_a_missing_wait_in_hip():
     report, = [report for report in run(compiled("-gline-tables-only"), "early") if report["check"] == "wait"]
     load, use = (line_of(PRELUDE + SOURCE, phrase) for phrase in ("global_load_dword", "return x * 0.5f"))
-    assert report["source"].endswith(f"program.hip:{use}")
+    assert report["source"].endswith(f"program.hip:{use}") and report["other"]["caller"] == ""
+    assert report["caller"].endswith(f"program.hip:{line_of(PRELUDE + SOURCE, 'half_of(y)')}")
     other = report["other"]
     assert other["text"].startswith("global_load_dword") and other["source"].endswith(f"program.hip:{load}")
     assert f"pc {other['pc']:#x} ({other['source']}): {other['text']}" in report["message"]
@@ -190,6 +208,30 @@ def test_a_missing_wait_in_assembly(tmp_path):
     report = only(run(elf, "early"), "wait", "v_add_u32.*")
     assert report["source"] == f"{source}:{line_of(ASSEMBLY, 'v_add_u32')}"
     assert report["other"]["source"] == f"{source}:{line_of(ASSEMBLY, 'global_load')}"
+
+
+@pytest.mark.parametrize("compiler", ["hip", pytest.param("clang++-19", marks=pytest.mark.skipif(
+    not shutil.which("clang++-19"), reason="no clang++-19 here"))])
+def test_code_of_a_header_names_the_line_that_calls_it(compiler, tmp_path):
+    """Whatever functions are between the instruction and the kernel: its own line is the author's."""
+    elf = compiled("-gline-tables-only")
+    if compiler != "hip":
+        source, output = tmp_path / "program.hip", tmp_path / "code.co"
+        source.write_text(PRELUDE + SOURCE + INLINED)
+        subprocess.run([compiler, *"-x hip --offload-arch=gfx942 -std=c++17 -O2 -gline-tables-only -nogpuinc -nogpulib "
+                        "--offload-device-only --no-gpu-bundle-output -c".split(), f"-I{paths.csrc() / 'include'}",
+                        source, "-o", output], check=True, capture_output=True)
+        elf = output.read_bytes()
+    x, out = torch.ones(32), torch.zeros(64)
+    arguments = struct.pack("<QQ", x.data_ptr(), out.data_ptr())
+    with sim.enabled(on_report="collect") as session:
+        sim.checked_call("add", lambda *_: launch(elf, "add", arguments), (x, out), writes=(1,))
+    found = [report for report in session.reports if report["check"] == "bounds"]
+    places = {(Path(report["source"]).name, Path(report["caller"]).name) for report in found}
+    assert places == {("load.h:1", "attention.hip:61"), ("load.h:1", "attention.hip:62")}
+    assert all(f"({report['source']} in {report['caller']}): global_load" in report["summary"] for report in found)
+    theirs = llvm_lines(elf, tmp_path)
+    assert all(theirs.get(pc) == frames for pc, frames in lines(elf).items())
 
 
 def test_a_failed_launch_names_its_line():
@@ -261,12 +303,13 @@ def test_copies_of_a_triton_kernel_name_their_own_file(tmp_path, monkeypatch, is
     sim.enable_triton()
     try:
         with sim.enabled(on_report="collect") as session:
-            sources = [{report["source"].rpartition(":")[0] for report in reported(file, folder, monkeypatch)}
-                       for file, folder in zip(files, folders, strict=True)]
+            found = [reported(file, folder, monkeypatch) for file, folder in zip(files, folders, strict=True)]
     finally:
         sim.disable_triton()
     expected = [{str(folder / ("helper.py" if is_apart else "kernels.py"))} for folder in folders]
-    assert sources == expected
+    assert [{report["source"].rpartition(":")[0] for report in one} for one in found] == expected
+    for file, one in zip(files, found, strict=True):
+        assert {report["caller"] for report in one} == {f"{file}:{line_of(file.read_text(), '  put(out')}"}
     assert {report["source"].rpartition(":")[0] for report in session.reports} == set.union(*expected)
 
 
@@ -302,22 +345,24 @@ def test_damaged_tables_give_no_lines_and_no_crash(tmp_path):
 def damaged(elf: bytes) -> list[bytes]:
     """Copies with bits flipped in each section of line tables, sections cut short, and headers that lie."""
     copies, found = [], sections(elf)
-    for name in (".debug_line", ".debug_line_str", ".debug_str"):
+    for name in (".debug_line", ".debug_line_str", ".debug_str", ".debug_info", ".debug_abbrev", ".debug_addr",
+                 ".debug_rnglists"):
         at, _, offset, size = found[name]
-        header = range(offset, offset + min(size, 160))       # densely: most fields are here
-        for place in itertools.chain(header, range(offset, offset + size, max(1, size // 40))):
+        header = range(offset, offset + min(size, 100))       # densely: most fields are here
+        for place in itertools.chain(header, range(offset, offset + size, max(1, size // 20))):
             copy = bytearray(elf)
             copy[place] ^= 1 << place % 8
             copies.append(bytes(copy))
-        for new_offset, new_size in [(offset, size * k // 24) for k in range(24)] + [
+        for new_offset, new_size in [(offset, size * k // 12) for k in range(12)] + [
                 (offset, 2**63), (2**64 - 8, 16), (len(elf) - 4, size), (offset + 1, size)]:
             copy = bytearray(elf)
             struct.pack_into("<QQ", copy, at + 24, new_offset, new_size)
             copies.append(bytes(copy))
-    at, _, offset, size = found[".debug_line"]
-    for value in (0, 0x7f, 0x80, 0xff):                       # endless numbers, empty and huge operations
-        copies += [elf[:offset + start] + bytes([value]) * (size - start) + elf[offset + size:]
-                   for start in (0, 4, 20, 60, size // 2)]
+    for name in (".debug_line", ".debug_info", ".debug_abbrev", ".debug_rnglists"):
+        at, _, offset, size = found[name]
+        for value in (0, 1, 4, 0x7f, 0x80, 0xff):             # endless numbers and lists, empty and huge operations
+            copies += [elf[:offset + start] + bytes([value]) * (size - start) + elf[offset + size:]
+                       for start in (0, 4, 20, 60, size // 2) if start < size]
     return copies
 
 
@@ -325,7 +370,7 @@ def count_damaged(path: str) -> None:
     elf = Path(path).read_bytes()
     whole = lines(elf)
     results = [lines(copy) for copy in damaged(elf)]
-    print(len(whole), sum(len(result) < len(whole) for result in results), len(results))
+    print(len(whole), sum(result != whole for result in results), len(results))
 
 
 def text_section(bundle: bytes) -> bytes:

@@ -29,8 +29,7 @@ std::string hex(u64 x) {
 int first_lane(u64 lanes) { return std::countr_zero(lanes); }
 
 std::string place_of(const Wave& w, const Inst& i) {
-  const Launch& launch = *w.group->launch;
-  return place_text(i.pc - launch.kernel->entry, launch.code->source_of(i.pc), i.text);
+  return place_text(*w.group->launch, i);
 }
 
 std::string name_of(const Wave& w, const RegRange& r, u32 index) {
@@ -63,6 +62,7 @@ LaunchChecks::~LaunchChecks() {
     r.pc = pc - launch->kernel->entry;
     if (const Inst* inst = launch->code->at(pc)) r.text = inst->text;
     r.source = launch->code->source_of(pc);
+    r.caller = launch->code->caller_of(pc);
     r.count = count - 1;
     add_report(std::move(r));                  // the list has the full report, and this adds to its count
   }

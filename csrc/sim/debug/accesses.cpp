@@ -42,7 +42,7 @@ struct RecordedLaunch {
   std::vector<u64> arguments;                  // those of 8 bytes, 0 for others
   std::vector<Recorded> recorded;
   std::vector<u64> barriers;                   // clocks
-  std::unordered_map<u32, std::array<std::string, 2>> instructions;      // index → text, source
+  std::unordered_map<u32, std::array<std::string, 3>> instructions;      // index → text, source, caller
   std::unordered_map<u32, u64> pcs;
 };
 
@@ -137,9 +137,8 @@ class Recorder final : public Observer {
     for (int lane = 0; lane < kLanes; ++lane) r.at[lane] = lanes >> lane & 1 ? at[lane] : 0;
     if (!launch_.pcs.contains(i.index)) {
       const Launch& l = *group_.launch;
-      char* const source = aiter_like_sim_source_of(l.code, i.pc);
-      launch_.instructions[i.index] = {i.text, source ? source : ""};
-      std::free(source);
+      launch_.instructions[i.index] = {i.text, taken(aiter_like_sim_source_of(l.code, i.pc)),
+                                       taken(aiter_like_sim_caller_of(l.code, i.pc))};
       launch_.pcs[i.index] = i.pc - l.kernel->entry;
     }
     return &r;
@@ -174,11 +173,11 @@ std::string numbers(const auto& all) {
 }
 
 std::string json_of(const RecordedLaunch& launch, const Recorded& r) {
-  const auto& [text, source] = launch.instructions.at(r.index);
+  const auto& [text, source, caller] = launch.instructions.at(r.index);
   Object o;
   o.add("clock", r.clock).add("wave", u64{r.wave}).add("pc", launch.pcs.at(r.index)).add("text", text);
-  o.add("source", source).add("space", std::string_view(r.space)).add("access", std::string_view(r.access));
-  o.add("bytes", u64{r.bytes}).raw("dma", r.dma ? "true" : "false");
+  o.add("source", source).add("caller", caller).add("space", std::string_view(r.space));
+  o.add("access", std::string_view(r.access)).add("bytes", u64{r.bytes}).raw("dma", r.dma ? "true" : "false");
   List lanes, at, writers;
   for (u64 left = r.lanes; left; left &= left - 1) {
     const int lane = std::countr_zero(left);

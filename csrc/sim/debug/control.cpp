@@ -26,12 +26,6 @@ std::string numbers(const auto& all) {
   return list.str();
 }
 
-std::string taken(char* text) {
-  const std::string copy = text ? text : "";
-  std::free(text);
-  return copy;
-}
-
 WatchedGroup* group_of(u64 number) {
   const auto& all = control().groups;
   const auto is_it = [&](WatchedGroup* g) { return g->group().number() == number; };

@@ -35,10 +35,12 @@ std::string json_of(const Report& r) {
   Object o;
   o.add("check", r.check).add("message", r.message).add("kernel", r.kernel).raw("workgroup", group.str());
   o.add("wave", static_cast<u64>(r.wave)).add("lanes", r.lanes).add("pc", r.pc).add("text", r.text);
-  o.add("source", r.source).add("address", r.address).add("count", r.count).add("summary", summary(r));
+  o.add("source", r.source).add("caller", r.caller).add("address", r.address).add("count", r.count);
+  o.add("summary", summary(r));
   o.raw("refused", r.refused ? "true" : "false").add("severity", std::string_view(r.note ? "note" : "error"));
   Object other;
   other.add("pc", r.other.pc).add("text", r.other.text).add("source", r.other.source);
+  other.add("caller", r.other.caller);
   return o.raw("other", r.other.text.empty() ? "null" : other.str()).str();
 }
 
@@ -165,7 +167,8 @@ HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
   }
 }
 
-// The instructions of a code object that have a source line: [pc, "file:line"] each; for tests of the line tables.
+// The instructions of a code object that have a source line: [pc, "file:line", the same of the call of the inlined
+// function that they belong to, or ""] each; for tests of the debug information.
 HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
   try {
     const std::unique_ptr<Code> code = load(image, bytes);
@@ -174,7 +177,8 @@ HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
       const std::string source = i.is_guard() ? "" : code->source_of(i.pc);
       if (source.empty()) continue;
       List one;
-      list.raw(one.raw(std::to_string(i.pc - code->text_begin)).raw(quoted(source)).str());
+      one.raw(std::to_string(i.pc - code->text_begin)).raw(quoted(source)).raw(quoted(code->caller_of(i.pc)));
+      list.raw(one.str());
     }
     return give(list.str());
   } catch (const std::exception& error) {
@@ -195,6 +199,7 @@ HIP_API u64 aiter_like_sim_ranges(u64* out, u64 room) {
 
 // "file:line" of an address in a code object (load/loader.h), for libraries that observe launches.
 HIP_API char* aiter_like_sim_source_of(const Code* code, u64 pc) { return give(code->source_of(pc)); }
+HIP_API char* aiter_like_sim_caller_of(const Code* code, u64 pc) { return give(code->caller_of(pc)); }
 
 // What a debugger asks of a code object besides: whether a statement begins there, and a .debug_ section: null and 0
 // where it has none.

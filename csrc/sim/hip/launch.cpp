@@ -7,6 +7,7 @@
 
 #include "hip/defer.h"
 #include "hip/graph_params.h"
+#include "names.h"
 #include "report.h"
 #include "settings.h"
 
@@ -36,7 +37,7 @@ std::string pack(const Kernel& kernel, void* const* params) {
   std::string kernarg(kernel.kernarg_bytes, '\0');
   for (size_t i = 0; i < kernel.args.size(); ++i) {
     const Arg& arg = kernel.args[i];
-    if (!params[i]) throw Fault("argument " + std::to_string(i) + " of kernel " + kernel.name + " is null");
+    if (!params[i]) throw Fault("argument " + std::to_string(i) + " of kernel " + short_name(kernel.name) + " is null");
     std::memcpy(kernarg.data() + arg.offset, params[i], arg.size);
   }
   return kernarg;
@@ -100,7 +101,7 @@ Error run(const Function& f, const Launch& l, const std::string& kernarg) {
     throw;
   }
   if (!settings().prints_reports || print_reports() == 0) return kSuccess;
-  const std::string why = "kernel " + f.kernel->name + ": the checkers reported something (see stderr)";
+  const std::string why = "kernel " + short_name(f.kernel->name) + ": the checkers reported something (see stderr)";
   lose(why);
   throw Fault(why);
 }
@@ -120,7 +121,7 @@ Work work_of(const Function& f, const Launch& l, std::string kernarg) {
 // `handle`: what the program calls the kernel, which a captured node tells again.
 Error check_arguments(const Kernel& kernel, void* const* params, void* const* extra) {
   if (params || extra || kernel.args.empty()) return kSuccess;
-  return set_error(kInvalidValue, "kernel " + kernel.name + " takes arguments, and is given none");
+  return set_error(kInvalidValue, "kernel " + short_name(kernel.name) + " takes arguments, and is given none");
 }
 
 Error launch(const Function& f, const void* handle, const Launch& l, void* const* params,
@@ -129,7 +130,8 @@ Error launch(const Function& f, const void* handle, const Launch& l, void* const
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   if (deferring() || l.cooperative) check(request_of(f, l, kernarg));
   if (l.cooperative && !fits(*f.kernel, l)) {
-    return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
+    return set_error(kCooperativeTooLarge,
+                     "the grid of kernel " + short_name(f.kernel->name) + " does not fit the device at once");
   }
   const KernelParams told{l.block, const_cast<void**>(extra), const_cast<void*>(handle), l.grid,
                           const_cast<void**>(params), static_cast<u32>(l.lds_bytes)};

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "load/container.h"
+#include "load/call_sites.h"
+#include "load/cursor.h"
 
 namespace sim {
 namespace {
@@ -20,59 +21,13 @@ enum Form : u64 {
 };
 enum Content : u64 { kPath = 1, kDirectoryIndex = 2 };
 
-Bytes view(const std::vector<u8>& section) { return {section.data(), section.size()}; }
-
-class Cursor {
- public:
-  explicit Cursor(Bytes bytes) : bytes_(bytes) {}
-  bool done() const { return at_ >= bytes_.size; }
-  template <class T>
-  T take() {
-    const T x = bytes_.read<T>(at_, "line table");
-    at_ += sizeof x;
-    return x;
-  }
-  Bytes take(u64 size) {
-    const Bytes part = bytes_.slice(at_, size, "line table");
-    at_ += size;
-    return part;
-  }
-  std::string_view string() {
-    const std::string_view text = bytes_.string_at(at_, "line table");
-    at_ += text.size() + 1;
-    return text;
-  }
-  u64 unsigned_leb() {
-    u64 x = 0;
-    for (u32 shift = 0;; shift += 7) {
-      const u8 byte = take<u8>();
-      if (shift < 64) x |= u64{byte & 0x7fu} << shift;
-      if (!(byte & 0x80)) return x;
-    }
-  }
-  i64 signed_leb() {
-    u64 x = 0;
-    for (u32 shift = 0;; shift += 7) {
-      const u8 byte = take<u8>();
-      if (shift < 64) x |= u64{byte & 0x7fu} << shift;
-      if (byte & 0x80) continue;
-      if (byte & 0x40 && shift + 7 < 64) x |= ~u64{0} << (shift + 7);
-      return static_cast<i64>(x);
-    }
-  }
-
- private:
-  Bytes bytes_;
-  u64 at_ = 0;
-};
-
 }  // namespace
 
 // One unit: its header, then the program, whose rows go into the table.
 class UnitReader {
  public:
-  UnitReader(LineTable& table, Bytes unit, bool is_64, u64 text_begin)
-      : table_(table), in_(unit), is_64_(is_64), text_begin_(text_begin) {}
+  UnitReader(LineTable& table, Bytes unit, u64 at, bool is_64, u64 text_begin)
+      : table_(table), in_(unit), at_(at), is_64_(is_64), text_begin_(text_begin) {}
 
   void read() {
     version_ = in_.take<u16>();
@@ -90,6 +45,7 @@ class UnitReader {
     num_operands_.assign(lengths.data, lengths.data + lengths.size);
     is_statement_ = begins_statements_;
     first_file_ = static_cast<u32>(table_.files_.size());
+    table_.files_of_[at_] = first_file_;
     if (version_ == 5) read_names(header);
     else read_old_names(header);
     run();
@@ -226,6 +182,7 @@ class UnitReader {
 
   LineTable& table_;
   Cursor in_;
+  const u64 at_;                               // of the unit in its section, by which others name it
   const bool is_64_;
   const u64 text_begin_;
   u16 version_ = 0;
@@ -242,12 +199,13 @@ class UnitReader {
 LineTable::LineTable(DebugSections sections, u64 text_begin) : sections_(std::move(sections)) {
   try {
     for (Cursor in(view(sections_.of(".debug_line"))); !in.done();) {
+      const u64 at = in.at();
       u64 size = in.take<u32>();
       const bool is_64 = size == 0xffffffff;
       if (is_64) size = in.take<u64>();
       const Bytes unit = in.take(size);
       try {
-        UnitReader(*this, unit, is_64, text_begin).read();
+        UnitReader(*this, unit, at, is_64, text_begin).read();
       } catch (const Fault&) {                 // the next unit may be whole
       }
     }
@@ -255,6 +213,7 @@ LineTable::LineTable(DebugSections sections, u64 text_begin) : sections_(std::mo
   }
   std::stable_sort(sequences_.begin(), sequences_.end(),
                    [](const Sequence& a, const Sequence& b) { return a.begin < b.begin; });
+  calls_ = call_sites(sections_, files_of_, text_begin);
 }
 
 const LineTable::Row* LineTable::find(u64 address) const {
@@ -275,16 +234,26 @@ bool LineTable::begins_statement(u64 address) const {
   return false;
 }
 
-std::string LineTable::at(u64 address) const {
-  const Row* row = find(address);
-  if (!row || row->line == 0 || row->file == kNoFile) return "";         // the compiler's own code
-  if (files_[row->file].name.empty()) return "";
-  const File& file = files_[row->file];
+std::string LineTable::text(u64 index, u32 line) const {
+  if (line == 0 || index >= files_.size() || files_[index].name.empty()) return "";   // the compiler's own code
+  const File& file = files_[index];
   std::string path(file.name);
   for (const std::string_view folder : {file.folder, file.base}) {
     if (!path.starts_with('/') && !folder.empty() && folder != ".") path = std::string(folder) + "/" + path;
   }
-  return path + ":" + std::to_string(row->line);
+  return path + ":" + std::to_string(line);
+}
+
+std::string LineTable::at(u64 address) const {
+  const Row* row = find(address);
+  return row ? text(row->file, row->line) : "";
+}
+
+std::string LineTable::called_at(u64 address) const {
+  const auto after = std::upper_bound(calls_.begin(), calls_.end(), address,
+                                      [](u64 a, const CallSite& c) { return a < c.begin; });
+  if (after == calls_.begin() || address >= after[-1].end) return "";
+  return text(after[-1].file, after[-1].line);
 }
 
 }  // namespace sim

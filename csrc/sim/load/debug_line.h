@@ -22,6 +22,8 @@ struct DebugSections {
   }
 };
 
+struct CallSite { u64 begin, end, file; u32 line; };     // the code of an inlined function, and where it is called
+
 class LineTable {
  public:
   LineTable() = default;
@@ -33,6 +35,8 @@ class LineTable {
 
   // "file:line" of the code at an address, as in the file; "" when nothing is known.
   std::string at(u64 address) const;
+  // Where the function that is not inlined calls what the address belongs to, "" when it is that function's own code.
+  std::string called_at(u64 address) const;
   // Whether a statement begins at the address: a good place for a breakpoint.
   bool begins_statement(u64 address) const;
   const DebugSections& sections() const { return sections_; }
@@ -45,11 +49,15 @@ class LineTable {
 
   // The row that the address belongs to, null when there is none.
   const Row* find(u64 address) const;
+  // "file:line" of a place in `files_`, "" for none.
+  std::string text(u64 file, u32 line) const;
 
   DebugSections sections_;
   std::vector<File> files_;
   std::vector<Row> rows_;
   std::vector<Sequence> sequences_;            // sorted by begin
+  std::map<u64, u32> files_of_;                // offset of a unit in .debug_line → its first one of `files_`
+  std::vector<CallSite> calls_;                // sorted by begin; inlined functions within others are left out
 };
 
 }  // namespace sim

@@ -393,6 +393,7 @@ const LineTable& Code::line_table() const {
 }
 
 std::string Code::source_of(u64 pc) const { return line_table().at(pc - reinterpret_cast<u64>(image)); }
+std::string Code::caller_of(u64 pc) const { return line_table().called_at(pc - reinterpret_cast<u64>(image)); }
 
 void Wave::jump(i64 pc) {
   const Inst* to = group->launch->code->at(static_cast<u64>(pc));

@@ -72,6 +72,7 @@ struct Code {
   const Kernel* find(std::string_view kernel) const;
   const Inst* at(u64 pc) const;                // null when pc is no instruction
   std::string source_of(u64 pc) const;         // "file:line", "" when the file has no line for it
+  std::string caller_of(u64 pc) const;         // … of the call of the inlined function that it belongs to, "" for none
   const LineTable& line_table() const;         // of addresses from the beginning of the image
   u8* image = nullptr;                         // mapped PT_LOADs
   u64 image_bytes = 0;

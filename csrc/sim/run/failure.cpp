@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "load/loader.h"
+#include "names.h"
 
 namespace sim {
 namespace {
@@ -28,7 +29,7 @@ Report refusal(const Kernel& kernel, const std::string& why) {
   Report r;
   r.check = "launch";
   r.kernel = kernel.name;
-  r.message = "kernel " + r.kernel + ": " + why;
+  r.message = "kernel " + short_name(r.kernel) + ": " + why;
   return r;
 }
 
@@ -39,7 +40,7 @@ Report failure(const Slot& slot, const std::string& why) {
   r.check = "launch";
   r.kernel = launch.kernel->name;
   std::copy(std::begin(g.id), std::end(g.id), r.workgroup);
-  r.message = "kernel " + r.kernel + " " + name_of(g);
+  r.message = "kernel " + short_name(r.kernel) + " " + name_of(g);
   if (const Wave* current = slot.current) {
     const Inst* inst = running_inst(*current);
     r.wave = current->id;
@@ -47,7 +48,8 @@ Report failure(const Slot& slot, const std::string& why) {
     r.pc = inst->pc - launch.kernel->entry;
     r.text = inst->text;
     r.source = launch.code->source_of(inst->pc);
-    r.message += " wave " + std::to_string(r.wave) + " " + place_text(r.pc, r.source, r.text);
+    r.caller = launch.code->caller_of(inst->pc);
+    r.message += " wave " + std::to_string(r.wave) + " " + place_text(launch, *inst);
   }
   r.message += ": " + why;
   return r;
@@ -66,15 +68,14 @@ Report WaitingWaves::report(const Launch& launch) const {
   Report r = refusal(*launch.kernel, "deadlock, or an endless loop: no wave can go on. Waiting:");
   for (const auto& [place, waves] : waves_) {
     const Inst* inst = launch.code->at(place.first);
-    const u64 pc = place.first - launch.kernel->entry;
-    const std::string source = launch.code->source_of(place.first);
     if (r.text.empty()) {
-      r.pc = pc;
+      r.pc = inst->pc - launch.kernel->entry;
       r.text = inst->text;
-      r.source = source;
+      r.source = launch.code->source_of(inst->pc);
+      r.caller = launch.code->caller_of(inst->pc);
     }
     r.message += std::string("\n  ") + (place.second ? "at the barrier" : "in the loop") + " at " +
-                 place_text(pc, source, inst->text) + ": ";
+                 place_text(launch, *inst) + ": ";
     for (size_t i = 0; i < std::min(waves.size(), kNamed); ++i) r.message += (i ? ", " : "") + waves[i];
     if (waves.size() > kNamed) r.message += " and " + std::to_string(waves.size() - kNamed) + " more";
   }

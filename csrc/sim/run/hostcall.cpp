@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "load/loader.h"
+#include "names.h"
 #include "run/device_heap.h"
 #include "run/format.h"
 #include "run/launch_state.h"
@@ -245,7 +246,7 @@ void HostCalls::read_printed(const Wave& w) {
     output.add(group, word & 1, std::move(text));
   }
   if (end + kLargest > printed_stride_) {
-    output.add(group, true, "kernel " + launch_.kernel->name + ": a wave has filled its buffer of " +
+    output.add(group, true, "kernel " + short_name(launch_.kernel->name) + ": a wave has filled its buffer of " +
                std::to_string(printed_stride_) + " bytes for printf; what it printed later is lost. Without "
                "-mprintf-kind=buffered nothing is lost\n");
   }

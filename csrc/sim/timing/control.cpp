@@ -3,9 +3,9 @@
 // aiter_like_sim_free.
 #include <algorithm>
 #include <cmath>
-#include <cxxabi.h>
 
 #include "json.h"
+#include "names.h"
 #include "run/counters.h"
 #include "timing/counts.h"
 #include "timing/model.h"
@@ -31,7 +31,7 @@ std::string numbers(const std::array<u64, kBanks>& all) {
 std::string json_of(const LaunchCounts::Line& line) {
   const InstCounts& c = line.counts;
   Object o;
-  o.add("pc", line.pc).add("text", line.text).add("source", line.source);
+  o.add("pc", line.pc).add("text", line.text).add("source", line.source).add("caller", line.caller);
   o.add("class", std::string_view(class_name(line.cls))).add("executed", c.executed);
   o.some("straddles", line.straddles).some("active_lanes", c.active_lanes);
   if (line.cls == Class::wait) o.some("waits_vmcnt", line.vmcnt < 63).some("waits_lgkmcnt", line.lgkmcnt < 15);
@@ -109,7 +109,8 @@ std::string json_of(const ModelledLaunch::Line& line, const std::vector<u32>& pl
   for (int k = 1; k < kNumStalls; ++k) {
     if (line.time.stall[k] > 0) stalls.raw(stall_name(static_cast<Stall>(k)), number(line.time.stall[k]));
   }
-  o.add("pc", line.pc).add("text", line.text).add("source", line.source).add("issued", line.time.issued);
+  o.add("pc", line.pc).add("text", line.text).add("source", line.source).add("caller", line.caller);
+  o.add("issued", line.time.issued);
   o.raw("busy_clk", number(line.time.busy)).raw("latency_clk", number(line.time.latency));
   o.raw("hidden_clk", number(std::max(line.time.latency - line.time.exposed, 0.0)));
   o.raw("stall_clk", stalls.str()).raw("covered_clk", number(line.time.covered));
@@ -143,15 +144,6 @@ std::string timeline_of(const ModelledLaunch& m, const std::vector<u32>& places)
     events.raw(one.raw(e.done > e.at ? time(e.done) : "null").str());
   }
   return Object().raw("reasons", reasons.str()).raw("waves", waves.str()).raw("events", events.str()).str();
-}
-
-// A C++ name as it is written; others as they are.
-std::string demangled(const std::string& name) {
-  int status = 0;
-  char* const text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
-  const std::string result = text ? text : name;
-  std::free(text);
-  return result;
 }
 
 std::string json_of(const ModelledLaunch& m) {

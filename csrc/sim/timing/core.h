@@ -10,17 +10,20 @@
 extern "C" {
 void aiter_like_sim_observe(sim::MakeObserver make, int on);
 char* aiter_like_sim_source_of(const sim::Code* code, sim::u64 pc);
+char* aiter_like_sim_caller_of(const sim::Code* code, sim::u64 pc);
 sim::u64 aiter_like_sim_ranges(sim::u64* out, sim::u64 room);
 }
 
 namespace sim::timing {
 
-// "file:line", "" when the code has no line for it.
-inline std::string source_of(const Code& code, u64 pc) {
-  char* const text = aiter_like_sim_source_of(&code, pc);
+inline std::string taken(char* text) {
   std::string result = text ? text : "";
   std::free(text);
   return result;
 }
+
+// Code::source_of and Code::caller_of.
+inline std::string source_of(const Code& code, u64 pc) { return taken(aiter_like_sim_source_of(&code, pc)); }
+inline std::string caller_of(const Code& code, u64 pc) { return taken(aiter_like_sim_caller_of(&code, pc)); }
 
 }  // namespace sim::timing

@@ -184,8 +184,9 @@ class LaunchCounter final : public LaunchObserver {
 
   LaunchCounts::Line line(const Inst& i, const InstCounts& counts) const {
     const Class cls = i.op ? i.op->spec.cls : Class::other;
-    LaunchCounts::Line line{i.pc - launch_.kernel->entry, i.text, source_of(*launch_.code, i.pc), cls,
-                            i.size == 8 && i.pc % 8 != 0, i.vmcnt, i.lgkmcnt, 0, 0, "", counts, banks(i.index)};
+    LaunchCounts::Line line{i.pc - launch_.kernel->entry, i.text, source_of(*launch_.code, i.pc),
+                            caller_of(*launch_.code, i.pc), cls, i.size == 8 && i.pc % 8 != 0, i.vmcnt,
+                            i.lgkmcnt, 0, 0, "", counts, banks(i.index)};
     if (cls == Class::mfma) {
       const MfmaShape shape = mfma_shape(i.op->name);
       line.flops = shape.flops();

@@ -36,7 +36,7 @@ struct LaunchCounts {
   u64 code = 0;                                // a hash of all instructions of the code object
   struct Line {
     u64 pc;                                    // relative to the kernel's entry
-    std::string text, source;
+    std::string text, source, caller;
     Class cls;
     bool straddles;                            // 8 bytes across a multiple of 8 bytes: the fetch takes a cycle more
     u8 vmcnt, lgkmcnt;                         // s_waitcnt waits for these; 63 and 15 are no waits

@@ -130,7 +130,8 @@ class LaunchModel final : public LaunchObserver {
         m.mfma_flops += static_cast<double>(time.issued * mfma_shape(i.op->name).flops()) * groups /
                         static_cast<double>(m.recorded);
       }
-      m.lines.push_back({i.pc - launch_.kernel->entry, i.text, source_of(*launch_.code, i.pc), time});
+      m.lines.push_back({i.pc - launch_.kernel->entry, i.text, source_of(*launch_.code, i.pc),
+                         caller_of(*launch_.code, i.pc), time});
     }
     return m;
   }

@@ -28,7 +28,7 @@ struct ModelledLaunch {
   EngineResult replayed;
   struct Line {
     u64 pc;
-    std::string text, source;
+    std::string text, source, caller;
     InstTime time;
   };
   std::vector<Line> lines;

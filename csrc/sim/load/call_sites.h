@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// Where inlined functions are called: of each chain of them the outermost call, which is a line of the function that
+// somebody launches, whatever library its instructions come from.
+#pragma once
+#include <map>
+#include <vector>
+
+#include "load/debug_line.h"
+
+namespace sim {
+
+// Those that .debug_info tells of, sorted by begin; `files_of`: offset of a line table → the place of its first file.
+// This never fails: a unit that is damaged, or of an unknown version, gives the calls before the damage.
+std::vector<CallSite> call_sites(const DebugSections& sections, const std::map<u64, u32>& files_of, u64 text_begin);
+
+}  // namespace sim
