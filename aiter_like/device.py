@@ -68,7 +68,8 @@ def use_simulator(enable: bool) -> None:
 
 @contextmanager
 def planning_for(arch: str) -> Iterator[Target]:
-    """Within the block CPU tensors count as tensors of such a device: what it decides about a call can be asked.
+    """Within the block tensors of the CPU, or without memory, count as tensors of such a device: what it decides about
+    a call can be asked.
 
     An architecture without a file counts as large as the one of its platform that has a file.
     """
@@ -78,7 +79,7 @@ def planning_for(arch: str) -> Iterator[Target]:
     except ValueError:
         facts = arch_facts(likest)
     target = Target(platform, arch, facts["cu_num"], facts["wave_size"])
-    with _replaced({torch.device("cpu"): target}):
+    with _replaced({torch.device("cpu"): target, torch.device("meta"): target}):
         yield target
 
 

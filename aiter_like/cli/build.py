@@ -157,15 +157,17 @@ def _specs(functions: Collection[Any], operators: Iterable[Op], target: Target,
     """
     from aiter_like.tuning import modules
 
-    left = set(functions)
-    for op in operators:
-        own = {backend.function for backend in op.backends if backend.is_jit and backend.function in functions}
-        found = keys(op) if keys is not None and own else None
-        if found is not None:
-            left -= own
-            yield from (spec for backend, spec in modules.of_keys(op, found, target) if backend.function in own)
-        else:
-            yield from _of_cases(op, own, target)
+    left, operators, done = set(functions), [*operators], 0
+    with progress.shown(lambda: f"choosing modules: {done} of {len(operators)} operators"):
+        for op in operators:
+            own = {backend.function for backend in op.backends if backend.is_jit and backend.function in functions}
+            found = keys(op) if keys is not None and own else None
+            if found is not None:
+                left -= own
+                yield from (spec for backend, spec in modules.of_keys(op, found, target) if backend.function in own)
+            else:
+                yield from _of_cases(op, own, target)
+            done += 1
     for function in left:
         yield from (function.instance_spec(instance, target.platform, target.arch)
                     for instance in function.instances())

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from aiter_like.build.recipe import ModuleSpec
@@ -36,7 +31,7 @@ TOKENS = (*range(1, 17), *range(24, 257, 8), *range(320, 1025, 64), *range(2048,
 another tile between any two powers of two."""
 
 Keys = list[dict[str, Any]]
-_NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+_META = torch.device("meta")
 _LARGE = 1 << 24  # elements: no table of indices has as many, and weights need no numbers
 
 
@@ -87,10 +82,10 @@ def of_keys(op: Op, keys: Keys, target: Target) -> Iterator[tuple[Backend, Modul
             warnings.simplefilter("ignore")  # torch warns where an address is asked of a tensor that has none
             args = _call(op, key)
             candidates = select(op, Request(target, args)).candidates
-        for among in (candidates, [candidate for candidate in candidates if candidate.row is None]):
-            chosen = next((candidate for candidate in among if candidate.backend.is_jit), None)
-            if chosen is not None:
-                yield chosen.backend, chosen.backend.module(target, args, chosen)
+        compiled = [candidate for candidate in candidates if candidate.backend.is_jit]
+        first, untuned = compiled[:1], [candidate for candidate in compiled if candidate.row is None][:1]
+        for chosen in (*first, *(one for one in untuned if one not in first)):
+            yield chosen.backend, chosen.backend.module(target, args, chosen)
 
 
 def _call(op: Op, key: Mapping[str, Any]) -> tuple:
@@ -98,11 +93,22 @@ def _call(op: Op, key: Mapping[str, Any]) -> tuple:
     cpu = torch.device("cpu")
     with torch.no_grad():
         try:
-            with FakeTensorMode():
+            with _WithoutMemory():
                 return op.tuning.case(key, cpu, 0)
-        except _NEEDS_DATA:
+        except RuntimeError:  # it asks for data, or its own fault, which the next lines tell
             with _LargeAreFake():
                 return op.tuning.case(key, cpu, 0)
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Makes every tensor on torch's device without memory, whatever device is asked for."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        named = {name: _META if isinstance(value, torch.device) else value for name, value in (kwargs or {}).items()
+                 if name != "generator"}
+        if func in (torch.ones, torch.rand, torch.randn, torch.zeros):  # alike without memory, at less cost
+            func = torch.empty
+        return func(*(_META if isinstance(arg, torch.device) else arg for arg in args), **named)
 
 
 class _LargeAreFake(TorchFunctionMode):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 import aiter_like
-from aiter_like import device
+from aiter_like import cli, device
 from aiter_like.build import build
 from aiter_like.cli import main
 from aiter_like.dispatch import OPS
@@ -88,3 +90,17 @@ def test_experts_are_planned_without_their_weights():
 def test_an_unknown_model_is_named(capsys):
     assert main(["build", "--list", "--model", "llama-3-8"]) == 1
     assert "no model 'llama-3-8' (did you mean" in capsys.readouterr().err.replace("; did", " (did")
+
+
+def test_choosing_shows_how_far_it_is(monkeypatch):
+    texts = []
+
+    @contextlib.contextmanager
+    def shown(text):
+        texts.append(text())
+        yield
+        texts.append(text())
+
+    monkeypatch.setattr(cli.build.progress, "shown", shown)
+    cli.build.selected(["rms_norm"], "gfx942", modules.of_model(models.load("llama-3-8b"), 8))
+    assert texts == [f"choosing modules: {done} of {len(OPS)} operators" for done in (0, len(OPS))]
