@@ -166,7 +166,9 @@ def mla_decode_ref(call: MlaDecodeCall) -> None:
 
 
 def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
-    yield {"waves": 8}
+    row_waves = plan.rows_of_tile(call.max_seqlen_q * call.q.shape[1]) // 16
+    if call.out.shape[2] % (32 * (8 // row_waves)) == 0:  # waves that share rows have whole slices of the columns
+        yield {"waves": 8}
 
 
 mla_decode_op = Op(
