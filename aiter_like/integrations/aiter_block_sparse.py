@@ -8,6 +8,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
+from aiter_like.ops.common.contents import as_int32
 
 _NAME = "vsa_sparse_attention"
 _HALVES = (torch.bfloat16, torch.float16)
@@ -64,5 +65,6 @@ def vsa_sparse_attention(q: Tensor, k: Tensor, v: Tensor, block_lut: Tensor, blo
     starts = torch.cat((starts, starts.new_tensor([batch * heads * rows])))
     aiter_like.mha_batch_prefill_func(
         q.view(-1, 1, dim), *pages, starts, None, None, min(rows, _BLOCK), kv_blocks * _BLOCK,
-        out=out.view(-1, 1, dim), block_table=(listed + first).flatten(0, 2).int(), seqlen_k=lengths.flatten().int())
+        out=out.view(-1, 1, dim), block_table=as_int32((listed + first).flatten(0, 2)),
+        seqlen_k=as_int32(lengths.flatten()))
     return out

@@ -139,7 +139,9 @@ def routing_from_hash(router_logits: Tensor, tid2eid: Tensor, input_ids: Tensor,
     check.integer(op, "n_expts_act", n_expts_act, 1, tid2eid.shape[1])
     check.integer(op, "block_m", block_m, 1)
     check_values(op, "input_ids", input_ids, 0, len(tid2eid) - 1, "name rows of tid2eid")
-    ids = as_int32(tid2eid[input_ids.long(), :n_expts_act])
+    ids = tid2eid[input_ids.long(), :n_expts_act]
+    check_values(op, "tid2eid", ids, 0, router_logits.shape[1] - 1, "name experts")
+    ids = as_int32(ids)
     chosen = router_logits.gather(1, ids.long()).float()
     if score_mode == "sqrtsoftplus":
         chosen = torch.nn.functional.softplus(chosen).sqrt()
@@ -151,7 +153,7 @@ def routing_from_hash(router_logits: Tensor, tid2eid: Tensor, input_ids: Tensor,
 
 def compute_expt_data_torch(hist: Tensor, n_expts_tot: int, n_gates: int, block_m: int) -> ExptData:
     """The lists of `ExptData` from the pairs of each expert, in torch, without waiting for the device."""
-    hist = hist[:n_expts_tot].to(torch.int32)
+    hist = as_int32(hist[:n_expts_tot])
     ends = hist.new_zeros(n_expts_tot + 1), hist.new_zeros(n_expts_tot + 1)
     torch.cumsum(hist, 0, dtype=torch.int32, out=ends[0][1:])
     torch.cumsum((hist + block_m - 1) // block_m, 0, dtype=torch.int32, out=ends[1][1:])

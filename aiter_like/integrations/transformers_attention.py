@@ -21,6 +21,7 @@ from transformers.utils.import_utils import is_tracing
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.flash_attn import flash_attn_func, flash_attn_varlen_func
+from aiter_like.ops.common.contents import as_int32
 
 # What transformers passes besides and is not the attention function's business: position ids are in q and k.
 _NEUTRAL = {"position_ids", "cache_position", "encoder_hidden_states", "use_cache", "output_hidden_states",
@@ -128,7 +129,7 @@ def attention_forward(
               "sink_ptr": None if s_aux is None else s_aux.float()}
     if packed is not None and None not in packed[:2] and q.shape[0] == 1 and position_bias is None:
         out = flash_attn_varlen_func(
-            q[0], k[0], v[0], packed[0].to(torch.int32), packed[1].to(torch.int32), packed[2] or q.shape[1],
+            q[0], k[0], v[0], as_int32(packed[0]), as_int32(packed[1]), packed[2] or q.shape[1],
             packed[3] or k.shape[1], causal=is_causal, window_size=window, **shared)
         return out[None].to(query.dtype), None
     causal, keys = False, getattr(attention_mask, "visible_keys", None)

@@ -18,6 +18,7 @@ from torch import Tensor
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.ops.attention.paged_attention import paged_attention
+from aiter_like.ops.common.contents import as_int32
 
 SUFFIX = "_flash"
 _API = "transformers.generation.continuous_batching"
@@ -54,7 +55,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if options.get("dropout") or compute_dtype is not None:
         raise UnsupportedError("decoding by block tables with dropout or another dtype")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [requests, heads, head_dim]
-    lengths = options["cu_seq_lens_k"].diff()[:len(q)].to(torch.int32)
+    lengths = as_int32(options["cu_seq_lens_k"].diff()[:len(q)])
     _append(keys, values, k, v, table, lengths)
     out = paged_attention(q, keys, values, table, lengths, table.shape[1] * keys.shape[1], scaling,
                           window_left=sliding_window - 1 if sliding_window else -1, softcap=softcap or 0.0,

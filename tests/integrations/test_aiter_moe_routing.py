@@ -91,6 +91,12 @@ def test_table(simulated, mode):
     found = aiter_moe_routing.routing_from_hash(logits, table.int(), tokens, SLOTS, 32, score_mode=mode, renorm=False,
                                                 routed_scaling_factor=0.5)
     check_lists(found, weights * 0.5, ids, 32)
+    for name, number in (("tid2eid", -1), ("tid2eid", EXPERTS), ("tid2eid", 2**32), ("input_ids", -1),
+                         ("input_ids", 20), ("input_ids", 2**32)):
+        wrong = {"tid2eid": table.clone(), "input_ids": tokens.clone()}
+        wrong[name][int(tokens[-1]) if name == "tid2eid" else -1] = number
+        with pytest.raises(ValueError, match=f"^routing_from_hash: {name} must name "):
+            aiter_moe_routing.routing_from_hash(logits, n_expts_act=SLOTS, block_m=32, score_mode=mode, **wrong)
 
 
 def test_bad_routing(simulated):

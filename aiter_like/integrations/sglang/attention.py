@@ -17,6 +17,7 @@ from torch import Tensor
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
+from aiter_like.ops.common.contents import as_int32
 
 NAME = "aiter_like"
 
@@ -125,7 +126,7 @@ def _sequences(backend: Any, forward_batch: Any, is_static: bool) -> Sequences |
     """From the batch. `is_static`: for a captured graph, which is replayed with other lengths: the widest table."""
     if _kind_refused(forward_batch):
         return None  # its layers are refused
-    device, lengths = forward_batch.seq_lens.device, forward_batch.seq_lens.to(torch.int32)
+    device, lengths = forward_batch.seq_lens.device, as_int32(forward_batch.seq_lens)
     table = backend.req_to_token_pool.req_to_token
     known = None if is_static else forward_batch.seq_lens_cpu
     width = table.shape[1] if known is None else max(int(known.max()), 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
+from aiter_like.ops.common.contents import as_int32
 
 _log = logging.getLogger("aiter_like")
 _BACKENDS, _OWNER = "vllm.v1.attention.backends.mla", "vllm"
@@ -71,8 +72,8 @@ def decode(impl: Any, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Te
         raise UnsupportedError(f"latent attention of {len(q)} tokens for {batch} sequences")
     counts = (lengths + page_size - 1) // page_size
     # The lengths are on the host on a CPU, so choosing by them waits for nothing.
-    indices = table[torch.arange(table.shape[1]) < counts[:, None]].to(torch.int32)
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    indices = as_int32(table[torch.arange(table.shape[1]) < counts[:, None]])
+    starts = as_int32(torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
     last = ((lengths - 1) % page_size + 1).to(torch.int32)
     out = torch.empty(batch, q.shape[1], impl.kv_lora_rank, dtype=q.dtype)
     aiter_like.mla_decode_fwd(q, kv_c_and_k_pe_cache.unsqueeze(2), out, torch.arange(batch + 1, dtype=torch.int32),
@@ -94,6 +95,6 @@ def prefill(backend: Any, q: Tensor, k: Tensor, v: Tensor, q_cu_seq_lens: Tensor
         raise UnsupportedError(f"latent attention of {q.dtype}")
     longest = [int(starts.diff().max()) for starts in (q_cu_seq_lens, kv_cu_seq_lens)]
     found = aiter_like.flash_attn_varlen_func(
-        q, k, v, q_cu_seq_lens.to(torch.int32), kv_cu_seq_lens.to(torch.int32), *longest, softmax_scale=backend.scale,
+        q, k, v, as_int32(q_cu_seq_lens), as_int32(kv_cu_seq_lens), *longest, softmax_scale=backend.scale,
         causal=causal, return_lse=return_softmax_lse)
     return tuple(found[:2]) if return_softmax_lse else found
