@@ -219,6 +219,39 @@ def test_whatever_lengths_and_pages_hold(device, unseen):
     assert (storage[:, [0, -1]] == 3).all()
 
 
+@pytest.mark.parametrize("kind", ("rows", "pages", "indices"))
+def test_lengths_that_nobody_sees_are_clamped(device, unseen, kind):
+    """… at the ends of int32 too, from which padding is subtracted and to which new keys are added."""
+    q, k_cache, v_cache = dense(device, 2, 1, 32, 4, 2, 64, BF16)
+    _, k, v = dense(device, 2, 1, 2, 2, 2, 64, BF16, seed=5)
+    named = {"rows": {}, "indices": {"cache_batch_idx": indices(device, 1, 0)},
+             "pages": {"page_table": indices(device, [3, 0], [2, 1])}}[kind]
+    if kind == "pages":
+        k_cache, v_cache = (cache.view(4, 16, *cache.shape[2:]) for cache in (k_cache, v_cache))
+    starts = {"cu_seqlens_q": indices(device, 0, 1, 2), "max_seqlen_q": 1}
+
+    def call(length, pad, new):
+        caches, options = (k_cache.clone(), v_cache.clone()), dict(named, cache_seqlens=indices(device, 9, length))
+        rows = q
+        if pad is not None:
+            options["cache_leftpad"] = indices(device, 0, pad)
+        if new == "dense":
+            options.update(k=k, v=v)
+        elif new is not None:
+            rows = q[:, 0]
+            options.update(k=k.flatten(0, 1), v=v.flatten(0, 1), cu_seqlens_k_new=indices(device, 0, 2, new), **starts)
+        return WITH_CACHE(rows, *caches, **options, backend="triton").flatten(), *(each.flatten() for each in caches)
+
+    end, most = -2**31, 2**31 - 1
+    for pad, new in ((None, None), (3, None), (None, "dense"), (3, "dense"), (3, 4)):
+        for length, clamped in ((end, 0), (-1, 0), (most, 32), (33, 32)):
+            assert all(map(torch.equal, call(length, pad, new), call(clamped, pad, new))), (pad, new, length)
+    for pad, clamped in ((end, 0), (-1, 0), (most, 32)):
+        assert all(map(torch.equal, call(20, pad, None), call(20, clamped, None)))
+    for new, clamped in ((end, 2), (most, 4)):
+        assert torch.equal(call(20, 3, new)[0][256:], call(20, 3, clamped)[0][256:])
+
+
 def test_nothing_is_written_where_the_attention_is_refused(device):
     """Keys go into the cache, contiguous or paged, before the attention: by then everything has been checked."""
     q, k, v = dense(device, 2, 1, 40, 4, 2, 64, BF16)

@@ -127,3 +127,22 @@ def test_cascade_tells_sequences_that_do_not_have_the_prefix(device):
     refused("seq_lens must have dtype torch.int32", lengths=case.used.long(), kind=TypeError)
     refused("seq_lens must have shape", lengths=case.used[:2])
     refused("max_seqlen_q must be", max_seqlen_q="2", kind=TypeError)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton", "torch"))
+def test_cascade_of_lengths_that_nobody_sees(device, unseen, backend):
+    """One below the prefix, at the end of int32 too, has no keys behind it; one beyond the pages has these."""
+    if backend == "hip" and device.type != "cpu":
+        pytest.skip("an MFMA kernel")
+    case = Case(device, ((1, 90), (1, 75), (1, 64)), (4, 2), page_size=16)
+    case.table[1:, :3] = case.table[0, :3]
+
+    def call(*lengths):
+        lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
+        return aiter_like.cascade_attention(case.q.to(device), *case.caches(), case.table.to(device), lengths, 90, 48,
+                                            backend=backend)
+
+    wanted = call(90, 75, 48)
+    for length in (-2**31, -2**31 + 47, -1, 0, 47):
+        assert torch.equal(call(90, 75, length), wanted)
+    assert torch.equal(call(2**31 - 1, 75, 48)[1:], wanted[1:])

@@ -70,7 +70,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
 
     Notes:
         Both parts are rounded to the dtype of `q` before they are merged. Deterministic; no synchronisation; can be
-        captured in a graph as long as `prefix_len` stays.
+        captured in a graph as long as `prefix_len` stays. On a GPU nobody waits for the lengths: there every sequence
+        sees the whole prefix of the first, one that is shorter too.
 
     Source: FlashInfer's cascade attention; vLLM's `use_cascade_attention`.
     """
@@ -80,7 +81,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
     check.tensor(_OP, "block_table", block_table, rank=2)
     check.tensor(_OP, "seq_lens", seq_lens, dtypes=(torch.int32,), shape=block_table.shape[:1], device=q.device)
     for name, value in (("prefix_len", prefix_len), ("max_seqlen_k", max_seqlen_k), ("max_seqlen_q", max_seqlen_q)):
-        check.integer(_OP, name, value, low=0)
+        check.integer(_OP, name, value, 0, check.INT32_MAX)
     page_size = max(k_cache.shape[1], 1)
     pages = prefix_len // page_size
     if prefix_len % page_size or pages > block_table.shape[1]:
@@ -100,7 +101,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
         max_seqlen_q=len(q), max_seqlen_k=prefix_len, softcap=softcap,
         softmax_scale=max(q.shape[2], 1) ** -0.5 if softmax_scale is None else softmax_scale,
         backend="triton" if backend == "hip" else backend)
-    rest, rest_lse = paged_attention(q, k_cache, v_cache, block_table[:, pages:], (seq_lens - prefix_len).clamp_min(0),
+    rest, rest_lse = paged_attention(q, k_cache, v_cache, block_table[:, pages:],
+                                     seq_lens.clamp_min(prefix_len) - prefix_len,  # INT_MIN less a number would wrap
                                      max(max_seqlen_k - prefix_len, 0), softmax_scale, return_lse=True, **options)
     merge_attn_states(out, rows, lse, rest, rest_lse, backend=backend)
     return out

@@ -161,12 +161,14 @@ def appending(k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | int, starts:
     Raises:
         ValueError: lengths known here leave no room.
     """
-    added = k.shape[1] if starts is None else starts.diff()
+    added = k.shape[1] if starts is None else starts.clamp(0, len(k)).diff().clamp(min=0)
     if isinstance(lengths, int) and isinstance(added, int):
         check.integer(OP, "cache_seqlens and the length of k together", lengths + added, 0, cache.capacity)
+    if isinstance(lengths, Tensor):
+        lengths = lengths.clamp(0, cache.capacity)
     keys, values = k.reshape(-1, *k.shape[-2:]), v.reshape(-1, *v.shape[-2:])
     tokens = Tokens.of(batch, len(keys), starts, k.device)
-    before = lengths.clamp(0, cache.capacity)[tokens.sequences] if isinstance(lengths, Tensor) else lengths
+    before = lengths[tokens.sequences] if isinstance(lengths, Tensor) else lengths
     places = (before + tokens.places).where(tokens.places >= 0, -1)
     is_quantised = k.dtype != cache.k.dtype
     write = functools.partial(
@@ -224,4 +226,6 @@ def without_padding(cache: Cache, lengths: Tensor | int, leftpad: Tensor, batch:
                                f"{cache.v.stride()}", OP, {"cache_leftpad": "strides"}) from None
     places = leftpad.clamp(min=0)[:, None] + torch.arange(cache.capacity, device=leftpad.device)
     table = cache.slots(torch.arange(batch, device=leftpad.device)[:, None].expand_as(places), places)
+    if isinstance(lengths, Tensor):
+        lengths = lengths.clamp(0, cache.capacity)
     return Cache(k, v, table.to(torch.int32)), (lengths - leftpad.clamp(min=0)).clamp(min=0)
