@@ -245,7 +245,7 @@ def test_assembly_names_its_limits(amd, device):
             ("weight must have the dtype of input, got torch.float32", (x, weight.float(), EPSILON)),
             ("use_model_sensitive_rmsnorm must be 0", (x, weight, EPSILON, 1)),
             ("the rows of input must start at multiples of 16 bytes", (strided_like(x, (0, 4)), weight, EPSILON)),
-            ("the rows of weight must start at multiples", (x, strided_like(weight, (0,), offset=1), EPSILON))):
+            ("weight does not begin at a multiple of 16 bytes", (x, strided_like(weight, (0,), offset=1), EPSILON))):
         with pytest.raises(UnsupportedError, match=reason):
             aiter_like.rms_norm(*args, backend="asm")
 
@@ -253,7 +253,7 @@ def test_assembly_names_its_limits(amd, device):
 def test_assembly_checks_the_addresses_of_every_call(amd, device, run):
     x, weight = make(device, 3, 4096, torch.bfloat16)
     run("asm", aiter_like.rms_norm, x, weight, EPSILON)
-    with pytest.raises(ValueError, match=r"rms_norm \(rms_norm_bf16_h4096\): input must start at a multiple of 16"):
+    with pytest.raises(UnsupportedError, match="asm: input does not begin at a multiple of 16 bytes"):
         aiter_like.rms_norm(strided_like(x, (0, 0), offset=1), weight, EPSILON, backend="asm")
 
 
@@ -272,6 +272,8 @@ def test_assembly_chosen_by_a_user_row(amd, device, monkeypatch, tmp_path):
         with sim.enabled("strict") if device.type == "cpu" else contextlib.nullcontext() as session:
             check_rms_norm(aiter_like.rms_norm(x, weight, EPSILON), x, weight, EPSILON)
         assert session is None or session.counters["rms_norm_bf16_h8192"]["workgroups"] == 6
+        odd = strided_like(x, (0, 0), offset=1)  # another backend's
+        check_rms_norm(aiter_like.rms_norm(odd, weight, EPSILON), odd, weight, EPSILON)
     finally:
         monkeypatch.undo()
         dispatch.reset()

@@ -19,7 +19,8 @@ LEAVES = {("fused_qk_rope_cache", "hip"): "q_out k_out v_out q k v q_weight k_we
           ("fused_qk_rope_concat_and_cache_mla", "hip"): "q_out q_nope q_pe kv_c k_pe cos sin",
           ("indexer_k_quant_and_cache", "hip"): "kv_cache",
           ("cp_gather_indexer_k_quant_cache", "hip"): "kv_cache dst_scale",
-          ("mla_decode", "ck"): "q kv out"}
+          ("mla_decode", "ck"): "q kv out",
+          ("rms_norm", "asm"): "out input weight residual_in residual_out"}
 
 
 @pytest.fixture(autouse=True)

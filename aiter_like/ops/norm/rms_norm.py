@@ -16,7 +16,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
-from aiter_like.ops.common import elements, rows, tune_shapes
+from aiter_like.ops.common import elements, rows, tune_shapes, vectors
 from aiter_like.ops.norm import norm_backward, parts
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
@@ -136,7 +136,7 @@ def _asm_refusal(target: Target, call: RmsNormCall) -> str | None:
         return "use_model_sensitive_rmsnorm must be 0, gemma_norm False"
     for name, tensor in {**call.matrices, "weight": call.weight}.items():
         step = rows.stride(tensor)
-        if tensor.data_ptr() % ALIGNMENT or 2 * step % ALIGNMENT or not 0 <= 2 * step < 2**32:
+        if 2 * step % ALIGNMENT or not 0 <= 2 * step < 2**32:
             return f"the rows of {name} must start at multiples of {ALIGNMENT} bytes and be less than 4 GiB apart"
         if name.startswith("residual") and not tensor.is_contiguous():
             return f"{name} must be contiguous"
@@ -193,7 +193,8 @@ _rms_norm = Op(
     cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
     backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
-              Backend("asm", _rms_norm_asm, refusal=_asm_refusal),
+              Backend("asm", _rms_norm_asm, refusal=_asm_refusal,
+                      address_refusal=vectors.begin_at(lambda call: dict.fromkeys((*call.matrices, "weight"), 8))),
               Backend("triton", "ops.norm.triton.rms_norm:rms_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", rms_norm_ref, differentiable=True)))
