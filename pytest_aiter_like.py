@@ -145,7 +145,9 @@ def _hold_budget(launches: list[dict], mark: pytest.Mark) -> None:
     if not launches:
         pytest.fail("sim_cycles: the test launched nothing on the simulated MI300X", pytrace=False)
     if total > most:
-        each = "\n".join(f"  {launch['kernel']}: {launch['modelled_clk']:.0f} clk" for launch in launches)
+        from aiter_like.sim import names
+
+        each = "\n".join(f"  {names.short(launch['kernel'])}: {launch['modelled_clk']:.0f} clk" for launch in launches)
         pytest.fail(f"sim_cycles: {total:.0f} modelled clk, {most} allowed:\n{each}", pytrace=False)
 
 
@@ -162,4 +164,4 @@ def _simulator() -> tuple[Any, Callable[[], AbstractContextManager], Callable[[l
     triton: Callable[[], AbstractContextManager] = nullcontext
     if importlib.util.find_spec("triton"):
         from aiter_like.sim.triton import enabled as triton
-    return sim, triton, lambda found: "\n".join(map(reports.text_of, reports.merged(found)))
+    return sim, triton, lambda found: "\n".join(reports.listing(found))

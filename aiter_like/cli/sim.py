@@ -33,7 +33,7 @@ from aiter_like.cli import (
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import counting, modelling
+from aiter_like.sim import counting, modelling, names
 from aiter_like.sim import reports as sim_reports
 from aiter_like.sim.library import default_settings
 
@@ -128,15 +128,15 @@ def _run(args: argparse.Namespace) -> int:
         for name in (name for name in files if not _same(outputs[name], results[name])):
             print(f"{name}: seed {seed} gives other values than seed {seeds[0]}")
     found = sim_reports.merged(found)
-    for report in found:
-        print(sim_check.text_of(report))
+    for text in sim_reports.listing(found):
+        print(text)
     _print_counters(sim.counters())
     _print_counts(args.counts, launches, len(launches_to_make))
     for modelled in cycles[:len(launches_to_make)]:
         print("\n".join(f"  {line}" for line in modelling.summary(modelled)))
     if checks:
-        names = ", ".join(dict.fromkeys(launch.kernel.name for launch in launches_to_make))
-        print(sim_check.summary(names, found, seeds, checks))
+        shown = ", ".join(dict.fromkeys(names.short(launch.kernel.name) for launch in launches_to_make))
+        print(sim_check.summary(shown, found, seeds, checks))
     for name, path in files.items():
         _save(path, outputs[name])
     return 1 if sim_reports.errors(found) else 0
@@ -147,9 +147,8 @@ def _launch(launch: sim_launch.KernelLaunch, buffers: Mapping[str, Buffer], sess
     try:
         launch.run(buffers)
     except SimulatorError:
-        for report in sim_reports.merged(session.reports):
-            if report["check"] != "launch":
-                print(sim_reports.text_of(report))
+        for text in sim_reports.listing(one for one in session.reports if one["check"] != "launch"):
+            print(text)
         raise
 
 
@@ -167,7 +166,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _print_counters(counters: Mapping[str, Mapping]) -> None:
     for name, counts in counters.items():
         launches = f"{counts['launches']} launches, " if counts["launches"] > 1 else ""
-        print(f"{name}: {launches}{counts['workgroups']} workgroups, {counts['waves']} waves, "
+        print(f"{names.short(name)}: {launches}{counts['workgroups']} workgroups, {counts['waves']} waves, "
               f"{counts['wave_instructions']} wave instructions")
         for title, key in (("by class", "by_class"), ("memory accesses", "accesses")):
             if counts[key]:

@@ -26,7 +26,7 @@ CHECKS_HELP = (f"of {', '.join(sim.CHECKS)}, all (default: all but global_race, 
                "errors of notes)")
 _DESCRIPTION = """Runs a Python script as __main__: kernels that it launches on CPU tensors, of this package or of
 Triton, run on the simulated MI300X with its checkers on. What they say goes to stderr, once per check, kernel and
-instruction. Exit status: 1 when anything but notes was reported, else the script's own."""
+cause. Exit status: 1 when anything but notes was reported, else the script's own."""
 
 
 def add_check(actions: argparse._SubParsersAction) -> None:
@@ -74,11 +74,6 @@ def checks_of(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def text_of(report: dict) -> str:
-    """A report with the seed that it was found with."""
-    return reports.text_of(report) + (f" (seed {report['seed']})" if report["seed"] else "")
-
-
 def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[str]) -> str:
     """The line at the end: how many reports, of what, with which seeds and checks."""
     total, notes = sum(report["count"] for report in found), len(found) - len(reports.errors(found))
@@ -96,8 +91,8 @@ def _run(args: argparse.Namespace) -> int:
     found = reports.merged(found)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
-    for report in [] if args.json else found:
-        print(text_of(report), file=sys.stderr)
+    for text in [] if args.json else reports.listing(found):
+        print(text, file=sys.stderr)
     print(summary(args.script, found, seeds, args.checks), file=sys.stderr)
     return 1 if reports.errors(found) else status
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import library
@@ -40,8 +41,8 @@ def set_aside() -> None:
 
 def list_unclaimed() -> None:
     """Writes what nobody has taken to stderr: for programs whose checks AITER_LIKE_SIM has switched on."""
-    for report in [*unclaimed, *take_reports()]:
-        sys.stderr.write(report["summary"] + "\n")
+    for report in listing([*unclaimed, *take_reports()]):
+        sys.stderr.write(report + "\n")
 
 
 def as_simulator_error(name: str, error: RuntimeError) -> RuntimeError:
@@ -76,7 +77,36 @@ def merged(reports: Iterable[dict]) -> list[dict]:
     return list(found.values())
 
 
-def text_of(report: dict) -> str:
-    """A report as the terminal shows it."""
-    count = report["count"]
-    return report["summary"] + (f" ({count} times)" if count > 1 else "")
+def by_cause(reports: Iterable[dict]) -> list[list[dict]]:
+    """Those of one cause together, `merged`: of one check and kernel, and of one line of the kernel's author, else of
+    one producer. An unrolled loop has many instructions for one line."""
+    found: dict[tuple, list[dict]] = {}
+    for report in merged(reports):
+        key = (*(report[name] for name in ("check", "severity", "kernel")), *_cause(report))
+        found.setdefault(key, []).append(report)
+    return list(found.values())
+
+
+def _cause(report: dict) -> tuple:
+    """The author's line, else the producer, else the instruction; and the memory that the message names, else its verb:
+    a line that loads and stores unknown memory has two causes."""
+    other = report["other"]
+    line = report["caller"] or report["source"] or (("by", other["pc"]) if other else report["pc"])
+    return str(line), report["message"].partition("`")[2].partition("`")[0] or report["message"].partition(" ")[0]
+
+
+def listing(reports: Iterable[dict]) -> list[str]:
+    """Reports as the terminal shows them, one for each cause: the first of it, and which other instructions have it."""
+    return [_text_of(group) for group in by_cause(reports)]
+
+
+def _text_of(group: Sequence[dict]) -> str:
+    first, count = group[0], sum(report["count"] for report in group)
+    text = first["summary"] + (f" ({count} times)" if count > 1 else "")
+    seed = f" (seed {first['seed']})" if first.get("seed") else ""
+    if len(group) == 1:
+        return text + seed
+    kinds = Counter(report["text"].partition(" ")[0] for report in group[1:])
+    others = ", ".join(f"{name} ({times})" if times > 1 else name for name, times in kinds.most_common(6))
+    return (f"{text}{seed}\n    the same cause at {len(group) - 1} more instruction{'s' * (len(group) > 2)}: {others}"
+            + (", …" if len(kinds) > 6 else ""))

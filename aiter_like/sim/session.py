@@ -361,7 +361,7 @@ def _collect(name: str) -> None:
         reports.unclaimed.extend(report for report in found if report["severity"] == "note")
     if errors and (not _open or _open[-1][1].on_report == "raise"):
         lines = [f"{name}: {len(errors)} report(s) of the simulator's checkers"]
-        lines += [f"  {report['summary']}" for report in errors]
+        lines += [f"  {text}" for text in reports.listing(errors)]
         raise SimulatorError("\n".join(lines), errors)
 
 
