@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -155,6 +155,48 @@ def refuse_overlap(op: str, name: str, written: Tensor, **others: Tensor | None)
         if (tensor is not None and not torch_ops.intercepted((written, tensor))
                 and not written.is_meta and meet(written, tensor, tensor.data_ptr() - written.data_ptr())):
             raise ValueError(f"{op}: {name} must not overlap {other}")
+
+
+_apart: set[tuple] = set()
+
+
+def refuse_overlaps(op: str, names: str, groups: Mapping[Hashable, Sequence[Tensor]], **others: Tensor) -> None:
+    """Refuses written tensors in lists, which no AddressCheck sees, where one shares memory with `others` or in part
+    with one of the same lists; the same tensor may be there twice. Addresses that have passed are remembered.
+
+    Args:
+        names: of the lists.
+        groups: the tensors, by shape, strides, dtype and device.
+
+    Raises:
+        ValueError: one does.
+    """
+    tensors = [(kind, tensor) for kind, group in groups.items() for tensor in group]
+    if torch_ops.intercepted((*(tensor for _, tensor in tensors), *others.values())) or any(
+            each.is_meta for each in (*others.values(), *(tensor for _, tensor in tensors))):
+        return
+    at = (tuple(groups), *((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in others.values()),
+          *(tensor.data_ptr() for _, tensor in tensors))
+    if at in _apart:
+        return
+    for name, tensor in others.items():
+        for _, each in tensors:
+            refuse_overlap(op, names, each, **{name: tensor})
+    order = sorted(tensors, key=lambda each: each[1].data_ptr())
+    known: dict[tuple, bool] = {}  # layers of one tensor lie at the same few distances
+    for index, (kind, one) in enumerate(order):
+        for other_kind, other in itertools.islice(order, index + 1, None):
+            distance = other.data_ptr() - one.data_ptr()
+            if distance >= _extent(one):
+                break
+            if (key := (kind, other_kind, distance)) not in known:
+                known[key] = (distance or kind != other_kind) and meet(one, other, distance)
+            if known[key]:
+                raise ValueError(f"{op}: {names} must not overlap one another in part, got two that begin {distance} "
+                                 f"bytes from one another")
+    if len(_apart) >= _REMEMBERED:
+        _apart.clear()
+    _apart.add(at)
 
 
 def parameters(count: int) -> list[str]:

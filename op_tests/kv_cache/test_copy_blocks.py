@@ -166,6 +166,32 @@ def test_bad_input_is_named(device):
             aiter_like.copy_blocks([target], [target], pairs, backend="hip")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_caches_that_overlap(device, backend):
+    """… in part, one another or the mapping, are refused before a write; the same cache twice is harmless."""
+    storage, pairs = torch.arange(400, dtype=torch.int32, device=device), torch.tensor([[0, 2], [3, 1]], device=device)
+    cache, apart, before = storage[:64].view(4, 16), storage[64:128].view(4, 16), storage.clone()
+    inner = storage[200:360].view(4, 40)  # beside one another in each block, as layers of one tensor
+    for _ in range(2):
+        for other in (storage[1:65].view(4, 16), storage[63:127].view(4, 16), storage[:64].view(4, 4, 4),
+                      storage[60:92].view(torch.int16).view(4, 16), storage[:48].view(3, 16)):
+            for caches in (([cache], [other]), ([other, apart], [apart, cache]), ([cache, other], [apart, apart])):
+                with pytest.raises(ValueError, match="copy_blocks: key_caches and value_caches must not overlap one"):
+                    aiter_like.copy_blocks(*caches, pairs, backend=backend)
+        with pytest.raises(ValueError, match="copy_blocks: key_caches and value_caches must not overlap one another"):
+            aiter_like.copy_blocks([inner[:, :16]], [inner[:, 15:31]], pairs, backend=backend)
+        for caches in (([apart], [cache]), ([cache], [apart]), ([cache, apart], [apart.view(2, 32), cache])):
+            with pytest.raises(ValueError, match="copy_blocks: key_caches and value_caches must not overlap"):
+                aiter_like.copy_blocks(*caches, storage[56:60].view(2, 2), backend=backend)
+        assert torch.equal(storage, before)
+    for caches in (([cache], [cache]), ([cache, apart], [apart, cache.view(4, 16)]),
+                   ([inner[:, :16]], [inner[:, 16:32]])):
+        aiter_like.copy_blocks(*caches, pairs, backend=backend)
+        for each in (*caches[0], *caches[1]):
+            old = before.as_strided(each.shape, each.stride(), each.storage_offset())
+            assert torch.equal(each[2], old[0]) and torch.equal(each[1], old[3]) and torch.equal(each[3], old[3])
+
+
 def test_moves_each_byte_once_in_wide_accesses(device):
     if device.type != "cpu":
         pytest.skip("counts of the simulator")

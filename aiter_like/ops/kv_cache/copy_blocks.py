@@ -12,6 +12,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.addresses import refuse_overlaps
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 
@@ -119,7 +120,8 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or the number of layers do not fit.
+        ValueError: shapes, devices or the number of layers do not fit, or caches overlap one another in part, or the
+            mapping.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -141,6 +143,8 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     alike: dict[tuple, list[Tensor]] = {}
     for cache in (*key_caches, *value_caches):
         alike.setdefault((cache.shape, cache.stride(), cache.dtype, cache.device), []).append(cache)
+    if isinstance(block_mapping, Tensor):
+        refuse_overlaps("copy_blocks", "key_caches and value_caches", alike, block_mapping=block_mapping)
     for first, *others in alike.values():
         _copy_blocks.prepare(first, None, block_mapping, tuple(others) or None, backend=backend)
     for first, *others in alike.values():
