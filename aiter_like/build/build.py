@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -62,7 +63,7 @@ def ensure(spec: ModuleSpec, *, root: Path | None = None, rebuild: bool = False,
 
     Args:
         spec: the module.
-        root: directory to build into instead of the cache (`aiter-like build --output`).
+        root: directory to build into instead of the cache (`aiter-like build --output`); what the cache has is copied.
         rebuild: compile although there is an intact entry.
         jobs: parallel compiler runs; 0 = AITER_LIKE_JOBS, else one per core.
         lock_timeout: seconds to wait for another process that builds the same module.
@@ -127,7 +128,10 @@ def misfit(entry: cache.Entry | Path) -> str:
 def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
                      lock_timeout: float) -> tuple[cache.Entry, bool]:
     """The entry, and whether this call compiled it."""
-    compiler = toolchain.find(spec.platform)
+    try:
+        compiler = toolchain.find(spec.platform)
+    except BuildError as error:
+        raise BuildError(_not_prebuilt(spec) or str(error), module=spec.name) from None
     steps = recipe.steps(spec, compiler)
     build = {"compiler": compiler.identity, "commands": recipe.normalised(spec, steps)}
 
@@ -141,6 +145,8 @@ def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
         with _locked(spec, root, request, lock_timeout):
             if entry := find(request):  # another process built it while this one waited
                 return entry, False
+            if not rebuild and (entry := _copied(spec, root, request, build)):
+                return entry, False
             _log.info("building %s for %s with %s", spec.name, spec.arch, compiler)
             parsed = _parsed_binding(spec, compiler, jobs, lock_timeout)
             if entry := _build_once(spec, steps, build, root, request, str(compiler), jobs, parsed):
@@ -148,6 +154,38 @@ def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
                 return entry, True
         _log.warning("%s: a source changed during its build: building again", spec.name)
     raise BuildError(f"{spec.name}: its sources changed during each of {_ATTEMPTS} builds", module=spec.name)
+
+
+def _not_prebuilt(spec: ModuleSpec) -> str:
+    """What is said instead of "no compiler" where there is a prebuilt directory: which module it lacks, and the
+    command.
+    """
+    directory = env.get("AITER_LIKE_PREBUILT_DIR")
+    if not directory:
+        return ""
+    if spec.kind == "host":
+        command = f"aiter-like build {spec.name} --output {directory}"
+    else:
+        name = os.path.splitext(spec.sources[0])[0]
+        command = (f"aiter-like build {name} --recorded DIR --output {directory}, where DIR has the shapes of a run "
+                   "with AITER_LIKE_RECORD=DIR")
+    has_other = os.path.isdir(os.path.join(directory, spec.folder))
+    what = f"{spec.name} in it is of other sources" if has_other else f"{spec.name} is not in it"
+    return (f"AITER_LIKE_PREBUILT_DIR={directory}: {what}, and it cannot be built here (aiter-like doctor). Where "
+            f"there is a compiler: {command}")
+
+
+def _copied(spec: ModuleSpec, root: Path, request: str, build: dict) -> cache.Entry | None:
+    """What the cache has of a module that is wanted in another directory, copied there; None where it has none. The
+    caller holds the module's lock.
+    """
+    found = None if root == cache.cache_root() else cache.find(cache.cache_root(), spec.folder, request, build,
+                                                               spec.root)
+    if found is None:
+        return None
+    with cache.scratch_directory(root / spec.folder, request, lambda left: None) as scratch:
+        shutil.copytree(found.directory, scratch, dirs_exist_ok=True)
+        return cache.publish(scratch, root / spec.folder, found.key, found.meta)
 
 
 def _parsed_binding(spec: ModuleSpec, compiler: toolchain.Toolchain, jobs: int,

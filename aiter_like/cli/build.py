@@ -32,7 +32,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds `build` and `cache`; each parser sets `run`: of the parsed arguments, returns the exit status."""
     parser = subparsers.add_parser("build", help="build modules ahead of their first use; needs a compiler, no GPU",
                                    description=_DESCRIPTION)
-    parser.add_argument("names", nargs="*", help="modules, e.g. norm/rms_norm, rms_norm or sim (default: all but sim)")
+    parser.add_argument("names", nargs="*",
+                        help="modules, e.g. norm/rms_norm, rms_norm or sim (default: all but the simulator)")
     parser.add_argument("--all", action="store_true", help="every module but sim, also when names are given")
     calls = parser.add_mutually_exclusive_group()
     calls.add_argument("--model", metavar="NAME", help="what serving a model of configs/models takes, e.g. llama-3-8b")
@@ -123,12 +124,13 @@ def selected(names: list[str], arch: str, keys: Callable[[Op], list[dict[str, An
     """The modules that the names mean; all but the simulator for no names.
 
     Args:
-        keys: of an operator: the tune keys of calls whose modules are wanted, or None: those of its cases.
+        keys: of an operator: the tune keys of calls whose modules are wanted, or None: those of its cases. With these
+            the simulator's names are added to what the calls take.
 
     Raises:
         ValueError: a name means nothing; the message lists what there is.
     """
-    from aiter_like import device, sim
+    from aiter_like import device
     from aiter_like.jit.compile_ops import registered
 
     operators = list(OPS.values())  # their modules declare every function
@@ -140,14 +142,24 @@ def selected(names: list[str], arch: str, keys: Callable[[Op], list[dict[str, An
                 continue
             for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
                 by_name.setdefault(name, []).append(function)
-        known = {*by_name, *(("sim",) if target.platform == "hip" else ())}
+        simulator = _of_simulator() if target.platform == "hip" else {}
+        known = {*by_name, *simulator}
         if unknown := [name for name in names if name not in known]:
             like = did_you_mean(unknown[0], known)
             raise ValueError(f"no module {', '.join(unknown)}{like}; there are: {', '.join(sorted(known))}")
-        functions = dict.fromkeys(function for name in names or by_name for function in by_name.get(name, ()))
+        wanted = [name for name in names if name in by_name] if keys is not None else names
+        functions = dict.fromkeys(function for name in wanted or by_name for function in by_name.get(name, ()))
         specs = [*_specs(functions, operators, target, keys)]
-    specs += [sim.module_spec()] if "sim" in names else []
+    specs += [simulator[name]() for name in names if name in simulator]
     return sorted({(spec.name, spec.arch): spec for spec in specs}.values(), key=lambda spec: spec.name)
+
+
+def _of_simulator() -> dict[str, Callable[[], ModuleSpec]]:
+    """The simulator's libraries by name: itself, what counts and models, the debugger, and hipRTC."""
+    from aiter_like.sim import library
+
+    return {"sim": library.module_spec, "sim_timing": library.timing_spec, "sim_debug": library.debug_spec,
+            "sim_rtc": library.rtc_spec}
 
 
 def _specs(functions: Collection[Any], operators: Iterable[Op], target: Target,

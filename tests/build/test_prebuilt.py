@@ -11,6 +11,7 @@ from jit_project import Project, counting_clang, forget
 
 from aiter_like import paths
 from aiter_like.build import build, recipe, toolchain
+from aiter_like.errors import BuildError
 
 
 @pytest.fixture
@@ -72,3 +73,29 @@ def test_an_edit_of_a_precompiled_header_rebuilds(project: Project, tmp_path, mo
     assert sorted(file.name for file in first.parent.iterdir() if file.suffix in (".pch", ".o", ".d")) == []
     project.header.write_text("#define VALUE 2\n")
     assert ctypes.CDLL(str(build.load_or_build(spec))).tiny() == 2
+
+
+def test_what_the_cache_has_is_copied_into_another_directory(fake, project: Project, prebuilt):
+    own = build.ensure(project.spec())
+    runs = fake.runs()
+    copied = build.ensure(project.spec(), root=prebuilt)
+    assert prebuilt in copied.path.parents and copied.key == own.key
+    assert copied.path.read_bytes() == own.path.read_bytes()
+    assert fake.runs() == runs
+    build.ensure(project.spec(), root=prebuilt, rebuild=True)
+    assert fake.runs() > runs
+
+
+def test_a_missing_module_names_the_command_and_no_compiler(project: Project, prebuilt, tmp_path, monkeypatch):
+    build.ensure(project.spec(), root=prebuilt)
+    project.source.write_text("// another\n")
+    monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(prebuilt))
+    monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", str(tmp_path / "none"))
+    forget()
+    with pytest.raises(BuildError) as caught:
+        build.ensure(project.spec())
+    assert "is of other sources, and it cannot be built here (aiter-like doctor)" in str(caught.value)
+    assert f"aiter-like build op/tiny --output {prebuilt}" in str(caught.value) and "clang" not in str(caught.value)
+    match = f"op/d64 is not in it.* aiter-like build op/tiny --recorded DIR --output {prebuilt}"
+    with pytest.raises(BuildError, match=match):
+        build.ensure(project.spec(name="op/d64", kind="hip", arch="gfx942"))

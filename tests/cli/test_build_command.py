@@ -3,8 +3,6 @@
 
 import argparse
 import importlib
-import sys
-import types
 
 import pytest
 from jit_project import Project
@@ -33,9 +31,7 @@ def modules(fake, project: Project, monkeypatch) -> list[ModuleSpec]:
     functions = [Function("add"), Function("mul", ("-d64", "-d128"), ("hip",))]
     simulator = project.spec(name="sim")
     monkeypatch.setattr(importlib.import_module("aiter_like.jit.compile_ops"), "registered", lambda: functions)
-    importlib.import_module("aiter_like.sim")  # before the stand-in, which the root would keep
-    monkeypatch.setitem(sys.modules, "aiter_like.sim", types.SimpleNamespace(module_spec=lambda: simulator))
-    monkeypatch.setattr("aiter_like.sim", sys.modules["aiter_like.sim"], raising=False)
+    monkeypatch.setattr(build, "_of_simulator", lambda: {"sim": lambda: simulator})
     return functions
 
 

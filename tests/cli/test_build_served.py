@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import first_calls
 import pytest
 import torch
 
@@ -104,3 +109,37 @@ def test_choosing_shows_how_far_it_is(monkeypatch):
     monkeypatch.setattr(cli.build.progress, "shown", shown)
     cli.build.selected(["rms_norm"], "gfx942", modules.of_model(models.load("llama-3-8b"), 8))
     assert texts == [f"choosing modules: {done} of {len(OPS)} operators" for done in (0, len(OPS))]
+
+
+@pytest.fixture
+def prebuilt(tmp_path, monkeypatch, simulated) -> Path:
+    """What `build --recorded` makes of the shapes of first_calls.py, and the simulator; from this suite's cache, where
+    it has them.
+    """
+    monkeypatch.setenv("AITER_LIKE_RECORD", str(tmp_path / "shapes"))
+    with aiter_like.use_backend("torch"):
+        for function, arguments in first_calls.calls().values():
+            function(*arguments)
+    monkeypatch.delenv("AITER_LIKE_RECORD")
+    device.reset()
+    names = ("rms_norm", "gemm_a16w16", "gemm_a16w16_skinny", "paged_attention", "sim")
+    assert main(["build", *names, "--recorded", str(tmp_path / "shapes"), "--output", str(tmp_path / "built")]) == 0
+    return tmp_path / "built"
+
+
+def test_without_a_compiler_first_calls_load_what_was_built(prebuilt, tmp_path):
+    (tmp_path / "bin").mkdir()
+    closed = ("AITER_LIKE_TOOLCHAIN", "AITER_LIKE_RECORD", "CC", "CXX", "CUDA_HOME", "HIP_CLANG_PATH", "ROCM_PATH")
+    env = {name: value for name, value in os.environ.items() if name not in closed} | {
+        "PATH": str(tmp_path / "bin"), "AITER_LIKE_CACHE_DIR": str(tmp_path / "cache"), "AITER_LIKE_SIM": "threads=2",
+        "AITER_LIKE_PREBUILT_DIR": str(prebuilt), "AITER_LIKE_BACKENDS": "hip,torch",
+        "PYTHONPATH": str(Path(aiter_like.__file__).parents[1])}
+    run = subprocess.run([sys.executable, first_calls.__file__], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.endswith("ok\n"), run.stdout + run.stderr
+    assert not (tmp_path / "cache").exists() or not [*(tmp_path / "cache").glob("*/*/meta.json")]
+    command = f"aiter-like build activation/act_and_mul --recorded DIR --output {prebuilt}"
+    told = run.stdout.splitlines()[:-1]
+    assert len(told) == 3, "the error; what is logged of the backend, and of the reference that serves"
+    for line in told:
+        assert f"{prebuilt}: activation/act_and_mul-silu_bf16_v2 is not in it" in line and command in line
+        assert "clang" not in line
