@@ -176,10 +176,19 @@ def test_hopper_does_not_depend_on_keys_before_a_window(device, dim):
             assert torch.equal(out, found[0][0]) and torch.equal(lse, found[0][1])
 
 
+MEANT = {  # (operator, case): numbers that count, although other finite ones give the same result
+    ("paged_attention", "several parts"),  # weights of seen keys that are 0 in fp32
+    ("penalties", "two"),  # factors of logits that are 0
+    ("sample", "given, whole"), ("sample", "made, whole"),  # temperatures of rows with one likely token
+    ("sampling_from_probs", "all, whole"), ("verify_chain", "probabilities"), ("verify_tree", "by chance")}
+
+
 def check_cases(name: str, device: torch.device) -> int:
     """Of an operator's own cases; the number of arguments of which something is hidden."""
     op, count = OPS[name], 0
-    for case in op.cases(device).values():
+    for title, case in op.cases(device).items():
+        if (name, title) in MEANT:
+            continue
         inputs = [index for index in range(len(case)) if index not in op.write_indices]
         found = {op.call._fields[index]: hidden_of(op, case, index) for index in inputs}
         found = {field: hidden for field, hidden in found.items() if hidden is not None}
