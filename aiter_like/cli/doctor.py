@@ -4,39 +4,57 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import importlib.metadata
 import importlib.util
+import json
 import os
-from collections.abc import Collection, Sequence
+import platform
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from aiter_like import env
+from aiter_like import __version__, env, paths
 from aiter_like.errors import AiterLikeError, did_you_mean
 
+_FOLDERS = ("AITER_LIKE_CACHE_DIR", "AITER_LIKE_PREBUILT_DIR", "AITER_LIKE_TUNED", "AITER_LIKE_RECORD")
 _SUMMARY = "environment, compilers, devices, cache and tuned tables; what is wrong with them"
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds `doctor`; its parser sets `run`: of the parsed arguments, returns the exit status."""
     doctor = subparsers.add_parser("doctor", description=_SUMMARY)
-    doctor.add_argument("--engine", choices=("vllm", "sglang", "transformers"),
+    wanted = doctor.add_mutually_exclusive_group()
+    wanted.add_argument("--engine", choices=("vllm", "sglang", "transformers"),
                         help="instead: whether this engine is served, and what is taken in it")
-    doctor.set_defaults(run=lambda args: _doctor() if args.engine is None else _doctor_engine(args.engine))
+    wanted.add_argument("--json", action="store_true", help="the same as JSON, without paths and names of yours: for "
+                        "reports that others read")
+    doctor.set_defaults(run=_run)
 
 
-def _doctor() -> int:
-    """Prints the state of the installation; 1 when something is broken rather than absent or out of date."""
-    problems, notes = [*_print_environment(), *_print_software(), *_print_devices()], []
-    problems += _print_tables(notes)
-    return _print_problems([""], problems, notes)
+def _run(args: argparse.Namespace) -> int:
+    """Prints the state of the installation, or of one engine's integration; 1 when something is broken rather than
+    absent or out of date.
+    """
+    if args.engine is not None:
+        from aiter_like.integrations import doctor
 
-
-def _doctor_engine(engine: str) -> int:
-    """Prints the state of one engine's integration; 1 when something keeps it from being served."""
-    from aiter_like.integrations import doctor
-
-    lines, problems = doctor.report(engine)
-    return _print_problems([*lines, ""], problems)
+        lines, problems = doctor.report(args.engine)
+        return _print_problems([*lines, ""], problems)
+    problems: list[str] = []
+    notes: list[str] = []
+    parts = {name: collect(problems, notes) for name, (collect, _) in _PARTS.items()}
+    if args.json:
+        print(json.dumps(_private(parts | {"problems": problems, "notes": notes}), indent=1))
+        return 1 if problems else 0
+    for name, part in parts.items():
+        print(name.replace("_", " "))
+        for line in _PARTS[name][1](part):
+            print(f"  {line}")
+        print()
+    return _print_problems([], problems, notes)
 
 
 def _print_problems(lines: list[str], problems: list[str], notes: Sequence[str] = ()) -> int:
@@ -51,63 +69,100 @@ def _print_problems(lines: list[str], problems: list[str], notes: Sequence[str] 
     return 1 if problems else 0
 
 
-def _print_environment() -> list[str]:
-    print("environment")
-    problems = []
-    for name, variable in env.VARIABLES.items():
+def _private(value: Any) -> Any:
+    """`value` with what could tell of its user taken out of each text: paths, the names of the user and the machine."""
+    if isinstance(value, dict):
+        return {_private(key): _private(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_private(each) for each in value]
+    return _without_names(value) if isinstance(value, str) else value
+
+
+def _without_names(text: str) -> str:
+    from aiter_like.build import cache
+
+    given = {part for name in _FOLDERS for part in os.environ.get(name, "").split(os.pathsep)}
+    known = given | {str(Path.home()), str(Path.cwd()), sys.prefix, str(paths.data_root()), str(cache.cache_root())}
+    for path in sorted(known - {"", os.sep}, key=len, reverse=True):  # those with spaces, too
+        text = re.sub(rf"(?<![\w-]){re.escape(path)}(?!\w)", "<path>", text)
+    text = re.sub(r"(<path>|(?<![\w.<])~?/)[^\s,;:'\"()]*", "<path>", text)
+    for name in filter(None, (getpass.getuser(), platform.node())):
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
+    return text
+
+
+def _environment(problems: list[str], notes: list[str]) -> dict[str, Any]:
+    """Variable → value, and whether it is set; of those that nobody reads, the name alone."""
+    from aiter_like.integrations import takeover
+
+    found = {}
+    for name in env.VARIABLES:
         try:
             value: Any = env.get(name)
         except ValueError as error:
             value = os.environ[name]
             problems.append(str(error))
-        mark = "=" if name in os.environ else " "
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-        print(f"  {name:24}{mark} {shown!s:20}  {variable.help}; read {variable.read}")
-    from aiter_like.integrations import takeover
-
+        found[name] = {"value": ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
+                       "is_set": name in os.environ}
     problems += takeover.unknown_names()
+    problems += [f"{name} is not a variable of aiter_like{did_you_mean(name, env.VARIABLES)}" for name in env.unknown()]
+    return found
+
+
+def _lines_of_environment(found: dict[str, Any]) -> Iterator[str]:
+    for name, one in found.items():
+        variable = env.VARIABLES[name]
+        yield f"{name:24}{'=' if one['is_set'] else ' '} {one['value']:20}  {variable.help}; read {variable.read}"
     for name in env.unknown():
-        print(f"  {name:24}= {os.environ[name]:20}  UNKNOWN")
-        problems.append(f"{name} is not a variable of aiter_like{did_you_mean(name, env.VARIABLES)}")
-    return problems
+        yield f"{name:24}= {os.environ[name]:20}  UNKNOWN"
 
 
-def _print_software() -> list[str]:
+def _software(problems: list[str], notes: list[str]) -> dict[str, Any]:
     import torch
 
-    from aiter_like import __version__, paths
     from aiter_like.build import cache, toolchain
 
-    print("\nsoftware")
-    print(f"  aiter_like   {__version__}, data in {paths.data_root()}")
-    print(f"  torch        {torch.__version__} (hip {torch.version.hip}, cuda {torch.version.cuda})")
-    for package in ("apache-tvm-ffi", "ninja", "filelock"):
-        print(f"  {package:12} {_version(package) or 'MISSING'}")
-    found = importlib.util.find_spec("triton")
-    print(f"  triton       {_version('triton') or 'version unknown' if found else 'absent (an extra)'}")
-    for candidate in toolchain.report():
-        print(f"  {candidate.name:12} {candidate.toolchain or candidate.reason}")
-    print(f"  cache        {cache.cache_root()}")
-    missing = [package for package in ("apache-tvm-ffi", "filelock") if _version(package) is None]
-    return [f"{package} is not installed" for package in missing] + _print_prebuilt()
+    packages = {name: _version(name) for name in ("apache-tvm-ffi", "ninja", "filelock", "triton")}
+    if importlib.util.find_spec("triton") is None:
+        packages["triton"] = None
+    elif packages["triton"] is None:
+        packages["triton"] = "version unknown"
+    problems += [f"{name} is not installed" for name in ("apache-tvm-ffi", "filelock") if packages[name] is None]
+    return {"aiter_like": __version__, "data": str(paths.data_root()), "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}", "torch": torch.__version__,
+            "torch_hip": torch.version.hip, "torch_cuda": torch.version.cuda, "packages": packages,
+            "compilers": {one.name: str(one.toolchain or one.reason) for one in toolchain.report()},
+            "cache": str(cache.cache_root()), "prebuilt": _prebuilt(problems)}
 
 
-def _print_prebuilt() -> list[str]:
-    """What AITER_LIKE_PREBUILT_DIR has that serves these sources."""
-    from pathlib import Path
+def _lines_of_software(found: dict[str, Any]) -> Iterator[str]:
+    yield f"aiter_like   {found['aiter_like']}, data in {found['data']}"
+    yield f"torch        {found['torch']} (hip {found['torch_hip']}, cuda {found['torch_cuda']})"
+    for name, version in found["packages"].items():
+        yield f"{name:12} {version or ('absent (an extra)' if name == 'triton' else 'MISSING')}"
+    for name, compiler in found["compilers"].items():
+        yield f"{name:12} {compiler}"
+    yield f"cache        {found['cache']}"
+    if found["prebuilt"]:
+        yield f"prebuilt     {found['prebuilt']}"
 
+
+def _prebuilt(problems: list[str]) -> str:
+    """What AITER_LIKE_PREBUILT_DIR has that serves these sources; "" where there is none."""
     from aiter_like.build import build, cache
 
     folder = env.get("AITER_LIKE_PREBUILT_DIR")
     if not folder:
-        return []
+        return ""
     if not Path(folder).is_dir():
-        return [f"AITER_LIKE_PREBUILT_DIR: {folder} is no directory"]
+        problems.append(f"AITER_LIKE_PREBUILT_DIR: {folder} is no directory")
+        return ""
     faults = [build.misfit(entry) for entry in cache.entries(Path(folder).resolve())]
-    print(f"  prebuilt     {faults.count('')} of {len(faults)} modules in {folder} fit")
     others = sorted({fault for fault in faults if fault})
-    return [f"AITER_LIKE_PREBUILT_DIR: {len(faults) - faults.count('')} modules in {folder} do not fit: "
-            f"{'; '.join(others)}"] if others else []
+    if others:
+        problems.append(f"AITER_LIKE_PREBUILT_DIR: {len(faults) - faults.count('')} modules in {folder} do not fit: "
+                        f"{'; '.join(others)}")
+    return f"{faults.count('')} of {len(faults)} modules in {folder} fit"
 
 
 def _version(package: str) -> str | None:
@@ -117,58 +172,59 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _print_devices() -> list[str]:
+def _targets() -> dict[str, Any]:
+    """Name of a torch device → its Target."""
     import torch
 
     from aiter_like import device
+
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    return {name: device.target_of(torch.device(name)) for name in names}
+
+
+def _devices(problems: list[str], notes: list[str]) -> dict[str, str]:
+    import torch
+
     from aiter_like.build import toolchain
 
-    print("\ndevices")
-    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    platforms = set()
-    for name in names:
-        target = device.target_of(torch.device(name))
-        platforms.add(target.platform)
-        if target.platform == "cpu":
-            print(f"  {name:8} torch reference only")
-            continue
-        real = "the simulated MI300X" if target.simulated else torch.cuda.get_device_name(target.index)
-        print(f"  {name:8} {real}: {target.arch} ({target.platform}), {target.cu_num} CUs, wave {target.wave_size}")
-    problems = []
-    for platform in sorted(platforms - {"cpu"}):
+    found = {}
+    for name, target in _targets().items():
+        real = "the simulated MI300X" if target.simulated else ""
+        if target.platform != "cpu":
+            real = real or torch.cuda.get_device_name(target.index)
+        found[name] = (f"{real}: {target.arch} ({target.platform}), {target.cu_num} CUs, wave {target.wave_size}"
+                       if real else "torch reference only")
+    for kind in sorted({target.platform for target in _targets().values()} - {"cpu"}):
         try:
-            toolchain.find(platform)
+            toolchain.find(kind)
         except AiterLikeError as error:
-            problems.append(f"kernels for {platform} cannot be built: {error}")
-    return problems
+            problems.append(f"kernels for {kind} cannot be built: {error}")
+    return found
 
 
-def _print_tables(notes: list[str]) -> list[str]:
-    """`notes` gets a line for each operator with stale rows."""
-    import torch
-
-    from aiter_like import device
+def _tuned_tables(problems: list[str], notes: list[str]) -> dict[str, Any]:
+    """Operator → title of a layer of its table → rows; stale ones go to `notes`."""
     from aiter_like.dispatch import OPS, table
+
+    here = {(target.arch, target.cu_num) for target in _targets().values()}
+    found, wrong = {}, dict.fromkeys(str(problem) for problem in table.strays(OPS))
+    for op in OPS.values():
+        if op.tune_key is not None:
+            found[op.name] = {layer.title: sum(map(len, layer.rows.values())) for layer in op.table.layers}
+            wrong |= dict.fromkeys(map(str, op.table.problems))
+            notes += _stale(op, here)
+    problems += wrong
+    return found
+
+
+def _lines_of_tables(found: dict[str, Any]) -> Iterator[str]:
     from aiter_like.sim import modelling
 
-    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    here = {(target.arch, target.cu_num) for target in map(device.target_of, map(torch.device, names))}
-
-    print("\ntuned tables")
-    has_modelled = False
-    problems = dict.fromkeys(str(problem) for problem in table.strays(OPS))
-    for op in OPS.values():
-        if op.tune_key is None:
-            continue
-        layers = "; ".join(f"{layer.title}: {sum(map(len, layer.rows.values()))} rows" for layer in op.table.layers)
-        print(f"  {op.name:20} {layers or 'no file'}")
-        problems |= dict.fromkeys(map(str, op.table.problems))
-        notes += _stale(op, here)
-        has_modelled |= any(row.is_modelled for row in op.table.rows())
-    if has_modelled:
-        print(f"  The times of modelled rows come from the cycle model of the simulated MI300X, here version "
-              f"{modelling.version()}; nothing of them is measured.")
-    return list(problems)
+    for name, layers in found.items():
+        yield f"{name:20} {'; '.join(f'{title}: {count} rows' for title, count in layers.items()) or 'no file'}"
+    if any("modelled" in title for layers in found.values() for title in layers):
+        yield (f"The times of modelled rows come from the cycle model of the simulated MI300X, here version "
+               f"{modelling.version()}; nothing of them is measured.")
 
 
 def _stale(op: Any, here: Collection[tuple[str, int]]) -> list[str]:
@@ -186,3 +242,11 @@ def _stale(op: Any, here: Collection[tuple[str, int]]) -> list[str]:
             notes.append(f"{op.name}: {len(reasons)} of {len(rows)} {kind} rows are stale and not used, the first: "
                          f"{first}: {reason}; {again.format(op.name, first.rpartition(':')[0])}")
     return notes
+
+
+_PARTS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[dict[str, Any]], Iterable[str]]]] = {
+    "environment": (_environment, _lines_of_environment),
+    "software": (_software, _lines_of_software),
+    "devices": (_devices, lambda found: (f"{name:8} {text}" for name, text in found.items())),
+    "tuned_tables": (_tuned_tables, _lines_of_tables)}
+"""Part of the report → what collects it, adding to problems and notes; what makes lines of it."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,21 +16,27 @@ from aiter_like.cli import doctor, main
 pytestmark = pytest.mark.usefixtures("jit_folders")
 
 
-def test_doctor_counts_the_prebuilt_modules_that_fit(fake, project, tmp_path, monkeypatch, capsys):
+def prebuilt():
+    """(what is said of the folder, problems)."""
+    problems = []
+    return doctor._prebuilt(problems).partition(" in ")[0], problems
+
+
+def test_doctor_counts_the_prebuilt_modules_that_fit(fake, project, tmp_path, monkeypatch):
     folder = tmp_path / "prebuilt"
     build.ensure(project.spec(), root=folder)
     monkeypatch.setattr(paths, "csrc", lambda: project.root)
     monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(folder))
-    assert doctor._print_prebuilt() == [] and "1 of 1 modules" in capsys.readouterr().out
+    assert prebuilt() == ("1 of 1 modules", [])
     source = project.source.read_text()
     project.source.write_text(source + "\n")
-    assert "of other sources" in doctor._print_prebuilt()[0]
+    assert "of other sources" in prebuilt()[1][0]
     project.source.write_text(source)
-    capsys.readouterr()
     next(folder.glob("*/*/module.so")).write_bytes(b"x")
-    assert "1 modules" in doctor._print_prebuilt()[0] and "0 of 1 modules" in capsys.readouterr().out
+    found, problems = prebuilt()
+    assert found == "0 of 1 modules" and "1 modules" in problems[0]
     monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(tmp_path / "none"))
-    assert doctor._print_prebuilt() == [f"AITER_LIKE_PREBUILT_DIR: {tmp_path / 'none'} is no directory"]
+    assert prebuilt() == ("", [f"AITER_LIKE_PREBUILT_DIR: {tmp_path / 'none'} is no directory"])
 
 
 def test_only_rows_of_this_device_are_stale():
@@ -42,3 +50,27 @@ def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"aiter-like {__version__}\n"
+
+
+def test_json_has_what_the_text_has_and_nothing_of_its_user(tmp_path, monkeypatch, capsys):
+    """Paths with spaces, relative ones, those of problems, values of unknown variables, names of user and machine."""
+    folder = tmp_path / "a private folder"
+    monkeypatch.setattr("getpass.getuser", lambda: "zebedee")
+    monkeypatch.setattr("platform.node", lambda: "roundabout")
+    monkeypatch.setenv("HOME", str(tmp_path / "zebedee"))
+    monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(folder))
+    monkeypatch.setenv("AITER_LIKE_RECORD", "privately")
+    monkeypatch.setenv("AITER_LIKE_TUNED", f"{folder}/own.csv:mine.csv")
+    monkeypatch.setenv("AITER_LIKE_SECRET", "swordfish")
+    monkeypatch.setenv("AITER_LIKE_JOBS", "roundabout")
+    assert main(["doctor", "--json"]) == 1
+    text = capsys.readouterr().out
+    report = json.loads(text)
+    for word in ("mine.csv", "private", "zebedee", "roundabout", "swordfish", "own.csv", str(tmp_path),
+                 str(Path.cwd())):
+        assert word not in text, word
+    assert list(report) == ["environment", "software", "devices", "tuned_tables", "problems", "notes"]
+    assert report["environment"]["AITER_LIKE_RECORD"] == {"value": "<path>", "is_set": True}
+    assert report["software"]["aiter_like"] == __version__ and "gfx942" in report["devices"]["cpu"]
+    assert "AITER_LIKE_PREBUILT_DIR: <path> is no directory" in report["problems"]
+    assert report["tuned_tables"]["rms_norm"]["packaged, measured"] > 0
