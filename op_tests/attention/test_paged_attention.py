@@ -74,6 +74,30 @@ def test_bytes(device, run, backend, dtype, kv_dtype, scales, layout):
     case.compare(case.call(run, backend))
 
 
+@pytest.mark.parametrize("order", ((0, 1, 0), (1, 0, 1)), ids=str)
+def test_columns_of_bytes_are_read_in_pairs_where_v_begins_at_an_even_address(device, run, monkeypatch, order):
+    """Whatever an earlier call's address was: a 16-bit load at an odd one is a fault on NVIDIA."""
+    from aiter_like.ops.attention.triton import paged_attention as kernels
+
+    class Recording(kernels.Launches):
+        def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
+            super().__init__(call, settings)
+            self.made_for = call.v.data_ptr() % 2
+
+        def __call__(self, call: PagedAttentionCall) -> None:
+            launched.append((self.made_for, call.v.data_ptr() % 2))
+            super().__call__(call)
+
+    launched = []
+    monkeypatch.setattr(kernels, "Launches", Recording)
+    case = Case(device, ((1, 70), (1, 33)), page_size=16 << order[0], kv_dtype=I8, scales="token")  # new plans each
+    for offset in order:
+        v = case.caches()[1]
+        moved = torch.empty(v.nbytes + 1, dtype=I8, device=device)[offset:][:v.numel()].view(v.shape).copy_(v)
+        case.compare(case.call(run, "triton", v_cache=moved))
+    assert set(launched) == {(0, 0), (1, 1)}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tree_of_queries(device, run, backend):
     """Each sequence has a tree of its own, whose nodes also see one another against the order; a window hides keys."""

@@ -270,10 +270,14 @@ def paged_attention(call: PagedAttentionCall, **params: int) -> Callable[..., No
     """
     target = target_of(call.q.device)
     settings = config("paged_attention", target.arch, variant(call, target))
-    launches = Launches(call, {**settings, **params})
-    launches(call)
+    launches: dict[int, Launches] = {}  # by the least bit of v's address, which decides IN_PAIRS and no metadata tells
 
     def relaunch(*fields: Any) -> None:
-        launches(PagedAttentionCall(*fields))
+        call = PagedAttentionCall(*fields)
+        bit = call.v.data_ptr() % 2
+        if bit not in launches:
+            launches[bit] = Launches(call, {**settings, **params})
+        launches[bit](call)
 
+    relaunch(*call)
     return relaunch
