@@ -157,8 +157,8 @@ def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
 
 
 def _not_prebuilt(spec: ModuleSpec) -> str:
-    """What is said instead of "no compiler" where there is a prebuilt directory: which module it lacks, and the
-    command.
+    """Returns the message for a machine without a compiler that has a prebuilt directory: it names the missing module
+    and the command that builds it. Without such a directory it is "".
     """
     directory = env.get("AITER_LIKE_PREBUILT_DIR")
     if not directory:
@@ -176,8 +176,8 @@ def _not_prebuilt(spec: ModuleSpec) -> str:
 
 
 def _copied(spec: ModuleSpec, root: Path, request: str, build: dict) -> cache.Entry | None:
-    """What the cache has of a module that is wanted in another directory, copied there; None where it has none. The
-    caller holds the module's lock.
+    """Copies a module from the cache into another directory that wants it, and returns the copy; None where the cache
+    has none. The caller holds the module's lock.
     """
     found = None if root == cache.cache_root() else cache.find(cache.cache_root(), spec.folder, request, build,
                                                                spec.root)

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     notes: list[str] = []
     parts = {name: collect(problems, notes) for name, (collect, _) in _PARTS.items()}
     if args.json:
-        print(json.dumps(_private(parts | {"problems": problems, "notes": notes}), indent=1))
+        print(json.dumps(_private(parts | {"problems": problems, "notes": notes}, _own_names()), indent=1))
         return 1 if problems else 0
     for name, part in parts.items():
         print(name.replace("_", " "))
@@ -69,26 +69,33 @@ def _print_problems(lines: list[str], problems: list[str], notes: Sequence[str] 
     return 1 if problems else 0
 
 
-def _private(value: Any) -> Any:
-    """`value` with what could tell of its user taken out of each text: paths, the names of the user and the machine."""
+def _private(value: Any, own: Mapping[str, str]) -> Any:
+    """Takes out of each text in `value` what could tell of its user: the patterns of `own`, each for what stands there
+    instead, one after the other.
+    """
     if isinstance(value, dict):
-        return {_private(key): _private(each) for key, each in value.items()}
+        return {_private(key, own): _private(each, own) for key, each in value.items()}
     if isinstance(value, list):
-        return [_private(each) for each in value]
-    return _without_names(value) if isinstance(value, str) else value
+        return [_private(each, own) for each in value]
+    for pattern, shown in own.items() if isinstance(value, str) else ():
+        value = re.sub(pattern, shown, value)
+    return value
 
 
-def _without_names(text: str) -> str:
+def _own_names() -> dict[str, str]:
+    """Lists the patterns of paths and of the names of the user and the machine, and what is shown for them."""
     from aiter_like.build import cache
 
     given = {part for name in _FOLDERS for part in os.environ.get(name, "").split(os.pathsep)}
     known = given | {str(Path.home()), str(Path.cwd()), sys.prefix, str(paths.data_root()), str(cache.cache_root())}
-    for path in sorted(known - {"", os.sep}, key=len, reverse=True):  # those with spaces, too
-        text = re.sub(rf"(?<![\w-]){re.escape(path)}(?!\w)", "<path>", text)
-    text = re.sub(r"(<path>|(?<![\w.<])~?/)[^\s,;:'\"()]*", "<path>", text)
-    for name in filter(None, (getpass.getuser(), platform.node())):
-        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
-    return text
+    patterns = {rf"(?<![\w-]){re.escape(path)}(?!\w)": "<path>"  # these may have spaces
+                for path in sorted(known - {"", os.sep}, key=len, reverse=True)}
+    patterns[r"(<path>|(?<![\w.<])~?/)[^\s,;:'\"()]*"] = "<path>"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # containers run under numbers that have no name
+        user = ""
+    return patterns | {rf"(?<!\w){re.escape(name)}(?!\w)": "<name>" for name in (user, platform.node()) if name}
 
 
 def _environment(problems: list[str], notes: list[str]) -> dict[str, Any]:
@@ -187,14 +194,14 @@ def _devices(problems: list[str], notes: list[str]) -> dict[str, str]:
 
     from aiter_like.build import toolchain
 
-    found = {}
-    for name, target in _targets().items():
+    found, targets = {}, _targets()
+    for name, target in targets.items():
         real = "the simulated MI300X" if target.simulated else ""
         if target.platform != "cpu":
             real = real or torch.cuda.get_device_name(target.index)
         found[name] = (f"{real}: {target.arch} ({target.platform}), {target.cu_num} CUs, wave {target.wave_size}"
                        if real else "torch reference only")
-    for kind in sorted({target.platform for target in _targets().values()} - {"cpu"}):
+    for kind in sorted({target.platform for target in targets.values()} - {"cpu"}):
         try:
             toolchain.find(kind)
         except AiterLikeError as error:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Where tensors must begin for kernels that move several elements at once: a backend's `address_refusal`."""
+"""A backend's `address_refusal` names a tensor that begins where its kernel, which moves several elements at once,
+cannot move them.
+"""
 
 from __future__ import annotations
 

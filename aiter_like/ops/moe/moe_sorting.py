@@ -158,8 +158,11 @@ def check_mask(op: str, mask: Tensor, experts: int) -> None:
 
 def check_order(op: str, ids: Tensor, experts: Tensor, valid: Tensor, slots: int, block: int, tokens: int,
                 count: int) -> None:
-    """What moe_sorting returns, by AITER's names, holds pairs of so many tokens and slots, each once, and numbers below
-    `count` of experts, where it can be seen; `op` is named.
+    """Checks lists as moe_sorting returns them, by AITER's names, where they can be seen: they hold each pair of so
+    many tokens and slots at most once, and experts below `count`.
+
+    Raises:
+        ValueError: they do not; the message names `op`.
     """
     if not contents.are_on_host(ids, experts, valid):
         return

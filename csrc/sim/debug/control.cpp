@@ -2,7 +2,6 @@
 // The C interface that aiter_like/sim/debugging uses. All but attach and interrupt are called while the launch's thread
 // waits in the function that was attached. Strings returned are JSON, freed by aiter_like_sim_free.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "debug/debugger.h"

@@ -49,7 +49,7 @@ class UnitCalls {
     if (version_ == 5 && in.take<u8>() != 8) return;
     read_abbreviations(offset(in));
     if (version_ < 5 && in.take<u8>() != 8) return;
-    address_base_ = ranges_base_ = is_64 ? 16 : 8;        // where none is named, past the section's header
+    address_base_ = ranges_base_ = is_64 ? 16 : 8;        // Units that name no base mean the end of the header.
     entries(in);
   }
 
@@ -236,19 +236,9 @@ class UnitCalls {
 
 std::vector<CallSite> call_sites(const DebugSections& sections, const std::map<u64, u32>& files_of, u64 text_begin) {
   std::vector<CallSite> found;
-  try {
-    for (Cursor in(view(sections.of(".debug_info"))); !in.done();) {
-      u64 size = in.take<u32>();
-      const bool is_64 = size == 0xffffffff;
-      if (is_64) size = in.take<u64>();
-      const Bytes unit = in.take(size);
-      try {
-        UnitCalls(sections, files_of, text_begin, found).read(unit, is_64);
-      } catch (const Fault&) {                   // the next unit may be whole
-      }
-    }
-  } catch (const Fault&) {                       // the section ends inside a unit
-  }
+  for_each_unit(view(sections.of(".debug_info")), [&](u64, Bytes unit, bool is_64) {
+    UnitCalls(sections, files_of, text_begin, found).read(unit, is_64);
+  });
   std::stable_sort(found.begin(), found.end(), [](const CallSite& a, const CallSite& b) { return a.begin < b.begin; });
   return found;
 }

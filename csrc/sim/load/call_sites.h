@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where inlined functions are called: of each chain of them the outermost call, which is a line of the function that
-// somebody launches, whatever library its instructions come from.
+// Finds the calls of inlined functions. Of each chain of them it keeps the outermost call, which is a line of the
+// function that somebody launches, whatever library its instructions come from.
 #pragma once
 #include <map>
 #include <vector>

@@ -52,4 +52,24 @@ class Cursor {
   u64 at_ = 0;
 };
 
+// Calls `read` with the offset, the contents and the kind (64-bit or not) of each unit of a section. A damaged unit is
+// left where the damage is, as the next one may be whole. A section that ends inside a unit ends the walk.
+template <class Read>
+void for_each_unit(Bytes section, Read read) {
+  try {
+    for (Cursor in(section); !in.done();) {
+      const u64 at = in.at();
+      u64 size = in.take<u32>();
+      const bool is_64 = size == 0xffffffff;
+      if (is_64) size = in.take<u64>();
+      const Bytes unit = in.take(size);
+      try {
+        read(at, unit, is_64);
+      } catch (const Fault&) {
+      }
+    }
+  } catch (const Fault&) {
+  }
+}
+
 }  // namespace sim

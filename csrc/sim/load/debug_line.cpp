@@ -182,7 +182,7 @@ class UnitReader {
 
   LineTable& table_;
   Cursor in_;
-  const u64 at_;                               // of the unit in its section, by which others name it
+  const u64 at_;                               // Other sections name the unit by this offset.
   const bool is_64_;
   const u64 text_begin_;
   u16 version_ = 0;
@@ -197,20 +197,9 @@ class UnitReader {
 };
 
 LineTable::LineTable(DebugSections sections, u64 text_begin) : sections_(std::move(sections)) {
-  try {
-    for (Cursor in(view(sections_.of(".debug_line"))); !in.done();) {
-      const u64 at = in.at();
-      u64 size = in.take<u32>();
-      const bool is_64 = size == 0xffffffff;
-      if (is_64) size = in.take<u64>();
-      const Bytes unit = in.take(size);
-      try {
-        UnitReader(*this, unit, at, is_64, text_begin).read();
-      } catch (const Fault&) {                 // the next unit may be whole
-      }
-    }
-  } catch (const Fault&) {                     // the section ends inside a unit
-  }
+  for_each_unit(view(sections_.of(".debug_line")), [&](u64 at, Bytes unit, bool is_64) {
+    UnitReader(*this, unit, at, is_64, text_begin).read();
+  });
   std::stable_sort(sequences_.begin(), sequences_.end(),
                    [](const Sequence& a, const Sequence& b) { return a.begin < b.begin; });
   calls_ = call_sites(sections_, files_of_, text_begin);

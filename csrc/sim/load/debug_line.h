@@ -35,7 +35,7 @@ class LineTable {
 
   // "file:line" of the code at an address, as in the file; "" when nothing is known.
   std::string at(u64 address) const;
-  // Where the function that is not inlined calls what the address belongs to, "" when it is that function's own code.
+  // Returns the line at which the function that is not inlined calls what the address belongs to, "" for its own code.
   std::string called_at(u64 address) const;
   // Whether a statement begins at the address: a good place for a breakpoint.
   bool begins_statement(u64 address) const;

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
+from aiter_like.ops.attention.triton.parts import clamped
 from aiter_like.ops.common.triton.launch import Launch, await_stream
 from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
@@ -21,18 +22,18 @@ _MOST_LANES = 1024
 def _pages_of(kv_indptr, batch, mask, num_entries):
     """(first page, pages) of sequences, inside the list whatever kv_indptr holds."""
     start = tl.load(kv_indptr + batch, mask=mask, other=0)
-    start = tl.minimum(tl.maximum(start, 0), num_entries)
+    start = clamped(start, 0, num_entries)
     end = tl.load(kv_indptr + batch + 1, mask=mask, other=0)
-    return start, tl.minimum(tl.maximum(end, start), num_entries) - start
+    return start, clamped(end, start, num_entries) - start
 
 
 @triton.jit
 def _queries_of(qo_indptr, batch, mask, total_q, max_seqlen_q):
     """(first row, rows) of sequences, likewise, and of at most max_seqlen_q rows."""
     start = tl.load(qo_indptr + batch, mask=mask, other=0)
-    start = tl.minimum(tl.maximum(start, 0), total_q)
+    start = clamped(start, 0, total_q)
     end = tl.load(qo_indptr + batch + 1, mask=mask, other=0)
-    return start, tl.minimum(tl.minimum(tl.maximum(end, start), total_q) - start, max_seqlen_q)
+    return start, tl.minimum(clamped(end, start, total_q) - start, max_seqlen_q)
 
 
 @triton.jit
@@ -122,9 +123,8 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
     part = tl.program_id(0)
     tokens = 1
     if IS_SPARSE:
-        begin = tl.minimum(tl.maximum(tl.load(qo_indptr), 0), total_q)
-        end = tl.maximum(tl.minimum(tl.load(qo_indptr + 1), total_q), begin)
-        tokens = tl.maximum(end - begin, 1)
+        begin = clamped(tl.load(qo_indptr), 0, total_q)
+        tokens = tl.maximum(clamped(tl.load(qo_indptr + 1), begin, total_q) - begin, 1)
         batch = tl.where(batch < total_q // tokens, batch * tokens, total_q)
     sizes = (batch, num_entries, total_q, max_seqlen_q, block_pages, topk, tokens)
     share, is_whole = _share_of(qo_indptr, kv_indptr, sizes, least, most, num_parts, LANES, OVERHEAD, IS_EVEN,
@@ -152,7 +152,7 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
         row = rows + tl.cumsum(partials * q_len, 0) - partials * q_len
 
         nth = part - first_part
-        mine += tl.sum(tl.minimum(tl.maximum(nth, 0), count), 0)
+        mine += tl.sum(clamped(nth, 0, count), 0)
         is_mine = (nth >= 0) & (nth < count) & (item + nth >= 0) & (item + nth < num_items)
         low = tl.minimum(tl.maximum(nth * chunk - offset, 0) * block_pages, pages)
         high = tl.minimum(tl.minimum((nth + 1) * chunk - offset, blocks) * block_pages, pages)
@@ -168,9 +168,9 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
         items += tl.sum(count, 0)
         slots += tl.sum(partials, 0)
         rows += tl.sum(partials * q_len, 0)
-    tl.store(work_indptr + part, tl.minimum(tl.maximum(mine, 0), num_items))
+    tl.store(work_indptr + part, clamped(mine, 0, num_items))
     if part == 0:
-        tl.store(work_indptr + num_parts, tl.minimum(tl.maximum(items, 0), num_items))
+        tl.store(work_indptr + num_parts, clamped(items, 0, num_items))
         tl.store(reduce_indptr, 0)
         for first in range(batch, num_tiles, LANES):
             index = first + tl.arange(0, LANES)
