@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -197,9 +195,6 @@ def test_assembler_errors_are_shown_and_kept(hsa, launched):
 
 def test_prebuilt_by_the_build_command(hsa, launched, tmp_path, monkeypatch, capsys):
     make()
-    importlib.import_module("aiter_like.sim")  # before the stand-in, which the root would keep
-    monkeypatch.setitem(sys.modules, "aiter_like.sim", types.SimpleNamespace(module_spec=lambda: None))
-    monkeypatch.setattr("aiter_like.sim", sys.modules["aiter_like.sim"], raising=False)
     specs = [spec for name in ("scale", "gfx942/toy/scale", "gfx942/toy/scale.s")
              for spec in build.selected([name], "gfx942")]
     assert [spec.name for spec in specs] == ["hsa/gfx942/toy/scale"] * 3
