@@ -77,7 +77,8 @@ def _reworded(message: str, name: str, names: Mapping[str, str]) -> str:
     line, end, more = message.partition(": ")[2].partition("\n")
     if names:
         pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-        line = re.sub(rf"(?<![\w.'])({pattern})(?![\w'])", lambda match: names[match[1]], line)
+        article = r"(?<=\ba) (?!(?:must|and|or|is|has|does|of|in|with)\b)[a-z]"  # the word before it is no argument
+        line = re.sub(rf"(?<![\w.'])({pattern})(?![\w'])(?!{article})", lambda match: names[match[1]], line)
     return f"{name}: {line}{end}{more}"
 
 

@@ -24,7 +24,7 @@ def inputs(device, requests, drafted, columns, seed=0):
 
 
 @pytest.mark.parametrize("columns", (3, 300, 5003))
-def test_decisions_are_those_of_the_reference(device, run, columns):
+def test_decisions_are_those_of_the_reference(device, run, unseen, columns):
     draft, tokens, target = inputs(device, 6, 4, columns)
     lengths = torch.tensor([4, 4, 0, 2, 9, -1], dtype=I32, device=device)
     seeds, draws = torch.tensor([1, -2, 3, BIG, 5, 6], device=device), torch.arange(6, device=device)
@@ -96,6 +96,10 @@ def test_empty_and_bad_input(device):
             chain(*args)
     with pytest.raises(ValueError, match="num_drafted must have shape"):
         chain(draft, tokens, target, num_drafted=tokens[0])
+    for number in (-1, tokens.shape[1] + 1, -2**31, 2**31 - 1):
+        if device.type == "cpu":
+            with pytest.raises(ValueError, match="num_drafted must hold numbers from 0 to"):
+                chain(draft, tokens, target, num_drafted=torch.full_like(tokens[:, 0], number))
 
 
 if __name__ == "__main__":

@@ -152,3 +152,12 @@ def test_autograd_sees_that_a_saved_tensor_was_written():
         y.sum().backward()
     with torch.inference_mode():
         assert aiter_like.relu_squared(torch.ones(4, 64), backend="hip").sum() == 256
+
+
+def test_articles_are_no_arguments():
+    """gemm_a16w16's A is a field named `a`."""
+    b = torch.ones(8, 8, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedError, match=r"^gemm_a16w16: no backend serves a call that"):
+        torch.func.jvp(lambda a: aiter_like.gemm_a16w16(a, b, backend="hip"), (b.clone(),), (b.clone(),))
+    with pytest.raises(ValueError, match=r"^gemm_a16w16: B must"):
+        aiter_like.gemm_a16w16(b[:, :6], b)

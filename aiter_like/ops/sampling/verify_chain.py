@@ -14,6 +14,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.jit import compile_ops
+from aiter_like.ops.common.contents import check_values
 from aiter_like.ops.sampling import parts
 
 __all__ = ["chain_speculative_sampling"]
@@ -160,7 +161,8 @@ def chain_speculative_sampling(
         maybe_output_accepted_token_num: [requests] int32, to which the second result is added; None: a new one.
         maybe_output_emitted_draft_token_num: [requests] int32, to which the third is added; None: a new one.
         deterministic: as FlashInfer has it; results are so in any case.
-        num_drafted: [requests] int32, how many tokens are drafted; None: all.
+        num_drafted: [requests] int32, how many tokens are drafted, 0 to `drafted`; None: all. On a GPU, where nobody
+            looks, less than 0 means none and more than `drafted` all.
         seed: of all requests; or [requests] int64, a seed of each. None: from torch's generator.
         offset: number of the draw of request 0, request r takes draw offset + r; or [requests] int64. Default: 0.
         backend: "hip" or "torch" instead of the automatic choice.
@@ -186,11 +188,14 @@ def chain_speculative_sampling(
     tokens, accepted, emitted = (torch.empty(shape, dtype=torch.int32, device=draft_token_ids.device)
                                  for shape in ((requests, drafted + 1), (requests,), (requests,)))
     for name, counts in (("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
-                         ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num)):
+                         ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
+                         ("num_drafted", num_drafted)):
         parts.check_per_row(_OP, name, counts, draft_token_ids, (torch.int32,))
     one, other = maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num
     if other is not None:
         refuse_overlap(_OP, "maybe_output_emitted_draft_token_num", other, maybe_output_accepted_token_num=one)
+    if num_drafted is not None:
+        check_values(_OP, "num_drafted", num_drafted, 0, drafted)
     fields = parts.seeds(_OP, seed, offset, None, draft_token_ids.device, requests)
     _verify_chain.run(tokens, accepted, emitted, draft_token_ids, target_probs, draft_probs, lengths=num_drafted,
                       backend=backend, **fields)
