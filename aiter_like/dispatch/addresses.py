@@ -16,6 +16,7 @@ from aiter_like.errors import AddressError
 
 _STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
 _REMEMBERED = 1024
+_LEAST = 1 << 36  # no memory lies below that, as a rule; what does is asked for its storage
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
@@ -121,6 +122,7 @@ class AddressCheck:
             AddressError: the backend cannot take them.
         """
         for (index, size), address in zip(self._sizes.items(), at, strict=True):
+            refuse_missing(self._op, self._fields[index], args[index], address)
             if address % size:
                 raise ValueError(f"{self._op}: {self._fields[index]} must lie at a multiple of its elements' size, "
                                  f"{size} bytes, got address {address:#x}")
@@ -143,6 +145,17 @@ class AddressCheck:
                 self._known.clear()
             self._known[key] = meet(args[one], args[other], distance)
         return self._known[key]
+
+
+def refuse_missing(op: str, name: str, tensor: Tensor, address: int) -> None:
+    """Refuses a tensor with elements whose memory was given back, as parameters of FSDP's are between their layers, or
+    never there, as that of torch's zeros of tangents: its address is null, or an offset from there.
+
+    Raises:
+        ValueError: it is such a tensor.
+    """
+    if not address or address < _LEAST and not tensor.untyped_storage().data_ptr():
+        raise ValueError(f"{op}: {name} must have memory, got a tensor whose storage is empty")
 
 
 def refuse_overlap(op: str, name: str, written: Tensor, **others: Tensor | None) -> None:
@@ -182,6 +195,9 @@ def refuse_overlaps(op: str, names: str, groups: Mapping[Hashable, Sequence[Tens
     for name, tensor in others.items():
         for _, each in tensors:
             refuse_overlap(op, names, each, **{name: tensor})
+    for name, tensor in (*others.items(), *((names, each) for _, each in tensors)):
+        if tensor.numel():
+            refuse_missing(op, name, tensor, tensor.data_ptr())
     order = sorted(tensors, key=lambda each: each[1].data_ptr())
     known: dict[tuple, bool] = {}  # layers of one tensor lie at the same few distances
     for index, (kind, one) in enumerate(order):

@@ -98,3 +98,27 @@ def test_negative_views_that_torch_cannot_read_are_refused_and_nothing_is_writte
             for written in op.write_indices:
                 if written != index and isinstance(case[written], Tensor):
                     assert bits(args[written]) == bits(case[written])
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_tensors_whose_memory_was_given_back_are_refused_and_nothing_is_written(name):
+    """As FSDP gives back that of parameters; views of them have addresses that are offsets alone."""
+    op, case = _first_case(name)
+    op(_copy(case), backend="torch")
+    for index, arg in enumerate(case):
+        if isinstance(arg, Tensor) and arg.numel():
+            for begin in (0, 5):
+                args = _copy(case)
+                memory = torch.zeros(arg.numel() + begin, dtype=arg.dtype)
+                args[index] = memory[begin:].view(arg.shape)
+                memory.untyped_storage().resize_(0)
+                with pytest.raises(ValueError, match=rf"^{name}: {op.call._fields[index]} must have memory, got "):
+                    op(args, backend="torch")
+                for written in op.write_indices:
+                    if written != index and isinstance(case[written], Tensor):
+                        assert bits(args[written]) == bits(case[written])
+
+
+def test_zeros_without_memory_are_refused():
+    with pytest.raises(ValueError, match="rms_norm: input must have memory"):
+        rms_norm(torch._efficientzerotensor((3, 64)), torch.rand(64), 1e-6, backend="hip")

@@ -9,10 +9,12 @@ import pickle
 import pytest
 import torch
 import toys
+from public_calls import SEQUENCES, call_of, public_names
 
 import aiter_like
 from aiter_like import check
 from aiter_like.dispatch import Backend
+from aiter_like.dispatch.kinds import kind_of
 from aiter_like.dispatch.public import public
 from aiter_like.ops import index
 
@@ -25,6 +27,15 @@ def test_each_has_its_own_name_and_the_parameters_of_what_it_runs():
         assert function.__name__ == function.__qualname__ == name and function.__doc__
         assert inspect.signature(function) == inspect.signature(function.__wrapped__)
     assert pickle.loads(pickle.dumps(aiter_like.rms_norm)) is aiter_like.rms_norm
+
+
+def test_what_functions_take_is_of_the_kind_that_they_declare():
+    """Else an error of any other sort would be told as one of that argument."""
+    for name in set(public_names()) - {*SEQUENCES, "get_rope"}:
+        function, args = call_of(name)
+        for value, parameter in zip(args, inspect.signature(function).parameters.values()):
+            is_right, wanted = kind_of(str(parameter.annotation))
+            assert is_right(value), f"{name}: {parameter.name} is {type(value).__name__}, and shall be {wanted}"
 
 
 def test_aliases_speak_of_themselves():

@@ -23,9 +23,9 @@ __all__ = ["pa_fwd_asm", "paged_attention_common", "paged_attention_rocm"]
 
 
 def paged_attention_rocm(
-        out: Tensor, exp_sums: Tensor, max_logits: Tensor, tmp_out: Tensor, query: Tensor, key_cache: Tensor,
-        value_cache: Tensor, num_kv_heads: int, scale: float, block_tables: Tensor, context_lens: Tensor,
-        block_size: int, max_context_len: int, alibi_slopes: Tensor | None, kv_cache_dtype: str,
+        out: Tensor, exp_sums: Tensor | None, max_logits: Tensor | None, tmp_out: Tensor | None, query: Tensor,
+        key_cache: Tensor, value_cache: Tensor, num_kv_heads: int, scale: float, block_tables: Tensor,
+        context_lens: Tensor, block_size: int, max_context_len: int, alibi_slopes: Tensor | None, kv_cache_dtype: str,
         k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None, partition_size: int = 256,
         mtp: int = 1, q_scale: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """Decoding over pages whose keys are packed; kernel and rules of `paged_attention`.
@@ -137,12 +137,13 @@ def _out_like(query: Tensor) -> Tensor:
 
 
 def paged_attention_common(
-        Q: Tensor, K: Tensor, V: Tensor, exp_sums: Tensor, max_logits: Tensor, tmp_out: Tensor, block_tables: Tensor,
-        context_lens: Tensor, block_tables_stride0: int, scale: float, max_qlen: int = 1, max_seq_len: int = 1,
-        K_QScale_hip: Tensor | None = None, V_QScale_hip: Tensor | None = None, K_QScale_asm: Tensor | None = None,
-        V_QScale_asm: Tensor | None = None, out_: Tensor | None = None, qo_indptr: Tensor | None = None,
-        high_precision: int | None = 1, kernelName: str | None = None, kv_cache_dtype: str = "auto",
-        kv_cache_tensor_dtype: torch.dtype | None = None, *, backend: str | None = None) -> Tensor:
+        Q: Tensor, K: Tensor, V: Tensor, exp_sums: Tensor | None, max_logits: Tensor | None, tmp_out: Tensor | None,
+        block_tables: Tensor, context_lens: Tensor, block_tables_stride0: int, scale: float, max_qlen: int = 1,
+        max_seq_len: int = 1, K_QScale_hip: Tensor | None = None, V_QScale_hip: Tensor | None = None,
+        K_QScale_asm: Tensor | None = None, V_QScale_asm: Tensor | None = None, out_: Tensor | None = None,
+        qo_indptr: Tensor | None = None, high_precision: int | None = 1, kernelName: str | None = None,
+        kv_cache_dtype: str = "auto", kv_cache_tensor_dtype: torch.dtype | None = None, *,
+        backend: str | None = None) -> Tensor:
     """Decoding over packed or shuffled pages, `out = softmax(scale · q kᵀ) v`; kernel and rules of `paged_attention`.
 
     Args:
