@@ -117,19 +117,3 @@ def rounding_of(backend: str, dtype: torch.dtype, how_v3_bf16_cvt: int) -> str:
 def reference_options(options: dict[str, Any]) -> dict[str, Any]:
     """A public function's keywords as the float64 reference names them; the others do not change the result."""
     return {_REFERENCE_NAMES[name]: value for name, value in options.items() if name in _REFERENCE_NAMES}
-
-
-def torch_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable[[], Tensor]]:
-    """PyTorch's kernels on [batch, heads, length, dim], as benchmarks call them; new compilations each time."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def stock(backend: SDPBackend) -> Tensor:
-        with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-
-    torch._dynamo.reset()
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2]) if causal else None
-    flex = torch.compile(functools.partial(flex_attention, block_mask=mask, enable_gqa=True), dynamic=False)
-    return {"cuDNN": lambda: stock(SDPBackend.CUDNN_ATTENTION), "FA2": lambda: stock(SDPBackend.FLASH_ATTENTION),
-            "FlexAttention": lambda: flex(q, k, v)}

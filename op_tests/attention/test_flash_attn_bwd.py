@@ -350,7 +350,8 @@ def check_last_rows(call, gradients):
 def bench() -> None:
     """Backward alone beside PyTorch's: cuDNN, FlashAttention 2, FlexAttention."""
     import benching
-    from attention_cases import BENCH_SHAPES, torch_attention
+    from attention_cases import BENCH_SHAPES
+    from bench_peers import torch_attention
 
     device = torch.device("cuda")
 

@@ -346,12 +346,13 @@ def test_everything(device, run, seed, backend, part):
 
 def bench() -> None:
     """Forward beside PyTorch's: cuDNN, FlashAttention 2, FlexAttention."""
+    import bench_peers
     import benching
 
     device = torch.device("cuda")
 
     def peers(q, k, v, causal):
-        calls = cases.torch_attention(*(tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)), causal)
+        calls = bench_peers.torch_attention(*(tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)), causal)
         return {name: lambda call=call: call().transpose(1, 2) for name, call in calls.items()}
 
     def case(shape, causal, seed):

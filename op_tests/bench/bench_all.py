@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Every operator's `--bench`, one after the other, into one markdown file.
+"""Every operator's `--bench`, one after the other, into one markdown file; or, with --held-out, what nobody tuned for.
 
 `python op_tests/bench/bench_all.py --peers`. First all of them run at once with `--warm`, which builds and checks the
 kernels; then each alone, timed. A run that was cut short goes on where it ended: what an operator printed is kept
 beside the file.
+
+`python op_tests/bench/bench_all.py --peers --held-out SEED --json FILE` draws shapes by the seed (held_out.py) and does
+the same family by family; `measured_page.py FILE` makes MEASURED.md and its plot of that.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import measured
 import run
 
 _COLUMNS = "| shape | by | µs | TB/s | of copy | error/limit | |\n|---|---|---|---|---|---|---|"
@@ -24,6 +28,9 @@ _COLUMNS = "| shape | by | µs | TB/s | of copy | error/limit | |\n|---|---|---|
 
 def main() -> None:
     args = _parser().parse_args()
+    if args.held_out is not None:
+        measured.run(args.held_out, args.shapes, args.json, args.peers, args.limit, args.jobs, args.only)
+        return
     scripts = [path for name, path in run.scripts().items()
                if not args.only or any(part in name for part in args.only)]
     folder = args.output.with_suffix(".rows")
@@ -58,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no script after that time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="that warm up at once")
     parser.add_argument("--peers", action="store_true", help="also what other libraries have, where they import")
+    parser.add_argument("--held-out", type=int, metavar="SEED", help="draw the shapes instead, all families")
+    parser.add_argument("--shapes", type=int, default=6, metavar="N", help="of each operator (%(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("measured.json"), metavar="FILE",
+                        help="of --held-out (%(default)s); families that it has are left out")
     parser.add_argument("--again", action="store_true", help="forget what an earlier run measured")
     return parser
 

@@ -108,6 +108,59 @@ def _flashinfer_decode(module: Any, call: Any) -> Callable:
     return partial(wrapper.run, call.q, (call.k, call.v), **scales)
 
 
+def torch_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable[[], Tensor]]:
+    """PyTorch's kernels on [batch, heads, length, dim], as benchmarks call them; new compilations each time."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def stock(backend: SDPBackend) -> Tensor:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    torch._dynamo.reset()
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2]) if causal else None
+    flex = torch.compile(functools.partial(flex_attention, block_mask=mask, enable_gqa=True), dynamic=False)
+    return {"cuDNN": lambda: stock(SDPBackend.CUDNN_ATTENTION), "FA2": lambda: stock(SDPBackend.FLASH_ATTENTION),
+            "FlexAttention": lambda: flex(q, k, v)}
+
+
+def mla_products(call: Any) -> Callable:
+    """Two products of torch over latents that are gathered beforehand: what no paging could do better."""
+    latent = call.kv[call.kv_indices.long()].view(call.batch, -1, call.kv.shape[3])
+
+    def peer() -> Tensor:
+        q = call.q.view(call.batch, -1, call.q.shape[2])
+        p = torch.softmax(torch.bmm(q, latent.transpose(1, 2)) * call.softmax_scale, -1)
+        return torch.bmm(p, latent[..., :call.out.shape[2]]).view_as(call.out)
+
+    return peer
+
+
+def _flashinfer_mla(module: Any, call: Any) -> Callable:
+    """Its kernel for Hopper, planned beforehand."""
+    wrapper = module.mla.BatchMLAPagedAttentionWrapper(
+        torch.empty(128 << 20, dtype=torch.uint8, device=call.q.device), backend="fa3")
+    lengths = torch.full((call.batch,), call.kv_indices.shape[0] // call.batch * call.page_size, dtype=torch.int32,
+                         device=call.q.device)
+    v_dim, out, latent = call.out.shape[2], torch.empty_like(call.out), call.kv[:, :, 0]
+    wrapper.plan(call.qo_indptr, call.kv_indptr, call.kv_indices, lengths, call.q.shape[1], v_dim,
+                 call.q.shape[2] - v_dim, call.page_size, False, call.softmax_scale, call.q.dtype, call.kv.dtype)
+    return partial(wrapper.run, call.q[..., :v_dim], call.q[..., v_dim:], latent[..., :v_dim], latent[..., v_dim:],
+                   out=out)
+
+
+def _flash_mla(module: Any, call: Any) -> Callable:
+    """DeepSeek's kernel, which plans in its first call."""
+    if call.page_size != 64:
+        return partial(_refuse, "pages of 64 only")
+    pages = call.kv_indices.view(call.batch, -1)
+    lengths = torch.full((call.batch,), pages.shape[1] * call.page_size, dtype=torch.int32, device=call.q.device)
+    q, latent = call.q.view(call.batch, -1, *call.q.shape[1:]), call.kv.view(-1, 64, 1, call.kv.shape[3])
+    plan, splits = module.get_mla_metadata(lengths, q.shape[1] * q.shape[2], 1)
+    return lambda: module.flash_mla_with_kvcache(q, latent, pages, lengths, call.out.shape[2], plan, splits,
+                                                 softmax_scale=call.softmax_scale)[0].view_as(call.out)
+
+
 PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
     "rms_norm": {
         FLASHINFER: lambda m, x, weight, epsilon: partial(m.rmsnorm, x, weight, epsilon),
@@ -149,6 +202,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
             m.apply_rotary_pos_emb, q, k, cos, sin, positions, rotary_interleaved=not is_neox),
         LIGER: _liger_rope},
     "paged_attention": {FLASHINFER: _flashinfer_decode},
+    "mla_decode": {FLASHINFER: _flashinfer_mla, "flash_mla": _flash_mla},
     "reshape_and_cache": {
         FLAG_GEMS: lambda m, *args: partial(m.reshape_and_cache, *args, "auto", None, None)},
     "reshape_and_cache_flash": {

@@ -295,8 +295,8 @@ BENCH = ((1, 4096, 128), (16, 4096, 128), (64, 4096, 128), (64, 4096, 16), (8, 3
 
 
 def bench() -> None:
-    """Times decoding, 512 + 64 columns of bf16 over pages of 64 and 1: each kernel of backend "triton", FlashInfer
-    and FlashMLA where they can be imported, and torch's products over latents gathered beforehand.
+    """Times decoding, 512 + 64 columns of bf16 over pages of 64 and 1: each kernel of backend "triton", torch's
+    products over latents gathered beforehand, and with --peers FlashInfer and FlashMLA.
     """
     import benching
 
@@ -308,6 +308,7 @@ def bench() -> None:
 
 
 def _bench_case(device, page_size: int, batch: int, keys: int, heads: int, seed: int):
+    import bench_peers
     import benching
 
     key = {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "head_dim": 576, "head_dim_v": 512,
@@ -331,55 +332,8 @@ def _bench_case(device, page_size: int, batch: int, keys: int, heads: int, seed:
 
     calls = {f"triton, {kernel}": functools.partial(ours, kernel)
              for kernel in triton_kernels(target_of(device), call)}
-    calls |= {name: peer for name, peer in (("FlashInfer", _flashinfer(call)), ("FlashMLA", _flashmla(call)),
-                                                ("products", _products(call))) if peer}
+    calls |= {"products": bench_peers.mla_products(call), **bench_peers.calls("mla_decode", call)}
     return benching.Case(f"{batch} x {keys}, {heads}", moved, calls, check, flops=flops)
-
-
-def _products(call):
-    """Two products of torch over latents that are gathered beforehand: what no paging could do better."""
-    latent = call.kv[call.kv_indices.long()].view(call.batch, -1, call.kv.shape[3])
-
-    def peer():
-        q = call.q.view(call.batch, -1, call.q.shape[2])
-        p = torch.softmax(torch.bmm(q, latent.transpose(1, 2)) * call.softmax_scale, -1)
-        return torch.bmm(p, latent[..., :call.out.shape[2]]).view_as(call.out)
-
-    return peer
-
-
-def _flashinfer(call):
-    """FlashInfer's kernel for Hopper, planned beforehand; None where it cannot be imported."""
-    try:
-        from flashinfer.mla import BatchMLAPagedAttentionWrapper
-    except ImportError:
-        return None
-    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(128 << 20, dtype=torch.uint8, device=call.q.device),
-                                            backend="fa3")
-    lengths = torch.full((call.batch,), call.kv_indices.shape[0] // call.batch * call.page_size, dtype=torch.int32,
-                         device=call.q.device)
-    v_dim, out = call.out.shape[2], torch.empty_like(call.out)
-    wrapper.plan(call.qo_indptr, call.kv_indptr, call.kv_indices, lengths, call.q.shape[1], v_dim,
-                 call.q.shape[2] - v_dim, call.page_size, False, call.softmax_scale, call.q.dtype, call.kv.dtype)
-    latent = call.kv[:, :, 0]
-    return lambda: wrapper.run(call.q[..., :v_dim], call.q[..., v_dim:], latent[..., :v_dim], latent[..., v_dim:],
-                               out=out)
-
-
-def _flashmla(call):
-    """DeepSeek's kernel, which plans in its first call; None where it cannot be imported or pages are not of 64."""
-    try:
-        from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-    except ImportError:
-        return None
-    if call.page_size != 64:
-        return None
-    pages = call.kv_indices.view(call.batch, -1)
-    lengths = torch.full((call.batch,), pages.shape[1] * call.page_size, dtype=torch.int32, device=call.q.device)
-    q, latent = call.q.view(call.batch, -1, *call.q.shape[1:]), call.kv.view(-1, 64, 1, call.kv.shape[3])
-    plan, splits = get_mla_metadata(lengths, q.shape[1] * q.shape[2], 1)
-    return lambda: flash_mla_with_kvcache(q, latent, pages, lengths, call.out.shape[2], plan, splits,
-                                          softmax_scale=call.softmax_scale)[0].view_as(call.out)
 
 
 if __name__ == "__main__":
