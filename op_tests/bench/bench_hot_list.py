@@ -3,8 +3,9 @@
 backend as it comes. Where none takes less by what the model can tell apart, the shape has no row for that reason.
 
 `python op_tests/bench/bench_hot_list.py [OPERATOR …] [--tokens 1,64] --json FILE [--page]`. Every time is modelled.
-What FILE has is left out, so that a run may be cut short; --page puts its sums into MODELLED.md. Tuning, which tries an
-operator's parameters as well, is `aiter-like tune OPERATOR --hot-list --device sim`.
+What FILE has is left out, so that a run may be cut short; --page puts its sums into MODELLED.md, where operators of
+which FILE has nothing keep theirs, beside the rows of today. Tuning, which tries an operator's parameters as well, is
+`aiter-like tune OPERATOR --hot-list --device sim`; `--json FILE --page` alone then counts the rows.
 """
 
 from __future__ import annotations
@@ -114,13 +115,14 @@ def lines(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """The table of MODELLED.md: how many shapes operators have, with a modelled row or without, and why."""
     yield "| operator | shapes | with a row | compared | own choice is the best | another backend gains |"
     yield "|---|---|---|---|---|---|"
+    kept = modelled_page.rows("hot list")
     for op, keys in operators():
         rows = with_rows(op)
         gains = [gain(of) for key in keys if "own" in (of := found.get(f"{op.name} {text(key)}", {}))]
         has, missing = sum(text(key) in rows for key in keys), [one for one in gains if one]
         worst = f"{len(missing)}, up to {max(missing):.0%}" if missing else ""
-        yield (f"| {op.name} | {len(keys)} | {has or ''} | {len(gains) or ''} | "
-               f"{len(gains) - len(missing) if gains else ''} | {worst} |")
+        compared = [len(gains), len(gains) - len(missing), worst] if gains else kept.get(op.name, [""] * 6)[3:]
+        yield f"| {op.name} | {len(keys)} | {has or ''} | {' | '.join(map(str, compared))} |"
 
 
 def main() -> None:

@@ -108,6 +108,14 @@ def section(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping
                f"{statistics.geometric_mean(times):.2f} times as fast.")
 
 
+def rows(mark: str = "figures") -> dict[str, list[str]]:
+    """Case, or operator → the cells of its row between the marks of MODELLED.md that begin with `mark`."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"<!-- {mark}: ")[2].partition(f"<!-- end of {mark} -->")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")]
+             for line in text.splitlines() if line.startswith("| ")]
+    return {cells[0]: cells for cells in lines[1:]}
+
+
 def put(mark: str, lines: Iterable[str]) -> None:
     """Puts lines between the marks of MODELLED.md that begin with `mark`."""
     head, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {mark}: ")

@@ -16,15 +16,9 @@ import modelled_page
 import modelled_rows
 import pytest
 
+from modelled_page import rows
+
 from aiter_like import device as devices
-
-
-def rows(mark: str = "figures") -> dict[str, list[str]]:
-    """Case, or operator → the cells of its row between two marks."""
-    text = modelled_page.PAGE.read_text().partition(f"<!-- {mark}: ")[2].partition(f"<!-- end of {mark} -->")[0]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")]
-             for line in text.splitlines() if line.startswith("| ")]
-    return {cells[0]: cells for cells in lines[1:]}
 
 
 @pytest.fixture
@@ -72,6 +66,11 @@ def test_operators_of_the_hot_list():
     assert {name: (int(cells[1]), int(cells[2] or 0)) for name, cells in table.items()} == expected
     assert all(int(cells[3] or 0) + int(cells[2] or 0) <= int(cells[1]) for cells in table.values())
     assert sum(int(cells[3] or 0) for cells in table.values()) > 100
+
+
+def test_operators_without_figures_keep_their_comparison():
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in bench_hot_list.lines({})][2:]
+    assert {cells[0]: cells for cells in lines} == rows("hot list")
 
 
 @pytest.mark.parametrize("others, expected", [
