@@ -15,7 +15,6 @@ import modelled_moe
 import modelled_page
 import modelled_rows
 import pytest
-
 from modelled_page import rows
 
 from aiter_like import device as devices
