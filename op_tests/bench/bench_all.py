@@ -29,7 +29,8 @@ _COLUMNS = "| shape | by | µs | TB/s | of copy | error/limit | |\n|---|---|---|
 def main() -> None:
     args = _parser().parse_args()
     if args.held_out is not None:
-        measured.run(args.held_out, args.shapes, args.json, args.peers, args.limit, args.jobs, args.only)
+        measured.run(args.held_out, args.shapes, args.json, ["--peers"] if args.peers else [], args.limit, args.only,
+                     args.commit)
         return
     scripts = [path for name, path in run.scripts().items()
                if not args.only or any(part in name for part in args.only)]
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shapes", type=int, default=6, metavar="N", help="of each operator (%(default)s)")
     parser.add_argument("--json", type=Path, default=Path("measured.json"), metavar="FILE",
                         help="of --held-out (%(default)s); families that it has are left out")
+    parser.add_argument("--commit", default="", help="that --json's file names (of this checkout)")
     parser.add_argument("--again", action="store_true", help="forget what an earlier run measured")
     return parser
 

@@ -108,20 +108,26 @@ def _flashinfer_decode(module: Any, call: Any) -> Callable:
     return partial(wrapper.run, call.q, (call.k, call.v), **scales)
 
 
-def torch_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable[[], Tensor]]:
-    """PyTorch's kernels on [batch, heads, length, dim], as benchmarks call them; new compilations each time."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+@functools.cache
+def _flex(length_q: int, length_k: int, causal: bool) -> Callable:
+    """FlexAttention, compiled for these lengths."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._dynamo.config.recompile_limit = 1000
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length_q, length_k) if causal else None
+    return torch.compile(partial(flex_attention, block_mask=mask, enable_gqa=True), dynamic=False)
+
+
+def torch_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable[[], Tensor]]:
+    """PyTorch's kernels on [batch, heads, length, dim]."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def stock(backend: SDPBackend) -> Tensor:
         with sdpa_kernel(backend):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
 
-    torch._dynamo.reset()
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2]) if causal else None
-    flex = torch.compile(functools.partial(flex_attention, block_mask=mask, enable_gqa=True), dynamic=False)
     return {"cuDNN": lambda: stock(SDPBackend.CUDNN_ATTENTION), "FA2": lambda: stock(SDPBackend.FLASH_ATTENTION),
-            "FlexAttention": lambda: flex(q, k, v)}
+            "FlexAttention": lambda: _flex(q.shape[2], k.shape[2], causal)(q, k, v)}
 
 
 def mla_products(call: Any) -> Callable:

@@ -15,6 +15,7 @@ import csv
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from typing import Any
 import bench_peers
 import held_out_calls
 import torch
-from held_out_calls import Calls
+from held_out_calls import Calls, Compiler
+from measured import READY
 
 import aiter_like
 from aiter_like import paths
@@ -132,7 +134,7 @@ FAMILIES: dict[str, Family] = {
     "int8": Family("int8 products", {
         "gemm_a8w8": drawn(**PRODUCT | {"m": size(17, 8192)}, weight_dtype="i8", band=0, use_fast_accum=0)}),
     "blockscale": Family("fp8 products, scales by blocks", {"gemm_a8w8_blockscale": drawn(**PRODUCT, bpreshuffle=0)}),
-    "attention": Family("attention forward", {"flash_attn_fwd": _attention(2.0**31)}),
+    "attention": Family("attention forward", {"flash_attn_fwd": _attention(2.0**30)}),
     "backward": Family("attention backward", {"flash_attn_bwd": _attention(2.0**29)}, is_eager=True),
     "paged": Family("paged decode", {"paged_attention": _pages}),
     "mla": Family("MLA decode", {"mla_decode": _latents}),
@@ -240,29 +242,45 @@ def _eager(calls: list[Callable[[], Any]]) -> Callable[[], float]:
     return lambda: burst(count) * 1e6
 
 
-def duel(family: Family, op: str, key: Mapping[str, Any], device: torch.device, is_warming: bool) -> dict[str, Any]:
-    """One shape's row: who served it, and µs of ours and of each peer, as graphs and eagerly."""
-    tuning, made = _tuning(op), _judged(op, key, device)
-    moved, flops = tuning.needs(made.args)
-    compiled = held_out_calls.compiler()
-    calls = held_out_calls.CALLS[op](made.args, compiled)
+@dataclass
+class Shape:
+    """One drawn shape: what is known of it before it is timed, and how to make its calls again."""
+
+    op: str
+    row: dict[str, Any]
+    peers: tuple[str, ...] = ()
+
+
+def warmed(family: Family, op: str, key: dict[str, Any], device: torch.device, compiled: Compiler) -> Shape:
+    """Builds and checks a shape's calls; says who serves it and which peers are out."""
+    row = {"family": family.title, "op": op, "key": key}
+    try:
+        made = _judged(op, key, device)
+        calls = held_out_calls.CALLS[op](made.args, compiled)
+        with torch.no_grad():
+            row["error"], peers, row["left_out"] = _right(made, calls)
+        row["served"] = _served(op, calls.ours, made.args, device)
+        row["bytes"], row["flops"] = _tuning(op).needs(made.args)
+        return Shape(op, row, tuple(peers))
+    except (AiterLikeError, AssertionError, RuntimeError, ValueError, TypeError) as error:
+        return Shape(op, row | {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
+
+
+def time_shape(family: Family, shape: Shape, device: torch.device, compiled: Compiler) -> None:
+    """Puts µs of ours and of each peer into the row, as graphs and eagerly."""
+    clock, tuning = GpuClock(target_of(device)), _tuning(shape.op)
+    sets = [held_out_calls.CALLS[shape.op](tuning.case(shape.row["key"], device, seed), compiled)
+            for seed in range(min(clock.sets(shape.row["bytes"]), _MOST_SETS))]
+    named = {"ours": [one.ours for one in sets], **{name: [one.peers[name] for one in sets] for name in shape.peers}}
     with torch.no_grad():
-        error, peers, left_out = _right(made, calls)
-    row = {"family": family.title, "op": op, "key": dict(key), "bytes": moved, "flops": flops,
-           "served": _served(op, calls.ours, made.args, device), "error": error, "left_out": left_out}
-    if is_warming:
-        return row
-    clock = GpuClock(target_of(device))
-    count = min(clock.sets(moved), _MOST_SETS)
-    sets = [calls, *(held_out_calls.CALLS[op](tuning.case(key, device, seed), compiled) for seed in range(1, count))]
-    named = {"ours": [one.ours for one in sets], **{name: [one.peers[name] for one in sets] for name in peers}}
-    with torch.no_grad():
+        for calls in named.values():
+            for call in calls:  # a peer's first call of a set may plan or compile
+                call()
         if not family.is_eager:
             rounds = clock.rounds([Contender(each) for each in named.values()], _ROUNDS)
-            row["graph"] = dict(zip(named, map(statistics.median, rounds)))
+            shape.row["graph"] = dict(zip(named, map(statistics.median, rounds)))
         rounds = interleaved([_eager(each) for each in named.values()], _EAGER_ROUNDS)
-        row["eager"] = dict(zip(named, map(statistics.median, rounds)))
-    return row
+        shape.row["eager"] = dict(zip(named, map(statistics.median, rounds)))
 
 
 def main() -> None:
@@ -271,26 +289,35 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True, help="which shapes")
     parser.add_argument("--count", type=int, default=6, help="shapes of each operator (%(default)s)")
     parser.add_argument("--peers", action="store_true", help="also libraries that import, beside torch's own")
-    parser.add_argument("--warm", action="store_true", help="only build and check")
+    parser.add_argument("--wait", action="store_true", help="time after a line of input, asked for by a line")
     parser.add_argument("--list", action="store_true", help="only name the shapes")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append each shape as a line of JSON")
     args = parser.parse_args()
     bench_peers.is_asked_for = args.peers
-    family, device = FAMILIES[args.family], torch.device("cuda")
-    for op, key in keys(family, args.seed, args.count):
-        shape = ",".join(f"{name}={value}" for name, value in key.items())
-        if args.list:
-            print(op, shape)
-            continue
-        try:
-            row = duel(family, op, key, device, args.warm)
-        except (AiterLikeError, AssertionError, RuntimeError, ValueError, TypeError) as error:
-            row = {"family": family.title, "op": op, "key": dict(key),
-                   "failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
-        print(op, shape, row.get("failed") or row.get("graph") or row.get("eager") or "checked", flush=True)
-        if args.rows is not None and not args.warm:
+    family, device, compiled = FAMILIES[args.family], torch.device("cuda"), held_out_calls.compiler()
+    drawn_keys = list(keys(family, args.seed, args.count))
+    if args.list:
+        for op, key in drawn_keys:
+            print(op, ",".join(f"{name}={value}" for name, value in key.items()))
+        return
+    shapes = []
+    for op, key in drawn_keys:
+        shapes.append(warmed(family, op, key, device, compiled))
+        torch.cuda.empty_cache()
+    if args.wait:
+        print(READY, flush=True)
+        sys.stdin.readline()
+    for shape in shapes:
+        if "failed" not in shape.row:
+            try:
+                time_shape(family, shape, device, compiled)
+            except RuntimeError as error:  # memory, above all
+                shape.row["failed"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        figures = shape.row.get("failed") or shape.row.get("graph") or shape.row["eager"]
+        print(shape.op, shape.row["key"], figures, flush=True)
+        if args.rows is not None:
             with args.rows.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.write(json.dumps(shape.row, ensure_ascii=False) + "\n")
         torch.cuda.empty_cache()
 
 

@@ -42,8 +42,8 @@ class Calls:
 
 
 def compiler() -> Compiler:
-    """torch.compile's best for fixed shapes, each function once, without what earlier shapes left behind."""
-    torch._dynamo.reset()
+    """torch.compile's best for fixed shapes, each function once; every shape compiles it anew."""
+    torch._dynamo.config.recompile_limit = 1000
     return functools.cache(partial(torch.compile, dynamic=False, options={"max_autotune": True}))
 
 
