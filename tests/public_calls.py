@@ -237,9 +237,9 @@ CALLS = {
     "causal_conv1d_split_qkv": (r(HIDDEN, ROWS), r(HIDDEN, 4), weight, zeros(2, HIDDEN, 3), starts, DIM),
     "apply_token_bitmask_inplace": (x.float(), zeros(ROWS, HIDDEN // 32, dtype=I32) + 5),
     "verify_tree_greedy": (
-        tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, nodes, nodes - 1, nodes - 1, nodes),
+        tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, slots[:, None], nodes - 1, nodes - 1, nodes),
     "tree_speculative_sampling_target_only": (
-        tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, nodes, nodes - 1, nodes - 1, scale + 0.5,
+        tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, slots[:, None], nodes - 1, nodes - 1, scale + 0.5,
         scale[:, 0], r(ROWS, 1, 8, dtype=F32).softmax(-1), zeros(ROWS, 1, 8, dtype=F32)),
     "topk": (x, 5),
     "topk_plain": (x, zeros(ROWS, 5, dtype=I32), zeros(ROWS, 5), 5),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.ops.common import elements
-from aiter_like.ops.common.contents import as_int32
+from aiter_like.ops.common.contents import as_int32, check_distinct
 from aiter_like.ops.conv.causal_conv1d import causal_conv1d_split_qkv
 
 _NAME, _PREFILL, _METADATA = "causal_conv1d_update", "causal_conv1d", "build_causal_conv_prefill_metadata"
@@ -34,7 +34,8 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Te
         use_silu: the results become out · sigmoid(out).
         cache_seqlens: [batch] int32: a state is a ring in which this token of it comes next; without elements: a state
             has its newest tokens last.
-        conv_state_indices: [batch] int32: the slot of each sequence, different ones; without elements: its number.
+        conv_state_indices: [batch] int32: the slot of each sequence, different ones as `cache_indices` of
+            causal_conv1d_split_qkv; without elements: its number.
         pad_slot_id: a sequence with this slot, or with one that is not there, changes nothing.
     """
     check.tensor(_NAME, "x", x, rank=3, dtypes=elements.FLOATS, last_contiguous=False)
@@ -54,6 +55,7 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Te
         check.tensor(_NAME, name, tensor, rank=1, device=x.device)
         if tensor.numel():
             check.tensor(_NAME, name, tensor, dtypes=kinds, shape=(size,))
+    check_distinct(_NAME, "conv_state_indices", conv_state_indices, len(conv_state), "slot", pad_slot_id)
     if not x.numel():
         return
     slots = torch.arange(batch, device=x.device) if not conv_state_indices.numel() else conv_state_indices.long()

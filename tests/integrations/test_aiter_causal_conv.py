@@ -73,7 +73,8 @@ def test_slots_by_number_and_nobody_there():
     (1, numbers(SLOTS, DIM, 2), "conv_state must have at least 3 tokens"), (2, numbers(5, 4), "weight must have shape"),
     (3, numbers(5), "bias must have shape"), (4, numbers(BATCH, DIM, 2), "out must have shape"),
     (6, torch.zeros(2, dtype=torch.int32), "cache_seqlens must have shape"),
-    (7, torch.zeros(BATCH, dtype=torch.int64), "conv_state_indices must have dtype")])
+    (7, torch.zeros(BATCH, dtype=torch.int64), "conv_state_indices must have dtype"),
+    (7, torch.ones(BATCH, dtype=torch.int32), "conv_state_indices must name each slot once at most, got 1")])
 def test_bad_arguments(index, value, message):
     call = [numbers(BATCH, DIM, 1), numbers(SLOTS, DIM, 3), numbers(DIM, 4), NONE.bfloat16(), numbers(BATCH, DIM, 1),
             False, NONE, NONE, PAD]

@@ -26,7 +26,7 @@ REFUSED = {  # function → argument: numbers that its last element may be, and 
     **dict.fromkeys(("rope_thd_fwd", "rope_thd_bwd"), {"cu_seqlens": ((2, ROWS), (-1, 1))}),
     "flash_attn_varlen_func": {name: ((2, ROWS), (1, ROWS + 1)) for name in ("cu_seqlens_q", "cu_seqlens_k")},
     "grouped_gemm": {"group_offsets": ((2, ROWS), (1, ROWS + 1))},
-    "causal_conv1d_split_qkv": {"query_start_loc": ((2, ROWS), (1, ROWS + 1))},
+    "causal_conv1d_split_qkv": {"query_start_loc": ((2, ROWS), (1, ROWS + 1)), "cache_indices": ((0, -1, 2), (1,))},
     "cp_gather_indexer_k_quant_cache": {"cu_seq_lens": ((2, ROWS), (1, ROWS + 1))},
     "moe_unpermute": {"expert_first_token_offset": ((9, 4 * ROWS), (-1, 8, 4 * ROWS + 1))},
     "mla_reduce_v1": {"reduce_indptr": ((2, 4), (1, 5)), "reduce_final_map": ((2, 4), (1, ROWS + 1))},
@@ -41,11 +41,13 @@ REFUSED = {  # function → argument: numbers that its last element may be, and 
     "flash_attn_with_kvcache: indices": {"cache_seqlens": ((0, 16), (-1, 17)), "cache_batch_idx": ((1, 2), (-1, 0, 3))},
     "flash_attn_with_kvcache: rotated": {"cache_seqlens": ((0, 9), (-1, 10, 16))},
     "flash_attn_with_kvcache: packed": {name: ((1, 2), (0, 3)) for name in ("cu_seqlens_q", "cu_seqlens_k_new")},
-    "verify_tree_greedy": {name: ((0, 9), ()) for name in ("candidates", "retrive_index", "target_predict")},
-    "tree_speculative_sampling_target_only": {name: ((0, 9), ()) for name in ("candidates", "retrive_index")},
+    "verify_tree_greedy": {"retrive_index": ((ROWS - 1, 9, -1), (0, 2)),
+                           **{name: ((0, 9), ()) for name in ("candidates", "target_predict")}},
+    "tree_speculative_sampling_target_only": {"retrive_index": ((ROWS - 1, 9, -1), (0, 2)), "candidates": ((0, 9), ())},
 }
 BOUNDLESS = {  # those that are right where they have 32 bits, and beside them those from 0 on that are
-    "candidates": FAR[:2], "retrive_index": FAR[:2], "target_predict": FAR[:2], **dict.fromkeys(
+    "candidates": FAR[:2], "retrive_index": FAR[:2], "target_predict": FAR[:2],
+    "cache_indices": FAR[:2], **dict.fromkeys(
         ("seqlens_qo_indptr", "seqlens_kv_indptr", "pages_kv_indptr"), (INT_MAX,)), "context_lens": (INT_MAX,)}
 SLOTS = {"slot_mapping": (-1, PLACES, *FAR)}
 EXPERTS = {"topk_ids": (-1, 8, INT_MIN, INT_MAX)}
@@ -200,6 +202,22 @@ def test_masks_have_as_many_experts_as_there_are_matrices():
     for mask in ((), (1, 1, 1), (1, 1, 1, 0), (1, 1, 1, 0, 1, 1), (0,) * 9):
         with pytest.raises(ValueError, match="fused_moe: expert_mask must have 4 elements that are not 0"):
             function(**call, expert_mask=torch.tensor(mask, dtype=torch.int32), backend="torch")
+
+
+@pytest.mark.parametrize(("name", "argument", "right", "wrong"), [
+    ("copy_blocks", "block_mapping", ([0, 1], [0, 2], [3, 3], [9, 1], [0, -1]), ([0, 1], [2, 1])),
+    ("copy_blocks", "block_mapping", ([0, 1], [3, 2]), ([0, 1], [1, 2])),
+    ("swap_blocks", "block_mapping", ([0, 1], [1, 2], [2, 0]), ([0, 1], [2, 0], [1, 1])),
+    ("mla_reduce_v1", "reduce_final_map", ([2, 4], [0, 2]), ([0, 3], [2, 4])),
+    ("mla_reduce_v1", "reduce_final_map", ([1, 1], [0, 2]), ([1, 2], [0, 2]))])
+def test_what_must_differ(name, argument, right, wrong):
+    function, call = arguments_of(name)
+    function(**{**call, argument: i32(*right)}, backend="torch")
+    before = [each.clone() for each in _tensors(call.values())]
+    for dtype in (torch.int32, torch.int64)[:1 + (argument == "block_mapping")]:
+        with pytest.raises(ValueError, match=f"^{name}: {argument} must .*, got \\d"):
+            function(**{**call, argument: i32(*wrong).to(dtype)}, backend="torch")
+    assert all(map(torch.equal, before, _tensors(call.values())))
 
 
 def test_starts_are_looked_at_in_every_call():

@@ -42,6 +42,19 @@ def check_values(op: str, name: str, values: Tensor, low: int, high: int, what: 
         raise ValueError(f"{op}: {name} must {what} from {low} to {high}, got {wrong[0].item()}")
 
 
+def check_distinct(op: str, name: str, values: Tensor, count: int, what: str, besides: int = -1) -> None:
+    """Those from 0 to `count` - 1 differ, but for `besides`: two that write `what` at once would leave anything there.
+
+    Raises:
+        ValueError: one is there more than once.
+    """
+    if not check.is_on_host(values) or values.dtype not in INTEGERS:
+        return
+    found, times = values[(values >= 0) & (values < count) & (values != besides)].unique(return_counts=True)
+    if (twice := found[times > 1]).numel():
+        raise ValueError(f"{op}: {name} must name each {what} once at most, got {twice[0].item()} more than once")
+
+
 def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int | None, bound: str = "") -> None:
     """Cumulative lengths: from 0 on, never falling, within the tensor and its longest sequence, which is the argument
     `bound`, of the queries or keys that `name` ends with where it is not given.

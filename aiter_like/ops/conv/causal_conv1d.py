@@ -18,7 +18,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
-from aiter_like.ops.common.contents import check_starts
+from aiter_like.ops.common.contents import check_distinct, check_starts
 
 __all__ = ["causal_conv1d_split_qkv"]
 
@@ -227,7 +227,8 @@ def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv
             last; written. None: sequences begin with zeros, and no state is kept.
         query_start_loc: [sequences + 1] int32, from 0 to the number of tokens: where each sequence begins.
         k_dim: channels of q, and of k; v has the others.
-        cache_indices: [sequences] int32: the line of each sequence, different ones; None: its number.
+        cache_indices: [sequences] int32: the line of each sequence, different ones: where nobody looks, as on a GPU,
+            one that several sequences have holds any of their tokens. None: its number.
         has_initial_state: [sequences] bool: the line holds the tokens before this call's; None: none does, and
             sequences begin with zeros.
         activation: "silu", "swish" (the same) or None.
@@ -240,7 +241,8 @@ def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit; on the CPU, also starts that do not rise.
+        ValueError: shapes, devices or layout do not fit; on the CPU, also starts that do not rise, and lines that
+            repeat.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -253,6 +255,8 @@ def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv
     check.integer(_OP, "k_dim", k_dim, 0, x.shape[0] // 2)
     check.choice(_OP, "activation", activation, _ACTIVATIONS)
     check_starts("causal_conv1d_split_qkv", "query_start_loc", query_start_loc, x.shape[1], "tokens of x")
+    if conv_states is not None and cache_indices is not None:
+        check_distinct("causal_conv1d_split_qkv", "cache_indices", cache_indices, len(conv_states), "line", pad_slot_id)
     sizes = (k_dim, k_dim, x.shape[0] - 2 * k_dim)
     q, k, v = (x.new_empty(x.shape[1], size) for size in sizes)
     _causal_conv1d.run(q, k, v, x, weight, bias=bias, query_start_loc=query_start_loc, conv_states=conv_states,

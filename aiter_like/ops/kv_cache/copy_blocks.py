@@ -15,6 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlaps
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import are_on_host, check_distinct
 
 __all__ = ["copy_blocks", "swap_blocks"]
 
@@ -121,12 +122,13 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     Raises:
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes, devices or the number of layers do not fit, or caches overlap one another in part, or the
-            mapping.
+            mapping; on the CPU, also a block that one pair writes and another reads or writes.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        A pair with a block outside the cache is skipped. A block that one pair writes and another reads or writes has
-        undefined content. One launch for all caches of one shape, dtype and strides; can be captured in a graph.
+        A pair with a block outside the cache is skipped. On a GPU, where nobody looks, a block that one pair writes and
+        another reads or writes holds bytes of any of them. One launch for all caches of one shape, dtype and strides;
+        can be captured in a graph.
 
     Source: AITER's `copy_blocks`.
     """
@@ -145,6 +147,8 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
         alike.setdefault((cache.shape, cache.stride(), cache.dtype, cache.device), []).append(cache)
     if isinstance(block_mapping, Tensor):
         refuse_overlaps("copy_blocks", "key_caches and value_caches", alike, block_mapping=block_mapping)
+    for first, *_ in alike.values():
+        check_pairs("copy_blocks", block_mapping, len(first), len(first), is_one_cache=True)
     for first, *others in alike.values():
         _copy_blocks.prepare(first, None, block_mapping, tuple(others) or None, backend=backend)
     for first, *others in alike.values():
@@ -168,7 +172,8 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit; with a mapping on the host also a block outside its cache.
+        ValueError: shapes or devices do not fit; with a mapping on the host also a block outside its cache, and one
+            that several pairs write.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -182,10 +187,28 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
             raise TypeError(f"swap_blocks: {name} must be a tensor, got {type(tensor).__name__}")
         if tensor.is_meta:
             raise ValueError(f"swap_blocks: {name} must have memory, got a tensor on the meta device")
+    if src.ndim and dst.ndim:
+        check_pairs("swap_blocks", block_mapping, len(src), len(dst))
     if src.device == dst.device == block_mapping.device:
         _copy_blocks.run(dst, src, block_mapping, backend=backend)
     else:
         copy_each(src, dst, block_mapping)
+
+
+def check_pairs(op: str, pairs: Tensor, sources: int, targets: int, is_one_cache: bool = False) -> None:
+    """No block is written by two pairs or, in one cache, written by one and read by another. Pairs that name no block
+    are skipped.
+
+    Raises:
+        ValueError: one is.
+    """
+    if not are_on_host(pairs, rank=2) or pairs.shape[1] != 2:
+        return
+    source, target = pairs[((pairs >= 0) & (pairs < pairs.new_tensor([sources, targets]))).all(1)].unbind(1)
+    check_distinct(op, "block_mapping", target, targets, "block to write")
+    both = target[torch.isin(target, source[source != target])] if is_one_cache else target[:0]
+    if both.numel():
+        raise ValueError(f"{op}: block_mapping must not name a block to read that it writes, got {both[0].item()}")
 
 
 def copy_each(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:

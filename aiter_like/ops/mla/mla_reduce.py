@@ -177,6 +177,12 @@ def _check_contents(out: Tensor, starts: Any, tiles: Any, parts: Any, longest: A
     if ((first < 0) | (last < first) | (last > len(out))).any():
         raise ValueError(f"{op}: reduce_final_map must name rows of final_output, from 0 to {len(out)}, got "
                          f"{tiles.tolist()[:12]}")
+    is_some = last > first
+    first, order = first[is_some].sort()
+    last = last[is_some][order]
+    if (twice := first[1:][first[1:] < last[:-1]]).numel():
+        raise ValueError(f"{op}: reduce_final_map must name each row of final_output once at most, got "
+                         f"{twice[0].item()} more than once")
     most = int((last - first).max()) if len(first) else 0
     if isinstance(longest, int) and 0 <= longest < most:
         raise ValueError(f"{op}: max_seqlen_q must be at least {most}, the rows of a tile in reduce_final_map, got "
@@ -194,8 +200,9 @@ def mla_reduce_v1(partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Te
         partial_lse: [rows, num_heads], [rows, num_heads, 1] or [rows, 1, num_heads, 1] fp32, natural logarithm.
         reduce_indptr: [tiles + 1] int32: the parts of tile i are reduce_partial_map[reduce_indptr[i] …
             reduce_indptr[i + 1] − 1].
-        reduce_final_map: [tiles, 2] int32: first row of `final_output` and the one behind its last; None: each tile has
-            `max_seqlen_q` rows, one tile behind the other.
+        reduce_final_map: [tiles, 2] int32: first row of `final_output` and the one behind its last. A row of
+            several tiles is of any of them on a GPU, where nobody looks. None: each tile has `max_seqlen_q` rows, one
+            tile behind the other.
         reduce_partial_map: [entries] int32: the first row of each part.
         max_seqlen_q: rows of a tile, at most; rows beyond are not written.
         num_kv_splits: AITER's hint for its own kernel; of no meaning here.

@@ -13,7 +13,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
-from aiter_like.ops.common.contents import check_values
+from aiter_like.ops.common.contents import check_distinct, check_values
 from aiter_like.ops.sampling.verify_chain import residual_token
 
 __all__ = ["tree_speculative_sampling_target_only", "verify_tree_greedy"]
@@ -181,7 +181,8 @@ def verify_tree_greedy(predicts: Tensor, accept_index: Tensor, accept_token_num:
         accept_index: [requests, steps] int32, written: `retrive_index` of the accepted nodes, then -1.
         accept_token_num: [requests] int32, written: how many are accepted after the root.
         candidates: [requests, nodes] int64|int32, the token of each node; node 0 is the root.
-        retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`.
+        retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`, another for each; one that
+            several have takes any of their tokens on a GPU, where nobody looks.
         retrive_next_token: [requests, nodes] int64|int32, its first child; -1: none.
         retrive_next_sibling: [requests, nodes] int64|int32, its next sibling; -1: none.
         target_predict: [requests, nodes] int64|int32, the target's token after each node.
@@ -201,8 +202,7 @@ def verify_tree_greedy(predicts: Tensor, accept_index: Tensor, accept_token_num:
 
     Source: SGLang's `verify_tree_greedy`.
     """
-    _check_numbers("verify_tree_greedy", candidates=candidates, retrive_index=retrive_index,
-                   target_predict=target_predict)
+    _check_numbers("verify_tree_greedy", predicts, retrive_index, candidates=candidates, target_predict=target_predict)
     _verify_tree.run(predicts, accept_index, accept_token_num,
                      *_longs(candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict),
                      backend=backend)
@@ -227,7 +227,8 @@ def tree_speculative_sampling_target_only(
         accept_index: [requests, steps] int32, written: `retrive_index` of the accepted nodes, then -1.
         accept_token_num: [requests] int32, written: how many are accepted after the root.
         candidates: [requests, nodes] int64|int32, the token of each node; node 0 is the root.
-        retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`.
+        retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`, another for each; one that
+            several have takes any of their tokens on a GPU, where nobody looks.
         retrive_next_token: [requests, nodes] int64|int32, its first child; -1: none.
         retrive_next_sibling: [requests, nodes] int64|int32, its next sibling; -1: none.
         uniform_samples: [requests, nodes] fp32 in [0, 1].
@@ -254,7 +255,7 @@ def tree_speculative_sampling_target_only(
 
     Source: SGLang's `tree_speculative_sampling_target_only`.
     """
-    _check_numbers("tree_speculative_sampling_target_only", candidates=candidates, retrive_index=retrive_index)
+    _check_numbers("tree_speculative_sampling_target_only", predicts, retrive_index, candidates=candidates)
     _verify_tree.run(predicts, accept_index, accept_token_num,
                      *_longs(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
                      coins=uniform_samples, final_coins=uniform_samples_for_final_sampling, target_probs=target_probs,
@@ -262,14 +263,16 @@ def tree_speculative_sampling_target_only(
                      backend=backend)
 
 
-def _check_numbers(op: str, **tensors: Tensor) -> None:
-    """Numbers that go to results of 32 bits, and can be looked at without waiting, have no more.
+def _check_numbers(op: str, predicts: Tensor, index: Tensor, **tensors: Tensor) -> None:
+    """Numbers that go to results of 32 bits, and can be looked at without waiting, have no more, and places differ.
 
     Raises:
-        ValueError: one has.
+        ValueError: one has, or two do not.
     """
-    for name, tensor in tensors.items():
+    for name, tensor in {**tensors, "retrive_index": index}.items():
         check_values(op, name, tensor, -check.INT32_MAX - 1, check.INT32_MAX)
+    if isinstance(predicts, Tensor):
+        check_distinct(op, "retrive_index", index, predicts.numel(), "place in predicts")
 
 
 def _longs(*tensors: Tensor) -> list[Tensor]:
