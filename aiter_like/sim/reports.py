@@ -78,21 +78,13 @@ def merged(reports: Iterable[dict]) -> list[dict]:
 
 
 def by_cause(reports: Iterable[dict]) -> list[list[dict]]:
-    """Those of one cause together, `merged`: of one check and kernel, and of one line of the kernel's author, else of
-    one producer. An unrolled loop has many instructions for one line."""
+    """Those of one cause together, `merged`: report.h says what that is. An unrolled loop has many instructions for one
+    line."""
     found: dict[tuple, list[dict]] = {}
     for report in merged(reports):
-        key = (*(report[name] for name in ("check", "severity", "kernel")), *_cause(report))
+        key = tuple(report[name] for name in ("check", "severity", "kernel", "cause"))
         found.setdefault(key, []).append(report)
     return list(found.values())
-
-
-def _cause(report: dict) -> tuple:
-    """The author's line, else the producer, else the instruction; and the memory that the message names, else its verb:
-    a line that loads and stores unknown memory has two causes."""
-    other = report["other"]
-    line = report["caller"] or report["source"] or (("by", other["pc"]) if other else report["pc"])
-    return str(line), report["message"].partition("`")[2].partition("`")[0] or report["message"].partition(" ")[0]
 
 
 def listing(reports: Iterable[dict]) -> list[str]:

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "load/loader.h"
@@ -15,6 +17,7 @@ namespace sim {
 namespace {
 
 constexpr size_t kMaxReports = 256;            // distinct ones; repeats of a known report are counted beyond it
+constexpr size_t kMaxKinds = 6;                // of other instructions that a text names
 
 struct Reports {
   std::mutex mutex;
@@ -26,6 +29,29 @@ struct Reports {
 Reports& reports() {
   static Reports* instance = new Reports;      // never destroyed: used from modules' exit handlers
   return *instance;
+}
+
+// Those of one cause as the terminal shows them, like reports.py: the first, and which other instructions have it.
+std::string text_of(const std::vector<Report>& group) {
+  std::vector<std::pair<std::string, u64>> kinds;  // of the others: mnemonic, how many
+  u64 count = group.front().count;
+  for (size_t k = 1; k < group.size(); ++k) {
+    const std::string name = group[k].text.substr(0, group[k].text.find(' '));
+    const auto known = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == name; });
+    known == kinds.end() ? void(kinds.emplace_back(name, 1)) : void(++known->second);
+    count += group[k].count;
+  }
+  std::stable_sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text = summary(group.front());
+  if (count > 1) text += " (" + std::to_string(count) + " times)";
+  if (kinds.empty()) return text;
+  text += "\n    the same cause at " + std::to_string(group.size() - 1) + " more instruction";
+  text += group.size() > 2 ? "s: " : ": ";
+  for (size_t k = 0; k < std::min(kinds.size(), kMaxKinds); ++k) {
+    text += (k ? ", " : "") + kinds[k].first;
+    if (kinds[k].second > 1) text += " (" + std::to_string(kinds[k].second) + ")";
+  }
+  return text + (kinds.size() > kMaxKinds ? ", …" : "");
 }
 
 }  // namespace
@@ -85,15 +111,24 @@ std::vector<Report> take_reports() {
 }
 
 u64 print_reports() {
-  const std::vector<Report> list = take_reports();
+  std::map<std::tuple<std::string, bool, std::string, std::string>, size_t> places;  // each cause's, in `groups`
+  std::vector<std::vector<Report>> groups;
   u64 errors = 0;
-  for (const Report& r : list) {
-    std::string text = summary(r);
-    if (r.count > 1) text += " (" + std::to_string(r.count) + " times)";
-    std::fprintf(stderr, "%s\n", text.c_str());
+  for (Report& r : take_reports()) {
+    const auto [known, is_new] = places.try_emplace({r.check, r.note, r.kernel, cause(r)}, groups.size());
+    if (is_new) groups.emplace_back();
     errors += !r.note;
+    groups[known->second].push_back(std::move(r));
   }
+  for (const std::vector<Report>& group : groups) std::fprintf(stderr, "%s\n", text_of(group).c_str());
   return errors;
+}
+
+std::string cause(const Report& r) {
+  std::string place = r.caller.empty() ? r.source : r.caller;
+  if (place.empty()) place = r.other.text.empty() ? std::to_string(r.pc) : "by " + std::to_string(r.other.pc);
+  const size_t name = r.message.find('`') + 1;     // 0: the message begins with its verb
+  return place + "; " + r.message.substr(name, r.message.find(name ? '`' : ' ', name) - name);
 }
 
 std::string place_text(u64 pc, const std::string& source, const std::string& caller, const std::string& text) {

@@ -35,7 +35,11 @@ void add_report(Report report);
 std::vector<Report> take_reports();            // and forgets them
 u64 report_count();                            // errors of this process, also those that have been taken
 std::string newest_report();                   // the summary of the last error, "" when it has been taken
-u64 print_reports();                           // to stderr; forgets them, and says how many were no notes
+u64 print_reports();                           // to stderr, causes once; forgets them, says how many were no notes
+// The same text for reports of one check, severity and kernel that have one cause: the line of the kernel's author,
+// else the producer, else the instruction; and the memory that the message names, else its verb, as a line that loads
+// and stores unknown memory has two causes.
+std::string cause(const Report& report);
 std::string summary(const Report& report);     // check, kernel, place, instruction; on the next line the message
 // "pc 0x1a4c (load.h:7 in norm.hip:12): v_add_f32 v0, v1, v2"
 std::string place_text(u64 pc, const std::string& source, const std::string& caller, const std::string& text);

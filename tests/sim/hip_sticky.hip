@@ -9,7 +9,10 @@
 #define __global__ __attribute__((global))
 #include <hip/hip_runtime_api.h>
 
-extern "C" __global__ void store(int* x) { x[__builtin_amdgcn_workitem_id_x()] = 1; }
+extern "C" __global__ void store(int* x) {
+#pragma unroll
+  for (int value = 0; value < 3; ++value) const_cast<volatile int*>(x)[__builtin_amdgcn_workitem_id_x()] = value;
+}
 
 static int faults = 0;
 

@@ -67,12 +67,15 @@ def test_a_forgotten_wait_shows_when_streams_are_deferred(tmp_path):
 
 
 def test_after_a_fault_every_call_reports_it(tmp_path):
-    """As on hardware; what a launch is refused for is not."""
-    link_program("hip_sticky.hip", tmp_path / "sticky")
+    """As on hardware; what a launch is refused for is not. The wrong line's three stores are told once."""
+    link_program("hip_sticky.hip", tmp_path / "sticky", "-gline-tables-only")
     for how, settings in (("bounds", "check"), ("bounds", "check,defer"), ("wild", "1")):
         done = subprocess.run([str(tmp_path / "sticky"), how], env={**os.environ, "AITER_LIKE_SIM": settings},
                               capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "all of it works\n"), (settings, done)
+        told = done.stderr.partition("[sim:bounds] store ")[2].splitlines()
+        assert settings == "1" or (told[1].endswith(" (3 times)"), told[2:]) == (
+            True, ["    the same cause at 2 more instructions: flat_store_dword (2)"]), done.stderr
 
 
 def test_several_devices():

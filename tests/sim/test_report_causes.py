@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import struct
 
+import checking
+import numpy as np
 import pytest
 import torch
 from hip_program import PRELUDE, code_object
@@ -51,20 +53,33 @@ def test_one_wrong_line_is_one_report_with_a_count():
     assert str(raised.value).count("[sim:bounds]") == 2
 
 
-_ONE = {"check": "bounds", "severity": "error", "kernel": "k", "pc": 0, "text": "global_load_dword", "source": "",
-        "caller": "", "other": None, "count": 1, "summary": "one", "message": "loads 4 bytes at no allocation"}
-
-
 def test_code_without_lines_groups_by_the_producer_else_by_instruction():
-    assert reports.listing([_ONE, {**_ONE, "pc": 8, "summary": "two"}]) == ["one", "two"]
-    uses = [{**_ONE, "check": "wait", "message": "reads v1", "pc": 16 + pc, "text": text, "summary": text,
-             "other": {"pc": producer}} for pc, (text, producer) in enumerate([("a", 0), ("b", 0), ("c", 8), ("d", 0)])]
-    assert reports.listing(uses) == ["a (3 times)\n    the same cause at 2 more instructions: b, d", "c"]
-    assert reports.listing({**use, "source": "a:1", "seed": 3} for use in uses) == [
-        "a (4 times) (seed 3)\n    the same cause at 3 more instructions: b, c, d"]
+    """Each wave's first use of a loaded register is told; the second wave uses it elsewhere."""
+    body = """global_load_dword v1, v0, s[10:11]
+              global_load_dword v2, v0, s[10:11]
+              v_readfirstlane_b32 s20, v0
+              s_cmp_eq_u32 s20, 0
+              s_cbranch_scc1 1f
+              v_mov_b32_e32 v3, v1
+           1: v_or_b32_e32 v3, v2, v2
+              v_xor_b32_e32 v3, v1, v1
+              s_waitcnt vmcnt(0)"""
+    data = {"inputs": {"v0": np.arange(128, dtype=np.uint32) * 4}, "waves": 2,
+            "buffers": {"s[10:11]": np.zeros(128, np.uint32)}}
+    uses = reports.listing({**report, "seed": 3} for report in checking.reports(body, **data))
+    texts = sorted(use.partition("pc 0x")[2].partition(": ")[2].partition("\n")[0] for use in uses)
+    assert uses[1].endswith(" (2 times) (seed 3)\n    the same cause at 1 more instruction: v_mov_b32_e32")
+    assert texts == ["v_or_b32_e32 v3, v2, v2", "v_xor_b32_e32 v3, v1, v1"], uses
+    stores = "".join(f"global_store_dword v0, v0, s[10:11] offset:{offset}\n" for offset in (8, 16))
+    assert len(reports.listing(checking.reports(stores, **data))) == 2
 
 
-def test_what_one_line_loads_and_what_it_stores_are_two_causes_where_no_memory_has_a_name():
-    one = {**_ONE, "source": "a:1"}
-    two = {**one, "pc": 8, "text": "global_store_dword", "summary": "two", "message": "stores 4 bytes likewise"}
-    assert reports.listing([one, two, two]) == ["one", "two (2 times)"]
+@pytest.mark.parametrize("line, causes", [("y[i] = x[0] + x[5000];", 1), ("x[0] = x[5000];", 2)])
+def test_what_one_line_loads_and_what_it_stores_are_two_causes_where_no_memory_has_a_name(line, causes):
+    source = f'extern "C" __global__ void wild(volatile int* x, int* y) {{ const int i = thread_index(); {line} }}'
+    elf = code_object(source, "--no-gpu-bundle-output", "-gline-tables-only")
+    y = torch.zeros(64, dtype=torch.int32)
+    with sim.enabled(on_report="collect") as session:
+        sim.checked_call("wild", lambda *_: sim.launch(elf, "wild", (1, 1, 1), (64, 1, 1), 0, struct.pack(
+            "<QQ", 4096, y.data_ptr())), (y,), writes=(0,))
+    assert len(session.reports) == 2 and len(reports.listing(session.reports)) == causes, session.reports

@@ -36,7 +36,7 @@ std::string json_of(const Report& r) {
   o.add("check", r.check).add("message", r.message).add("kernel", r.kernel).raw("workgroup", group.str());
   o.add("wave", static_cast<u64>(r.wave)).add("lanes", r.lanes).add("pc", r.pc).add("text", r.text);
   o.add("source", r.source).add("caller", r.caller).add("address", r.address).add("count", r.count);
-  o.add("summary", summary(r));
+  o.add("summary", summary(r)).add("cause", cause(r));
   o.raw("refused", r.refused ? "true" : "false").add("severity", std::string_view(r.note ? "note" : "error"));
   Object other;
   other.add("pc", r.other.pc).add("text", r.other.text).add("source", r.other.source);
