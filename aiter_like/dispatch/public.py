@@ -29,14 +29,25 @@ def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if len(positional) + len(named) < len(parameters):
         raise TypeError(f"{name}: a public function takes no *args and no **kwargs")
     passed = ", ".join([*positional, *(f"{each}={each}" for each in named)])
+    flags = [each.name for each in parameters if each.annotation in ("bool", bool)]
+    is_wrong = " or ".join(f"{each} is not True and {each} is not False" for each in flags)
     made = handing_on(name, positional, named, (
         "try:",
+        *[f"    if {is_wrong}: refuse_flags(({', '.join(flags)},))"] * bool(flags),
         f"    return function({passed})",
         "except Exception as error:",  # a `try` costs nothing where nothing is raised
         f"    raise_in_words(error, ({''.join(f'{each}, ' for each in (*positional, *named))}))",
-        "    raise"), function=function, raise_in_words=functools.partial(_raise_in_words, name, function))
+        "    raise"), function=function, raise_in_words=functools.partial(_raise_in_words, name, function),
+        refuse_flags=functools.partial(_refuse_flags, name, flags))
     made.__module__, made.__qualname__ = "aiter_like", name  # for pickle; and Python's own errors have the name
     return functools.update_wrapper(made, function, ("__doc__", "__annotations__"))
+
+
+def _refuse_flags(name: str, flags: list[str], values: tuple) -> None:
+    """Refuses what is no flag; whether 0 and 1, which engines pass too, are one is left to the function."""
+    for flag, value in zip(flags, values):
+        if type(value) is not int or value not in (0, 1):
+            check.flag(name, flag, value)
 
 
 def _raise_in_words(name: str, function: Callable[..., Any], error: Exception, values: tuple) -> None:
