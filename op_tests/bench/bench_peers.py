@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -220,6 +221,13 @@ PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
 """Operator → module → what prepares the call: layouts that are a user's once are made there, outside the time."""
 
 
+def _installed(root: str) -> str:
+    try:
+        return importlib.metadata.version(root)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
 @functools.cache
 def _module(name: str) -> Any:
     """The module, or None, which is said once: a library that is missing or broken is left out."""
@@ -229,7 +237,7 @@ def _module(name: str) -> Any:
     except Exception as error:  # noqa: BLE001  libraries fail in many ways where their own needs are not met
         print(f"without {root}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         return None
-    version = getattr(importlib.import_module(root), "__version__", "of unknown version")
+    version = getattr(importlib.import_module(root), "__version__", None) or _installed(root)
     print(f"beside {root} {version}")
     return module
 

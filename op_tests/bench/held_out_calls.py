@@ -279,8 +279,9 @@ def _experts_needs(*call: Any) -> tuple[int, int]:
 
 def _experts_stock(call: ExpertsCall) -> Tensor:
     """torch's grouped products over pairs that are sorted by expert."""
-    order = call.ids.flatten().argsort(stable=True)
-    ends = torch.bincount(call.ids.flatten(), minlength=len(call.w1)).cumsum(0).int()
+    ids, order = call.ids.flatten().sort(stable=True)
+    experts = torch.arange(len(call.w1), dtype=ids.dtype, device=ids.device)
+    ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
     token = order // call.ids.shape[1]
     inner = _silu_stock(torch._grouped_mm(call.hidden[token], call.w1.transpose(1, 2), offs=ends))
     parts = torch._grouped_mm(inner, call.w2.transpose(1, 2), offs=ends) * call.weights.flatten()[order, None]

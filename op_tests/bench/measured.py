@@ -78,7 +78,8 @@ class _Started:
         try:
             self.process.communicate("go\n", timeout=limit)
             code = self.process.returncode
-            said = f", exit code {code}: {(self.lines() or [''])[-1][:200]}" if code else ""
+            last = [line.strip() for line in self.lines() if line.strip()][-3:]
+            said = f", exit code {code}: {' | '.join(last)}" if code else ""
         except subprocess.TimeoutExpired:
             self.process.kill()
             said = f", stopped after {limit:.0f} s"
