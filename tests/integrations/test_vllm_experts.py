@@ -167,6 +167,17 @@ def test_weights_of_linear_layers_that_vllm_packs_on_a_cpu_are_read_as_they_were
     assert torch.equal(layer.weight, plain)
 
 
+def test_weights_of_convolutions_stay_as_vllm_packs_them():
+    class Method:
+        def process_weights_after_loading(self, layer):
+            layer.weight.data = layer.weight.data[:, 0].flip(0)
+
+    layer, plain = torch.nn.Conv1d(8, 8, 4, groups=8, bias=False), random(8, 1, 4)
+    layer.weight.data = plain.clone()
+    linear._keeping_weights(Method)(Method(), layer)
+    assert torch.equal(layer.weight, plain[:, 0].flip(0))
+
+
 def test_matrices_that_were_packed_before_they_were_loaded_stay_vllms(utilities):
     layer = Layer()
     utilities.is_weights_pre_processed = lambda: False

@@ -82,6 +82,9 @@ def _keeping_weights(method: type) -> Callable:
     @functools.wraps(original)
     def process_weights_after_loading(method: Any, layer: torch.nn.Module) -> None:
         weight = layer.weight
+        if weight.ndim != 2:  # of a convolution, whose function is vLLM's and reads it as it was packed
+            original(method, layer)
+            return
         plain = weight.detach().clone()
         original(method, layer)
         is_kept = weight.is_meta or torch.equal(weight, plain)
