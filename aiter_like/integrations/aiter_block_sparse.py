@@ -8,7 +8,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
-from aiter_like.ops.common.contents import as_int32
+from aiter_like.ops.common.contents import as_int32, check_values
 
 _NAME = "vsa_sparse_attention"
 _HALVES = (torch.bfloat16, torch.float16)
@@ -24,9 +24,11 @@ def vsa_sparse_attention(q: Tensor, k: Tensor, v: Tensor, block_lut: Tensor, blo
         k, v: [batch, kv_heads, seqlen_k, dim], likewise; heads is a multiple of kv_heads. The rows of a seqlen_k that
             is no multiple of 128 are copied.
         block_lut: [batch, heads, ⌈seqlen_q / 128⌉, ⌈seqlen_k / 128⌉] int32: a list's first number is a block, each
-            further one is the distance to the next.
+            further one is the distance to the next, more than 0. On a GPU, where nobody looks, what is no block becomes
+            the nearest that is.
         block_counts: [batch, heads, ⌈seqlen_q / 128⌉] int32: how many numbers a list has; the queries of an empty one
-            become 0. AITER wants 1 at least, and fewer than there are blocks.
+            become 0. AITER wants 1 at least, and fewer than there are blocks. On a GPU less than 0 means none, and more
+            than there are blocks all.
 
     Returns:
         [batch, heads, seqlen_q, dim], dtype of `q`.
@@ -47,6 +49,7 @@ def vsa_sparse_attention(q: Tensor, k: Tensor, v: Tensor, block_lut: Tensor, blo
                  device=q.device)
     check.tensor(_NAME, "block_counts", block_counts, dtypes=(torch.int32,), shape=(batch, heads, blocks),
                  device=q.device)
+    _check_lists(block_lut, block_counts, kv_blocks)
     out = torch.empty_like(q)
     if not q.numel():
         return out
@@ -68,3 +71,16 @@ def vsa_sparse_attention(q: Tensor, k: Tensor, v: Tensor, block_lut: Tensor, blo
         out=out.view(-1, 1, dim), block_table=as_int32((listed + first).flatten(0, 2)),
         seqlen_k=as_int32(lengths.flatten()))
     return out
+
+
+def _check_lists(lists: Tensor, counts: Tensor, blocks: int) -> None:
+    """Lists are within their rows, and name blocks that rise, so that only the last is the one with fewer keys.
+
+    Raises:
+        ValueError: they are not.
+    """
+    check_values(_NAME, "block_counts", counts, 0, blocks)
+    if check.is_on_host(lists):
+        is_used = torch.arange(blocks) < counts[..., None]
+        check_values(_NAME, "block_lut", lists.cumsum(-1)[is_used], 0, blocks - 1, "name blocks of keys")
+        check_values(_NAME, "block_lut", lists[..., 1:][is_used[..., 1:]], 1, blocks - 1, "hold distances")

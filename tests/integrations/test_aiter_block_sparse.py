@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aiter_like import check
 from aiter_like.integrations.aiter_block_sparse import vsa_sparse_attention
 
 BLOCK = 128
@@ -63,3 +64,28 @@ def test_bad_arguments():
                           ("q must be contiguous", (q.mT.contiguous().mT, k, k, lut, counts))):
         with pytest.raises(ValueError, match=f"vsa_sparse_attention: {message}"):
             vsa_sparse_attention(*call)
+
+
+def test_lists_that_name_no_blocks(simulated, monkeypatch):
+    """3 blocks of keys. Where nobody looks, they are the nearest that there are."""
+    q, k = numbers(1, 1, BLOCK, 64), numbers(1, 1, 3 * BLOCK, 64)
+
+    def call(*numbers, count=3):
+        counts = torch.tensor([[[count]]], dtype=torch.int32)
+        return vsa_sparse_attention(q, k, k, torch.tensor([[[numbers]]], dtype=torch.int32), counts)
+
+    for lut in ((0, 1, 2**31 - 1), (0, 1, -9)):
+        assert torch.equal(call(*lut, count=2), call(0, 1, 1, count=2)), "what no list has is not looked at"
+    for count in (-1, 4, -2**31, 2**31 - 1):
+        with pytest.raises(ValueError, match="block_counts must hold numbers from 0 to 3"):
+            call(0, 1, 1, count=count)
+    for lut in ((-1, 1, 1), (1, 1, 1), (0, 2, 1), (0, 2**31 - 1, 1), (-2**31, 1, 1)):
+        with pytest.raises(ValueError, match="block_lut must name blocks of keys from 0 to 2"):
+            call(*lut)
+    for lut in ((0, 0, 1), (2, -1, 1)):
+        with pytest.raises(ValueError, match="block_lut must hold distances from 1 to 2"):
+            call(*lut)
+    first, every = call(0, 1, 1, count=0), call(0, 1, 1)
+    monkeypatch.setattr(check, "is_on_host", lambda _: False)
+    assert torch.equal(call(0, 1, 1, count=-2**31), first) and torch.equal(call(0, 1, 1, count=2**31 - 1), every)
+    assert torch.equal(call(2**31 - 1, 1, 1, count=1), call(2, 0, 0, count=1))
