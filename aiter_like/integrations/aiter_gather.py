@@ -10,6 +10,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
+from aiter_like.ops.common.contents import are_on_host, check_lengths, check_starts, check_values
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 
@@ -27,7 +28,7 @@ def gather_kv_b_proj(k_buffer: Tensor, k_scale: Tensor, kv_indptr: Tensor, kv_in
         k_buffer: [blocks, page_size, latent + pe] bf16|fp16 or the device's fp8.
         k_scale: 1 fp32 element: what an element of an fp8 cache counts; else of no meaning.
         kv_indptr: [batch + 1] integers: where each sequence's pages begin in `kv_indices`.
-        kv_indices: [pages] integers, numbers of pages.
+        kv_indices: [pages] integers, numbers of pages; what is none becomes the nearest on a GPU, where nobody looks.
         kv_prefix_sum_context_lens: [batch + 1] integers: where each sequence's tokens begin in the results.
         kv_proj_weight: [heads · (nope + v_dim), latent] 16 bits or the device's fp8. For another dtype than the
             cache's, fp8 becomes 16 bits here, in each call.
@@ -86,6 +87,13 @@ def _rows(cache: Tensor, indptr: Tensor, pages: Tensor, starts: Tensor, tokens: 
     if len(indptr) != len(starts) or len(starts) < 2:
         raise ValueError(f"{_OP}: kv_prefix_sum_context_lens must have as many elements as kv_indptr, at least 2, got "
                          f"{len(starts)} and {len(indptr)}")
+    check_lengths(_OP, "kv_prefix_sum_context_lens", starts, tokens, None)
+    check_starts(_OP, "kv_indptr", indptr, len(pages), "entries of kv_indices")
+    if are_on_host(starts, indptr, pages):
+        check_values(_OP, "kv_indices", pages[:indptr[-1]], 0, len(cache) - 1, "name pages")
+        if (wrong := starts[(starts.diff() > indptr.diff() * cache.shape[1]).nonzero()[:, 0]]).numel():
+            raise ValueError(f"{_OP}: kv_indptr must give each sequence the pages of its tokens, got too few for that "
+                             f"whose tokens begin at {wrong[0].item()}")
     (blocks, page_size, _), token = cache.shape, torch.arange(tokens, device=cache.device)
     sequence = (torch.searchsorted(starts.long(), token, right=True) - 1).clamp(max=len(starts) - 2)
     position = token - starts.long()[sequence]

@@ -13,7 +13,7 @@ from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements
-from aiter_like.ops.common.contents import as_int32
+from aiter_like.ops.common.contents import as_int32, check_pages
 
 
 def mla_prefill_fwd(q: Tensor, kv_buffer: Tensor, out: Tensor, cu_seqlens_q: Tensor, seqused_k: Tensor,
@@ -107,6 +107,7 @@ def _attend(op: str, splits: int | None, q: Tensor, kv_buffer: Tensor, out: Tens
         raise ValueError(f"{op}: out_scale must be given with out of {out.dtype}")
     wide = torch.empty(out.shape, dtype=torch.bfloat16, device=q.device) if is_narrow else out
     page_size = kv_buffer.shape[1]
+    check_pages(op, block_tables, seqused_k, kv_buffer, None, ("block_tables",))
     indptr, indices, last = _listed(block_tables, seqused_k, page_size)
     aiter_like.mla_decode_fwd(
         q, kv_buffer, wide, cu_seqlens_q, indptr, indices, last, max(len(q), 1), page_size, kv_buffer.shape[2],
@@ -166,6 +167,7 @@ def decode_attention_fwd(
     check.tensor(op, "o", o, dtypes=(q.dtype,), shape=(batch, heads, values.shape[3]), device=q.device)
     check.tensor(op, "lse", lse, dtypes=(torch.float32,), shape=(batch, heads), device=q.device,
                  last_contiguous=False)
+    check_pages(op, req_to_token, b_seq_len, keys, None, ("req_to_token",))
     is_latent = keys.shape[2] == 1 and values.shape[3] < dim and (
         keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride())
     if is_latent:

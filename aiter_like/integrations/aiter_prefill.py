@@ -14,7 +14,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.paged_attention_entries import Called, paged_caches, run_paged
 from aiter_like.ops.common import elements
-from aiter_like.ops.common.contents import as_int32
+from aiter_like.ops.common.contents import as_int32, check_pages
 
 _PREFILL = "context_attention_fwd"
 _CHUNKED = "chunked_prefill_paged_decode"
@@ -37,7 +37,8 @@ def context_attention_fwd(
         kv_cache_dtype: "auto" for pages in the dtype of `q`; "fp8", "fp8_e4m3" or "fp8e4m3" for fp8 or bytes.
         k_cache: [num_blocks, num_kv_heads, head_dim / x, block_size, x], any x.
         v_cache: [num_blocks, num_kv_heads, head_dim, block_size].
-        b_loc: [batch, blocks] integers: the blocks of each sequence.
+        b_loc: [batch, blocks] integers: the blocks of each sequence; what is none becomes the nearest on a GPU, where
+            nobody looks.
         b_start_loc: [batch + 1] integers: its new tokens in `q`.
         b_seq_len: [batch] integers: all of its keys, the new ones last.
         max_input_len: not less than the most new tokens of a sequence.
@@ -132,6 +133,9 @@ def _checked(op: str, names: tuple[str, ...], new: tuple[Tensor, ...], pages: tu
                                      or bool((lengths < starts.diff()).any())):
         raise ValueError(f"{op}: {where_names[1]} must rise from 0 to {len(q)}, by no more than {where_names[2]}, got "
                          f"{starts.tolist()[:20]} and {lengths.tolist()[:20]}")
+    if check.is_on_host(starts):
+        stored = _stored(starts, lengths, op == _CHUNKED)
+        check_pages(op, table, stored, pages[0].transpose(1, 3), None, where_names[:1])
     return tuple(cache.view(fp8) if cache.dtype == torch.uint8 else cache for cache in pages), (
         as_int32(starts), as_int32(lengths))
 
@@ -148,17 +152,22 @@ def _number(scale: Tensor | float, q: Tensor) -> Tensor:
     return torch.as_tensor(scale, dtype=torch.float32, device=q.device).reshape(1)
 
 
+def _stored(starts: Tensor, lengths: Tensor, has_single: bool) -> Tensor:
+    """How many keys of each sequence the pages have."""
+    fresh = starts.diff()
+    return lengths - (fresh.where(fresh != 1, 0) if has_single else fresh)
+
+
 def _gathered(pages: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, starts: Tensor, lengths: Tensor,
               scales: tuple[Tensor | float, Tensor | float], has_single: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values of all sequences [keys, num_kv_heads, head_dim], and where each one's begin. has_single: the
     pages have the token of a sequence that has one new token.
     """
-    fresh = starts.diff()
     ends = torch.cat((lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)))
     total, size = int(ends[-1]), pages[0].shape[3]
     sequence = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths, output_size=total)
     place = torch.arange(total, device=lengths.device) - ends[sequence]
-    stored = lengths - (fresh.where(fresh != 1, 0) if has_single else fresh)
+    stored = _stored(starts, lengths, has_single)
     is_stored = (place < stored[sequence])[:, None, None]
     column = (place // size).clamp(max=max(table.shape[1] - 1, 0))
     block = table[sequence, column].long().clamp(0, max(len(pages[0]) - 1, 0)) if table.shape[1] else place * 0

@@ -67,5 +67,15 @@ def test_names_what_does_not_fit():
             ("kv_proj_weight must have dtype", TypeError, (starts, weights.float(), None, k_prefix, v_prefix))):
         with pytest.raises(error, match=f"gather_kv_b_proj: {message}"):
             gather_kv_b_proj(cache, None, indptr, pages, *args)
+    few = indptr.clone()
+    few[1] = 1
+    for message, lists in (("kv_indices must name pages from 0 to 8", (indptr, pages.where(pages != pages[-1], 9))),
+                           ("kv_indices must name pages", (indptr, pages.where(pages != pages[0], -1))),
+                           ("kv_indptr must rise from 0", (indptr + 1, pages)),
+                           ("kv_indptr must give each sequence the pages of its tokens", (few, pages))):
+        with pytest.raises(ValueError, match=f"gather_kv_b_proj: {message}"):
+            gather_kv_b_proj(cache, None, *lists, starts, weights, None, k_prefix, v_prefix)
+    with pytest.raises(ValueError, match="gather_kv_b_proj: kv_prefix_sum_context_lens must start at 0, never fall"):
+        gather_kv_b_proj(cache, None, indptr, pages, starts + 1, weights, None, k_prefix, v_prefix)
     with pytest.raises(UnsupportedError, match="no backend supports shuffled_kv_cache"):
         gather_kv_b_proj(cache, None, indptr, pages, starts, weights, None, k_prefix, v_prefix, False, True)

@@ -71,6 +71,8 @@ def test_bad_input_is_named(simulated):
             ("k_buffer must have 4 dimensions", cache[0, 0], cache[..., :512], {}),
             ("v_scale must be k_scale", cache, cache[..., :512], {"k_scale": torch.ones(1)}),
             ("req_to_token must have shape", cache, cache[..., :512], {"table": TABLE[:2]}),
+            *[("req_to_token must name pages", cache, cache[..., :size], {"table": TABLE.clone().fill_(page)})
+              for page in (-1, PAGES) for size in (512, 576)],
             ("k_buffer must have evenly spaced tokens", cache[:, :8], cache[:, :8, :, :512], {})):
         with pytest.raises(ValueError, match=f"^decode_attention_fwd: {message}"):
             decode(options.pop("q", q), keys, values, **options)
