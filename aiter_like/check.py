@@ -16,6 +16,8 @@ from torch import Tensor
 
 INT32_MAX = 2**31 - 1
 MOST_SEQUENCES = 1 << 20  # of a packed batch
+_NEGATED = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32,
+            torch.int64)  # what torch negates where it is read, as operators do (dispatch/op.py)
 
 
 def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: Collection[torch.dtype] | None = None,
@@ -30,9 +32,10 @@ def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: C
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
     # torch.compile cannot trace the questions about views; what it passes on is asked again when it runs.
-    if value.layout is not torch.strided or not torch.compiler.is_compiling() and (value.is_conj() or value.is_neg()):
-        view = "a conjugate or negative view" if value.layout is torch.strided else value.layout
-        raise TypeError(f"{op}: {name} must be a dense tensor, got {view}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got {value.layout}")
+    if not torch.compiler.is_compiling() and (value.is_conj() or value.is_neg() and value.dtype not in _NEGATED):
+        raise TypeError(f"{op}: {name} must be a dense tensor, got a conjugate or negative view of {value.dtype}")
     if dtypes is not None and value.dtype not in dtypes:
         raise TypeError(f"{op}: {name} must have dtype {_either(dtypes)}, got {value.dtype}")
     if rank is not None and value.ndim != rank:

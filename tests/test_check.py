@@ -29,13 +29,15 @@ class TestTensor:
         self.accepts(torch.empty(0, 4))
         self.accepts(torch.tensor(1.0))
         self.accepts(torch.nn.Parameter(x))
+        self.accepts(torch._neg_view(x))
 
     @pytest.mark.parametrize(("value", "rules", "kind", "text"), [
         (3.0, {}, TypeError, "op: x must be a tensor, got float"),
         (None, {}, TypeError, "op: x must be a tensor, got NoneType"),
         (torch.eye(2).to_sparse(), {}, TypeError, "op: x must be a dense tensor, got torch.sparse_coo"),
-        (torch._neg_view(torch.ones(2)), {}, TypeError,
-         "op: x must be a dense tensor, got a conjugate or negative view"),
+        pytest.param(
+            torch._neg_view(torch.ones(2).to(torch.float8_e4m3fn)), {}, TypeError,
+            "op: x must be a dense tensor, got a conjugate or negative view of torch.float8_e4m3fn", id="negative"),
         (torch.ones(2), {"dtypes": (torch.bfloat16, torch.float16)}, TypeError,
          "op: x must have dtype torch.bfloat16 or torch.float16, got torch.float32"),
         (torch.ones(2), {"rank": 2}, ValueError, "op: x must have 2 dimensions, got shape (2,)"),

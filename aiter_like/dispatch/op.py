@@ -209,6 +209,9 @@ class Op(Declaration):
         selection = select(self, request)
         if selection.candidates:  # else the reasons of the backends say more
             check_outputs(self.name, self.call, args, self.write_indices)
+            if all(tensor.is_meta for tensor in each_tensor(args)):  # of which there is nothing to compute
+                self._plans.store(chosen, args, _nothing)
+                return _nothing
         if selection.key is not None:
             values = table.normalised(self.name, self.tune_fields, selection.key)
             record.record(self.name, self.tune_fields, request.target.arch, request.target.cu_num, values)

@@ -112,6 +112,8 @@ def _is_same(arg: Any, value: Any) -> bool:
     if not isinstance(arg, Tensor) or not isinstance(value, Tensor):
         return False
     try:
-        return arg.numel() > 0 and arg.data_ptr() == value.data_ptr() != 0
+        if not arg.numel():
+            return arg.untyped_storage()._cdata == value.untyped_storage()._cdata
+        return arg.data_ptr() == value.data_ptr() != 0
     except RuntimeError:  # neither nested nor sparse nor fake tensors have one memory
         return False

@@ -45,7 +45,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | 
     if upcast:
         q, k, v = q.float(), k.float(), v.float()
     k, v = (tensor.repeat_interleave(q.shape[2] // tensor.shape[2], dim=2) for tensor in (k, v))
-    scale = q.shape[-1] ** -0.5
+    scale = max(q.shape[-1], 1) ** -0.5
     pair = (q, k * scale) if reorder_ops else (q * scale, k)
     scores = torch.einsum("bqhd,bkhd->bhqk", *pair)
     if softcap > 0:

@@ -56,8 +56,8 @@ def forward_decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_
     scratch: Any = None
     aiter_like.paged_attention_rocm(
         out, scratch, scratch, scratch, query, key_cache, value_cache, num_kv_heads,
-        query.shape[2] ** -0.5 if scale is None else scale, block_tables, seq_lens, key_cache.shape[3], max_seq_len,
-        alibi_slopes, kv_cache_dtype, k_scale, v_scale, fp8_out_scale, mtp=mtp, q_scale=q_scale)
+        max(query.shape[2], 1) ** -0.5 if scale is None else scale, block_tables, seq_lens, key_cache.shape[3],
+        max_seq_len, alibi_slopes, kv_cache_dtype, k_scale, v_scale, fp8_out_scale, mtp=mtp, q_scale=q_scale)
     return out if fp8_out_scale is None else out.flatten(1)
 
 

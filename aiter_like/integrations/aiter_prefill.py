@@ -94,7 +94,7 @@ def chunked_prefill_paged_decode(
         run_paged(op, output, query, k, v, block_table, seq_lens, None, *scales,
                   called=Called(table="block_table", lengths="seq_lens", longest=""),
                   alibi_slopes=alibi_slopes, max_seqlen_q=1, max_seqlen_k=block_table.shape[1] * k.shape[1],
-                  softmax_scale=query.shape[2] ** -0.5 if sm_scale is None else sm_scale, window_left=window)
+                  softmax_scale=max(query.shape[2], 1) ** -0.5 if sm_scale is None else sm_scale, window_left=window)
         return
     keys, values, ends = _gathered(rows, (key, value), block_table, starts, lengths, (k_scale, v_scale), True)
     _attend(query, keys, values, output, (starts, ends), max_query_len, alibi_slopes, window, sm_scale, None)

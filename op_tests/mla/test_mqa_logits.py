@@ -252,9 +252,7 @@ def test_tables_in_a_row(device, run, backend, page_size, unseen):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_caches(device, run, backend):
-    """AITER's dimension of 1; fp8 or bytes; pages apart; rows wider than a key and its scale."""
-    kind = fp8_of(device)
-
+    """AITER's dimension of 1; fp8 or bytes; pages apart; rows wider than a key and its scale; from an odd byte on."""
     def apart(cache):
         wide = torch.zeros(len(cache), 2, *cache.shape[1:], dtype=torch.uint8, device=device)
         wide[:, 0] = cache
@@ -265,7 +263,8 @@ def test_caches(device, run, backend):
         wide.view(len(cache), -1)[:, :cache[0].numel()] = cache.reshape(len(cache), -1)
         return wide
 
-    for as_given in (lambda cache: cache.unsqueeze(2), lambda cache: cache.view(kind), apart, wider):
+    for as_given in (lambda cache: cache.unsqueeze(2), lambda cache: cache.view(fp8_of(device)), apart, wider,
+                     lambda cache: torch.cat((cache.new_zeros(3), cache.flatten()))[3:].view(cache.shape)):
         check_paged(run, backend, device, [70, 33], 2, 16, as_given=as_given)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 from damages import bits
+from public_calls import SEQUENCES, call_of, public_names, tensors
 from torch import Tensor
 
-from aiter_like import rms_norm
+from aiter_like import device, rms_norm, use_backend
 from aiter_like.dispatch import OPS
 from aiter_like.dispatch.op import Op
 from aiter_like.errors import UnsupportedError
@@ -122,3 +123,51 @@ def test_tensors_whose_memory_was_given_back_are_refused_and_nothing_is_written(
 def test_zeros_without_memory_are_refused():
     with pytest.raises(ValueError, match="rms_norm: input must have memory"):
         rms_norm(torch._efficientzerotensor((3, 64)), torch.rand(64), 1e-6, backend="hip")
+
+
+@pytest.fixture
+def simulated():
+    device.use_simulator(True)
+    yield
+    device.reset()
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_public_functions_take_lazily_negated_tensors(name, simulated):
+    """Those that torch does not negate are refused by name."""
+    with use_backend("torch"):
+        function, args = call_of(name)
+        expected = [*map(bits, tensors([function(*args), args]))]
+        for index, arg in enumerate(call_of(name)[1]):
+            if not isinstance(arg, Tensor) or arg.dtype in (torch.uint8, torch.uint64):  # memory
+                continue
+            function, args = call_of(name)
+            is_taken = arg.dtype is not torch.bool and not (arg.is_floating_point() and arg.itemsize == 1)
+            args[index] = _negated(arg) if is_taken else torch._neg_view(arg)
+            if is_taken:
+                got = tensors([function(*args), args])
+                assert [bits(one.resolve_neg()) for one in got] == expected, f"argument {index}"
+            else:
+                with pytest.raises(TypeError, match=rf"^{name}: .* a (conjugate or )?negative view of torch"):
+                    function(*args)
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_tensors_of_the_device_meta_say_what_results_look_like(name, simulated):
+    """An error is one in the function's words: fp8 has the format of a device, which they are not on."""
+    with use_backend("torch"):
+        function, args = call_of(name)
+        expected = tensors([function(*args)])
+        function, args = call_of(name)
+    if name == "get_rope":  # whose tables are made where its caller is
+        return
+    args = [[one.to("meta") for one in arg] if isinstance(arg, list) else arg.to("meta") if isinstance(arg, Tensor)
+            else arg for arg in args]
+    try:
+        got = tensors([function(*args)])
+    except (ValueError, TypeError) as refusal:
+        assert name in SEQUENCES or str(refusal).startswith(f"{name}: ")
+        assert "float8" in str(refusal) or "must have memory" in str(refusal)
+        return
+    for one, other in zip(got, expected, strict=True):
+        assert one.is_meta and one.shape == other.shape and one.itemsize == other.itemsize

@@ -65,7 +65,8 @@ def cp_gather_indexer_k_quant_cache_ref(call: CpGatherIndexerKQuantCacheCall) ->
     where = indexer_cache.key_index(block, offset, head_dim, call.preshuffle)
     paged_cache.as_bytes(call.dst_k)[tokens] = flat[block[:, None], where]
     where = indexer_cache.scale_index(offset, page_size, head_dim, call.groups)
-    call.dst_scale.view(torch.uint8)[tokens] = flat[block[:, None], where]
+    scale = paged_cache.as_bytes(call.dst_scale)
+    scale[tokens] = flat[block[:, None], where].view(scale.dtype)
 
 
 @compile_ops("kv_cache/cp_gather_indexer_k_quant_cache.hip")

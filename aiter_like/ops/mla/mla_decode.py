@@ -291,8 +291,8 @@ def mla_decode_fwd(
         o, lse, partial_out, partial_lse, *planned, q=q, kv=kv_buffer, qo_indptr=qo_indptr, kv_indptr=kv_indptr,
         kv_indices=kv_indices, kv_last_page_lens=kv_last_page_lens, q_scale=q_scale, kv_scale=kv_scale,
         g_kv_indptr=g_kv_indptr, is_planned=work_meta_data is not None, max_seqlen_q=max_seqlen_q, num_kv_splits=splits,
-        softmax_scale=q.shape[2] ** -0.5 if sm_scale is None else sm_scale, softcap=max(logit_cap, 0.0), causal=causal,
-        cp_world_size=cp_world_size, cp_rank=cp_rank, backend=backend)
+        softmax_scale=max(q.shape[2], 1) ** -0.5 if sm_scale is None else sm_scale, softcap=max(logit_cap, 0.0),
+        causal=causal, cp_world_size=cp_world_size, cp_rank=cp_rank, backend=backend)
     return partial_out.unsqueeze(1), lse
 
 

@@ -382,7 +382,6 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
     kv_cache = kv_cache.squeeze(2) if kv_cache.ndim == 4 and kv_cache.shape[2] == 1 else kv_cache
     indexer_cache.check_cache(op, kv_cache, q.shape[3], 1, preshuffle, q.device)
     check.tensor(op, "kv_cache", kv_cache, dtypes=(q.dtype, torch.uint8))
-    page_size, dim = kv_cache.shape[1], q.shape[3]
     if page_starts is None:
         check.tensor(op, "block_table", block_table, shape=(q.shape[0], None))
         contents.check_values(op, "context_lens", context_lens, 0, check.INT32_MAX, "hold lengths")
@@ -390,11 +389,12 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
         check.tensor(op, "page_starts", page_starts, shape=(q.shape[0] + 1,))
         check.tensor(op, "block_table", block_table, rank=1)
         contents.check_starts(op, "page_starts", page_starts, len(block_table), "entries of block_table")
-    blocks, keys = indexer_cache.blocks_of(paged_cache.as_bytes(kv_cache)), page_size * dim
-    mqa_logits_op.run(logits, q.flatten(0, 1), blocks[:, :keys].view(q.dtype).unflatten(1, (page_size, dim)),
-                      blocks[:, keys:keys + 4 * page_size].view(torch.float32), weights, context_lens=context_lens,
-                      block_table=block_table, page_starts=page_starts, preshuffle=preshuffle,
-                      clean_logits=clean_logits, backend=backend)
+    page_size, dim, blocks = kv_cache.shape[1], q.shape[3], indexer_cache.blocks_of(paged_cache.as_bytes(kv_cache))
+    keys, scales = blocks[:, :page_size * dim], blocks[:, page_size * dim:page_size * (dim + 4)]
+    scales = (scales.clone() if scales.storage_offset() % 4 else scales).view(torch.float32)  # no view begins there
+    mqa_logits_op.run(logits, q.flatten(0, 1), keys.view(q.dtype).unflatten(1, (page_size, dim)),
+                      scales, weights, context_lens=context_lens, block_table=block_table, page_starts=page_starts,
+                      preshuffle=preshuffle, clean_logits=clean_logits, backend=backend)
 
 
 mqa_logits_op.public.extend((mqa_logits, paged_mqa_logits))

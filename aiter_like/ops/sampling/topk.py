@@ -203,7 +203,7 @@ def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest
         rowStarts: [rows] int32, the first column of each row that counts; None or empty: 0.
         rowEnds: [rows] int32, the column after the last one that counts; None or empty: all.
         stride0: elements from row to row of `x`, or -1: as `x` has them.
-        stride1: elements from column to column of `x`.
+        stride1: elements from column to column of `x`; 1 beside a `stride0` of -1: as `x` has them.
         backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
@@ -222,6 +222,8 @@ def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest
     check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
     check.tensor(_OP, "topk_ids", topk_ids, dtypes=(torch.int32,), shape=(x.shape[0], topk), device=x.device)
     starts, ends = (None if bound is None or bound.numel() == 0 else bound for bound in (rowStarts, rowEnds))
+    if (stride0, stride1) == (-1, 1):
+        stride0, stride1 = x.stride(0), max(x.stride(1), 1)
     rows = _strided(x, x.shape[0], x.stride(0) if stride0 == -1 else stride0, stride1)
     _topk.run(topk_ids, topk_out, rows, is_largest=largest, row_starts=starts, row_ends=ends, backend=backend)
 
