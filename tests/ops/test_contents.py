@@ -16,6 +16,7 @@ import aiter_like
 INT_MIN = -2**31
 LAST = {  # function → its arguments whose last number counts, and the numbers around what each accepts
     "paged_attention": {"block_table": (-1, 3), "seq_lens": (-1, 17)},
+    "cascade_attention": {"block_table": (-1, 3), "seq_lens": (-1, 17)},
     "paged_attention_v1": {"block_tables": (-1, 3), "context_lens": (-1, 17)},
     "paged_attention_ragged": {"kv_indptr": (-1, 4, 7), "kv_page_indices": (-1, 3), "kv_last_page_lens": (-1, 17)},
     "paged_attention_decode": {"block_tables": (-1, 3), "seq_lens": (-1, 17)},
@@ -41,6 +42,10 @@ def arguments_of(name):
 @pytest.mark.parametrize("name", LAST)
 def test_contents(name):
     for argument, numbers in LAST[name].items():
+        for number in (numbers[-2] + 1, numbers[-1] - 1):  # the last that are right
+            function, call = arguments_of(name)
+            call[argument].view(-1)[-1] = number
+            function(**call, backend="torch")
         for number in (*numbers, INT_MIN, 2**32, 2**32 + 1):
             function, call = arguments_of(name)
             call[argument] = call[argument].long() if number >= 2**31 else call[argument]

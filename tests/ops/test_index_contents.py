@@ -15,16 +15,24 @@ from test_contents import LAST
 INT_MIN, INT_MAX = -2**31, 2**31 - 1
 FAR = (INT_MIN, INT_MAX, 2**32, 2**32 + 1, -2**32)
 ROWS, PLACES = public_calls.ROWS, public_calls.BLOCKS * public_calls.PAGE
-ROPE = {name: {"positions": ((0, ROWS - 1), (-1, ROWS))} for name in public_calls.public_names()
-        if "positions" in name and name.startswith("rope_cached")}
+POSITIONS = {"positions": ((0, ROWS - 1), (-1, ROWS))}  # The last one is ROWS - 1.
+OFFSETS = ((1 - ROWS, 0), (-ROWS, 1))
+ROPE = {name: {**POSITIONS, **({"offsets": OFFSETS} if "offsets" in name else {})}
+        for name in public_calls.public_names() if "positions" in name and name.startswith("rope_cached")}
+STARTS = ((2, ROWS), (-1, 1, ROWS + 1))
 REFUSED = {  # function → argument: numbers that its last element may be, and may not be beside those of FAR
-    **ROPE, "rope_rounded": ROPE["rope_cached_positions_fwd"],
-    **dict.fromkeys(("rotary_embedding_fwd", "batched_rotary_embedding", "fused_qk_rope_concat_and_cache_mla",
+    **ROPE, "rope_rounded": POSITIONS,
+    "batched_rotary_embedding": {**POSITIONS, "cos_sin_cache_offsets": OFFSETS},
+    **dict.fromkeys(("rotary_embedding_fwd", "fused_qk_rope_concat_and_cache_mla",
                      "fused_kv_norm_rope_group_quant", "fused_qk_norm_rope_group_quant",
-                     "fused_qk_norm_rope_cache_pts_quant_shuffle"), ROPE["rope_cached_positions_fwd"]),
+                     "fused_qk_norm_rope_cache_pts_quant_shuffle"), POSITIONS),
     "fused_qk_rope_reshape_and_cache": {"pos": ((0, ROWS - 1), (-1, ROWS))},
-    **dict.fromkeys(("rope_thd_fwd", "rope_thd_bwd"), {"cu_seqlens": ((2, ROWS), (-1, 1))}),
-    "flash_attn_varlen_func": {name: ((2, ROWS), (1, ROWS + 1)) for name in ("cu_seqlens_q", "cu_seqlens_k")},
+    **dict.fromkeys(("rope_thd_fwd", "rope_thd_bwd", "rope_thd_fwd_inplace", "rope_thd_bwd_inplace"),
+                    {"cu_seqlens": ((2, ROWS), (-1, 1))}),
+    **dict.fromkeys(("flash_attn_varlen_func", "flash_attn_varlen_fp8_pertensor_func"),
+                    {name: STARTS for name in ("cu_seqlens_q", "cu_seqlens_k")}),
+    "mla_prefill_ps_fwd": {"kv_indptr": STARTS},
+    "mla_prefill_ps_asm_fwd": {"qo_indptr": STARTS, "kv_indptr": STARTS, "kv_page_indices": ((0, 5), (-1, 6))},
     "grouped_gemm": {"group_offsets": ((2, ROWS), (1, ROWS + 1))},
     "causal_conv1d_split_qkv": {"query_start_loc": ((2, ROWS), (1, ROWS + 1)), "cache_indices": ((0, -1, 2), (1,))},
     "cp_gather_indexer_k_quant_cache": {"cu_seq_lens": ((2, ROWS), (1, ROWS + 1))},
@@ -60,7 +68,8 @@ LEFT_OUT = {  # function → argument: numbers that all mean what the first of t
     **dict.fromkeys(("copy_blocks", "swap_blocks"), {"block_mapping": (-1, public_calls.BLOCKS, *FAR)}),
     "cp_gather_indexer_k_quant_cache": {"block_table": (-1, public_calls.BLOCKS, INT_MIN, INT_MAX)},
     **dict.fromkeys(("moe_align_block_size", "moe_permute"), {"topk_ids": (-1, 8, *FAR)}),
-    **dict.fromkeys(("moe_sorting_fwd", "fused_moe"), EXPERTS),
+    **dict.fromkeys(("moe_sorting", "moe_sorting_fwd", "fused_moe"), EXPERTS),
+    **dict.fromkeys(("mla_decode_fwd", "mla_prefill_fwd"), {"kv_indices": (-1, public_calls.BLOCKS, INT_MIN, INT_MAX)}),
     "moe_smoothquant_fwd": {"topk_ids": (-1, 2, INT_MIN, INT_MAX)},
     "moe_unpermute": {"inv_permuted_idx": (-1, 4 * ROWS, INT_MIN, INT_MAX)},
     **dict.fromkeys(("silu_and_mul_bias", "swiglu_and_mul_bias", "gelu_and_mul_bias"),
@@ -74,7 +83,8 @@ LEFT_OUT = {  # function → argument: numbers that all mean what the first of t
     "top_k_per_row_prefill": {"rowStarts": (0, -1, INT_MIN), "rowEnds": (public_calls.HIDDEN, 999, INT_MAX)},
     "top_k_per_row_decode": {"seqLens": (public_calls.HIDDEN, 999, INT_MAX)},
     "verify_tree_greedy": {"retrive_next_token": (-1, 1, *FAR), "retrive_next_sibling": (-1, 1, *FAR)},
-    "tree_speculative_sampling_target_only": {"retrive_next_token": (-1, 1, *FAR)},
+    "tree_speculative_sampling_target_only": {"retrive_next_token": (-1, 1, *FAR),
+                                              "retrive_next_sibling": (-1, 1, *FAR)},
 }
 DIM, r, i32 = public_calls.DIM, public_calls.r, public_calls.i32
 CACHE = {"q": r(2, 1, 2, DIM), "k": r(2, 1, 1, DIM), "v": r(2, 1, 1, DIM), "k_cache": public_calls.pages,
@@ -95,15 +105,13 @@ FURTHER = {  # arguments that a small call does without
     **dict.fromkeys(("moe_sorting", "moe_sorting_fwd", "fused_moe"), {"num_local_tokens": public_calls.i32(ROWS)}),
     "causal_conv1d_split_qkv": {"cache_indices": i32(1, 0)},
 }
-VALUES = {  # any number means something, or nothing reads it
-    "apply_token_bitmask_inplace": ("bitmask",), "dropout_randval": ("rng_state",),
-    "batched_rotary_embedding": ("cos_sin_cache_offsets",), "get_mla_metadata_v1": ("kv_last_page_lens",),
-    "get_ps_metadata_v1": ("seqlens_qo_indptr", "pages_kv_indptr", "context_lens"), "moe_sorting": ("topk_ids",),
-    "tree_speculative_sampling_target_only": ("retrive_next_sibling",), "mla_prefill_ps_fwd": ("kv_indptr",),
-    "mla_decode_fwd": ("kv_indices",), "mla_prefill_fwd": ("kv_indices",),
-    "cascade_attention": ("block_table", "seq_lens"), "mla_prefill_ps_asm_fwd": (
-        "qo_indptr", "kv_indptr", "kv_page_indices"), "flash_attn_varlen_fp8_pertensor_func": (
-        "cu_seqlens_q", "cu_seqlens_k")}
+VALUES = {  # function → argument: why it may hold any number
+    "apply_token_bitmask_inplace": {"bitmask": "its bits mean columns"},
+    "dropout_randval": {"rng_state": "any seed is one"},
+    "get_mla_metadata_v1": {"kv_last_page_lens": "not read: a plan is of whole pages"},
+    "get_ps_metadata_v1": dict.fromkeys(("seqlens_qo_indptr", "pages_kv_indptr", "context_lens"), "not read"),
+    **dict.fromkeys(("biased_grouped_topk", "grouped_topk", "moe_fused_gate", "topk_plain"), {"topk_ids": "written"}),
+}
 WRITTEN = ("out", "topk_indices", "indices", "predicts", "accept_index", "accept_token_num", "sorted_token_ids",
            "experts_ids", "token_nums", "num_tokens_post_pad", "sorted_expert_ids", "num_valid_ids", "work_indptr",
            "work_info", "work_info_set", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
@@ -177,12 +185,21 @@ def test_what_is_left_out(name, memory_begins_alike):
 
 
 def test_every_argument_is_known():
+    """Each of integers stands in one of the lists, and those in VALUES and WRITTEN take any number indeed."""
+    free = {(name, argument) for name, reasons in VALUES.items() for argument in reasons}
     for name in public_calls.public_names():
-        known = {*REFUSED.get(name, ()), *LEFT_OUT.get(name, ()), *LAST.get(name, ()), *VALUES.get(name, ())}
-        for argument, value in arguments_of(name)[1].items():
-            if isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64):
-                assert argument in known or argument in WRITTEN or "topk" in name or "gate" in name or (
-                    argument == "offsets" or "_inplace" in name or name.startswith("rope_thd")), (name, argument)
+        limited = [argument for table in (REFUSED, LEFT_OUT, LAST) for argument in table.get(name, ())]
+        function, call = arguments_of(name)
+        for argument, value in call.items():
+            if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int32, torch.int64) or (
+                    argument in limited):
+                continue
+            assert argument in WRITTEN or (name, argument) in free, (name, argument)
+            free.discard((name, argument))
+            given = {"backend": "torch"} if "backend" in inspect.signature(function).parameters else {}
+            for number in (-1, INT_MIN, INT_MAX):
+                function(**with_last(name, argument, number)[1], **given)
+    assert not free, "no arguments of integers, or such as stand in another list, too"
 
 
 @pytest.mark.parametrize("name", ["rope_cached_positions_offsets_fwd",

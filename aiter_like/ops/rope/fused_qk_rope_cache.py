@@ -341,7 +341,7 @@ def fused_qk_rope_reshape_and_cache(
         check.tensor(name, argument, tensor, last_contiguous=False)
     if cos.ndim < 2:
         raise ValueError(f"{name}: cos must be a table of rows, got shape {tuple(cos.shape)}")
-    parts.check_positions(name, "pos", pos, offs, cos)
+    parts.check_positions(name, "pos", pos, offs, cos, "offs")
     check.flag(name, "output_zeros", output_zeros)
     if zeros_out is not None:
         check.dense(name, "zeros_out", zeros_out)

@@ -48,9 +48,10 @@ def table_rows(table: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     return found.where(is_row[..., None], torch.nan)
 
 
-def check_positions(op: str, argument: str, positions: Any, offsets: Any, table: Any) -> None:
+def check_positions(op: str, argument: str, positions: Any, offsets: Any, table: Any,
+                    added: str = "offsets") -> None:
     """Positions on the CPU are rows of the table. Those on a GPU would have to be waited for: there a kernel gives NaN
-    for heads whose row is not in the table.
+    for heads whose row is not in the table. `added` is the argument that `offsets` are.
 
     Raises:
         ValueError: they are not.
@@ -64,11 +65,11 @@ def check_positions(op: str, argument: str, positions: Any, offsets: Any, table:
             return  # the operator says what does not fit
         rows = positions.long() + offsets  # of 64 bits, since a sum of 32 may wrap into the table
         if ((positions ^ rows) & (offsets ^ rows) < 0).any():
-            raise ValueError(f"{op}: {argument} plus offsets must be rows of the table, got a sum beyond 64 bits")
+            raise ValueError(f"{op}: {argument} plus {added} must be rows of the table, got a sum beyond 64 bits")
     low, high = rows.min().item(), rows.max().item()
     count = table.numel() // max(table.shape[-1], 1) if table.ndim else 0
     if count and not 0 <= low <= high < count:
-        what = argument if offsets is None else f"{argument} plus offsets"
+        what = argument if offsets is None else f"{argument} plus {added}"
         raise ValueError(f"{op}: {what} must be rows of the table, from 0 to {count - 1}, got "
                          f"{low if low < 0 else high}")
 

@@ -182,6 +182,8 @@ def _turn(name: str, positions: Tensor, query: Tensor, key: Tensor | None, head_
     if not positions.numel():
         return
     indices = [positions.view(tokens), *([] if offsets is None else [offsets.reshape(tokens)])]
+    if offsets is not None:
+        parts.check_positions(name, "positions", *indices, tables[0], argument)
     form = "rope_cached_positions" + ("_offsets" if len(indices) == 2 else "") + ("_2c" if len(inputs) == 2 else "")
     getattr(rope, f"{form}_fwd_inplace")(*inputs, *tables, *indices, *flags, backend=backend)
 
