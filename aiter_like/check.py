@@ -18,6 +18,7 @@ INT32_MAX = 2**31 - 1
 MOST_SEQUENCES = 1 << 20  # of a packed batch
 _NEGATED = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32,
             torch.int64)  # what torch negates where it is read, as operators do (dispatch/op.py)
+_LEAST_FP32, _MOST_FP32 = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
 
 def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: Collection[torch.dtype] | None = None,
@@ -49,11 +50,12 @@ def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: C
 
 
 def real(op: str, name: str, value: Any, *, low: float | None = None, above: float | None = None) -> None:
-    """`value` is a finite int or float, ≥ `low` and > `above` where given.
+    """`value` is a finite int or float, ≥ `low` and > `above` where given. Kernels get it in fp32, where it must not
+    become 0, which often means that there is none, or infinite.
 
     Raises:
         TypeError: not a number (a bool is none).
-        ValueError: infinite, NaN or out of range.
+        ValueError: infinite, NaN, out of range or out of that of fp32.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{op}: {name} must be a number, got {_show(value)}")
@@ -67,6 +69,9 @@ def real(op: str, name: str, value: Any, *, low: float | None = None, above: flo
         raise ValueError(f"{op}: {name} must be at least {low}, got {_number(value)}")
     if above is not None and value <= above:
         raise ValueError(f"{op}: {name} must be greater than {above}, got {value}")
+    if value and not _LEAST_FP32 <= abs(value) <= _MOST_FP32:
+        raise ValueError(f"{op}: {name} must be 0 or from {_LEAST_FP32:.1e} to {_MOST_FP32:.1e} in size, which fp32 "
+                         f"holds, got {_number(value)}")
 
 
 def integer(op: str, name: str, value: Any, low: int = -INT32_MAX - 1, high: int = INT32_MAX) -> None:

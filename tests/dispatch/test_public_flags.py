@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Flags of every public function: what is neither True nor False is an error before anything is written; 0 and 1, which
-engines pass too, mean these or are refused.
+engines pass too, mean these or are refused. Numbers: those that fp32, in which kernels get them, does not hold are one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from aiter_like.errors import UnsupportedError
 ALIKE = {name for name in public_names() if name.startswith("rope_") and name not in ("rope_fwd", "rope_thd_bwd")}
 """These have one function that reads their arguments."""
 
-FLAGS = [(name, flag) for name in public_names() if name not in {*SEQUENCES, "get_rope", *ALIKE}
-         for flag, parameter in inspect.signature(getattr(aiter_like, name)).parameters.items()
-         if parameter.annotation == "bool"]
+PARAMETERS = [(name, *parameter) for name in public_names() if name not in {*SEQUENCES, "get_rope", *ALIKE}
+              for parameter in inspect.signature(getattr(aiter_like, name)).parameters.items()]
+FLAGS = [(name, flag) for name, flag, parameter in PARAMETERS if parameter.annotation == "bool"]
+NUMBERS = [(name, number) for name, number, parameter in PARAMETERS if "float" in parameter.annotation.split(" | ")
+           and number not in ("k_epsilon", "inp2_epsilon")]  # of a second input, which small calls have not
 
 
 class Truthy:
@@ -63,3 +65,11 @@ def test_0_and_1_mean_what_flags_mean(name, flag):
             assert flag in str(refusal)
         else:
             assert found == results_with(name, flag, bool(number))
+
+
+@pytest.mark.parametrize(("name", "number"), NUMBERS)
+def test_numbers_that_fp32_does_not_hold_are_refused(name, number):
+    """A limit of 1e-50 was none, as 0 is; a larger one than fp32's largest was infinite."""
+    for value in (1e-50, 3.5e38):
+        with pytest.raises((ValueError, UnsupportedError), match=f"^{name}: .*{number}"):
+            results_with(name, number, value)
