@@ -178,8 +178,12 @@ def _softmax(score: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """P and the LSE; 0 and −∞ where nothing is visible."""
     every = score if sink is None else torch.cat((score, sink[:, None, None].expand(-1, score.shape[1], 1)), -1)
     blind = (every == -math.inf).all(-1)
-    lse = torch.where(blind, -math.inf, every.masked_fill(blind[..., None], 0.0).logsumexp(-1))
-    return torch.where(blind[..., None], 0.0, torch.exp(score - lse.masked_fill(blind, 0.0)[..., None])), lse
+    every = every.masked_fill(blind[..., None], 0.0)
+    # Neither P nor the derivative of the log-sum-exp comes from that: float64 may have no 1 beside it.
+    p = every.softmax(-1)[..., :score.shape[-1]]
+    near = every.detach().logsumexp(-1, keepdim=True)
+    lse = near + torch.exp(every - near).sum(-1, keepdim=True).log()
+    return torch.where(blind[..., None], 0.0, p), torch.where(blind, -math.inf, lse[..., 0])
 
 
 def _exact(call: AttentionBackwardCall, sequence: _Sequence) -> tuple[Tensor, ...]:

@@ -71,8 +71,8 @@ struct Shape : Config {
   static constexpr int kPBits = kIsFp8 ? 7 : 0;
 
   /// Whether nothing happens to a score but a multiplication, which the softmax can do.
-  static constexpr bool kIsScaling =
-      !Config::kHasSoftcap && !Config::kHasAlibi && std::is_same_v<typename Config::BiasElement, void>;
+  static constexpr bool kHasBias = !std::is_same_v<typename Config::BiasElement, void>;
+  static constexpr bool kIsScaling = !Config::kHasSoftcap && !Config::kHasAlibi && !kHasBias;
 
   /// The least number of waves that share the 512 registers of a SIMD.
   static constexpr int kHeadDims = kHeadDim + kHeadDimV;
@@ -134,7 +134,7 @@ __device__ ScoreMap<Shape> score_map(const typename Shape::Args& args, int batch
   const float slope = Shape::kHasAlibi ? args.alibi_slopes[batch * args.alibi_batch_stride + head] : 0.f;
   return {{scale, args.softcap},
           {args.bias, offset, args.bias_row_stride, first_row, rows.count, args.bias_columns},
-          {slope * kLog2E, first_row + delta}};
+          {alibi_slope(slope), first_row + delta}};
 }
 
 /// use(i, load(i)) for each i. A slice is read while the one before it is used, and no earlier: registers are few.
@@ -324,7 +324,7 @@ __device__ void finish(const typename Shape::Args& args, WaveRows<Shape>& rows,
     constexpr float kUnit = 1.f / (1 << Shape::kPBits);
     float maximum = rows.softmax.maximum[s], total = rows.softmax.total(s) * kUnit, factor = kUnit;
     if (args.sink != nullptr) {
-      const float sink = args.sink[head] * kLog2E;
+      const float sink = Shape::kHasBias ? plus_bias(0.f, args.sink[head]) : args.sink[head] * kLog2E;
       const float highest = __builtin_fmaxf(maximum, sink), moved = fast_exp2(maximum - highest);
       total = __builtin_fmaf(total, moved, fast_exp2(sink - highest));
       factor *= moved;
@@ -334,7 +334,7 @@ __device__ void finish(const typename Shape::Args& args, WaveRows<Shape>& rows,
     rows.scale_out(s, total == 0.f ? 0.f : factor * v_descale / total);
     const int row = rows.first + Scores::column(s, 0);
     if (lse != nullptr && Scores::Layout::group() == 0 && row < out.sizes[0])
-      lse[row] = total == 0.f ? -__builtin_inff() : (maximum + fast_log2(total)) * kLn2;
+      lse[row] = total == 0.f ? -__builtin_inff() : log_sum_exp<Shape::kHasBias>(maximum, total);
   }
   const TileWindow<typename Shape::OutElement, Shape::kWaveRows, Shape::kHeadDimV> window(out, rows.first);
 #pragma unroll

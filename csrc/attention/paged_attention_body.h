@@ -197,7 +197,7 @@ struct Wave {
       slope[s] = 0.f;
       const int head = rows.head(args.group, row);
       if (Shape::kHasTerms && args.alibi_slopes != nullptr && row < rows.count)
-        slope[s] = args.alibi_slopes[rows.sequence * args.alibi_batch + head] * kLog2E;
+        slope[s] = alibi_slope(args.alibi_slopes[rows.sequence * args.alibi_batch + head]);
       const int q_row = rows.lengths.first_row + query[s];
       if (Shape::kHasQueryScale)
         q_scale[s] = row < rows.count ? args.q_scale[q_row * args.q_scale_row + head * args.q_scale_head] : 1.f;

@@ -21,12 +21,33 @@ struct Softcap {
   __device__ float operator()(float x) const { return IS_ON ? outer * fast_tanh(inner * x) : inner * x; }
 };
 
-/// The bias, raised to about -5e29 where it is less: above -1e30, where the kernels' running maximum begins. A row
-/// whose keys all have the bias torch.finfo(dtype).min, the usual mask, becomes their mean, as in torch: times log2 e
-/// that bias would be -inf, which hides a key for good. The summand, 2^-33 of the bias, keeps -inf and NaN as they are,
-/// and is nothing beside a bias that is not raised.
-__device__ inline float raise_bias(float bias) {
-  return __builtin_fmaf(bias, 0x1p-33f, __builtin_fmaxf(bias, -5e29f));
+constexpr float kSteepBias = 0x1p126f;  // From there on a score grows half as fast as the bias.
+constexpr float kMostSlope = 0x1p90f;   // No product with a distance is infinite.
+
+/// x + bias · log2 e. No finite bias makes it infinite, which would hide a key for good: a row whose keys all have the
+/// bias torch.finfo(dtype).min, the usual mask, becomes their mean, as in torch. The half of the bias is added, and the
+/// rest up to ±kSteepBias: beyond, scores that differ are so far from one another that p is 1 or 0 however steep the
+/// map is, and log_sum_exp undoes it.
+__device__ inline float plus_bias(float x, float bias) {
+  const float near = __builtin_fmaxf(__builtin_fminf(bias, kSteepBias), -kSteepBias);
+  return __builtin_fmaf(near, kLog2E - 0.5f, __builtin_fmaf(bias, 0.5f, x));
+}
+
+/// The natural log-sum-exp, from the maximum in base 2 and the sum, which is not 0. HAS_BIAS: undoes plus_bias.
+template <bool HAS_BIAS>
+__device__ inline float log_sum_exp(float maximum, float total) {
+  const float size = __builtin_fabsf(maximum);
+  if (HAS_BIAS && size > kSteepBias * kLog2E) {
+    const float far = __builtin_fminf(2.f * (size - kSteepBias * (kLog2E - 0.5f)), 3.40282347e38f);
+    return __builtin_copysignf(far, maximum);
+  }
+  return (maximum + fast_log2(total)) * kLn2;
+}
+
+/// An ALiBi slope in base 2, up to ±kMostSlope: times the distance 0 an infinite one would be NaN.
+__device__ inline float alibi_slope(float slope) {
+  const float limited = __builtin_fmaxf(__builtin_fminf(slope, kMostSlope), -kMostSlope);
+  return (slope == slope ? limited : slope) * kLog2E;
 }
 
 /// Adds element (row, column) of a matrix, in which rows count from the wave's first one. Indices beyond the matrix are
@@ -50,7 +71,7 @@ struct Bias {
       const uint32_t column = first_column + i < last_column ? first_column + i : last_column;
       const uint32_t bytes = (row_offset + column) * static_cast<uint32_t>(sizeof(T));
       const float bias = to_float(*reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + bytes));
-      return __builtin_fmaf(std::is_same_v<T, f16> ? bias : raise_bias(bias), kLog2E, x);
+      return std::is_same_v<T, f16> ? __builtin_fmaf(bias, kLog2E, x) : plus_bias(x, bias);
     }
   };
   __device__ Row at(int row, int first_column) const {
@@ -69,7 +90,7 @@ struct Bias<void> {
 /// Subtracts slope · |row + delta − column|.
 template <bool IS_ON>
 struct Alibi {
-  float slope;  // times log2 e
+  float slope;  // of alibi_slope
   int delta;
 
   /// The slope of one row's elements, by their distance from `first_column`, as floats: exact up to 2^24.

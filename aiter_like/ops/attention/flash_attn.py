@@ -49,12 +49,15 @@ def flash_attn_func(
             dropped follows from torch's generator of the device.
         softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scores times scale may be up to 1e30, with two
             exceptions: NaN beyond 1.4e9 from Triton on Hopper where the scale is ≤ 1 (and the inputs so large), and
-            gradients, whose probabilities follow from the fp32 log-sum-exp, to 2⁻²³ of it: beyond 1e5 they are coarse.
+            gradients without bias and slopes: their probabilities follow from the fp32 log-sum-exp, to 2⁻²³ of it,
+            and are coarse beyond 1e5.
         causal: query i sees key j iff j ≤ i + seqlen_k − seqlen_q (bottom-right alignment).
         window_size: (left, right[, sink tokens]): query i sees keys from i + seqlen_k − seqlen_q − left to
             … + right; −1: no limit; so many leading keys stay visible under a left limit. None: no limits.
         bias: [seqlen_q, seqlen_k] or [1|batch, 1|num_heads, seqlen_q, seqlen_k], dtype of `q` or fp32, any strides.
-        alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + seqlen_k − seqlen_q − j| is subtracted.
+            −inf hides a key; any finite one, as torch.finfo's limits, counts as it is: equal ones of a row cancel out.
+        alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + seqlen_k − seqlen_q − j| is subtracted;
+            slopes beyond ±2^90 count as those.
         deterministic: results always repeat bit for bit.
         return_lse: also return the log-sum-exp of the scores.
         return_attn_probs: also return AITER's S_dmask: what dropout drew for each score, of which those up to

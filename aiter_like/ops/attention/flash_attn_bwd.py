@@ -22,10 +22,11 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call, dense_call
 from aiter_like.ops.attention.checks import check_call, launch_refusal
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
-from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys, seen_rows
+from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys, seen_rows, softmax_of
 from aiter_like.ops.common import philox
 
 _OP = "flash_attn_bwd"
+_FAR_LSE = 4096.0  # of triton/flash_attn_bwd_far.py
 _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
@@ -90,7 +91,11 @@ def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: i
     scores, visible, slope = scores_of(call, q, k, bias, slopes, None, rows.start, num_rows - rows.stop)
     q, dout = seen_rows(q, visible), seen_rows(dout, visible)
     sees = (lse > -math.inf) | lse.isnan()
-    p = torch.where(visible & sees[..., None], torch.exp(scores - lse[..., None]), 0.0)
+    # Far from 0 the rounding of the log-sum-exp is in the exponent.
+    is_far = (lse.abs() > _FAR_LSE) & lse.isfinite()
+    exact = softmax_of(scores, visible, call.sink)[0]
+    p = torch.where(is_far[..., None], exact, torch.exp(scores - lse[..., None]))
+    p = torch.where(visible & sees[..., None], p, 0.0)
     delta = torch.where(sees, (dout * seen_rows(out, visible)).sum(-1) - dlse, 0.0)
     dp, survivors = dout @ v.transpose(1, 2), p
     if call.dropout_p:
@@ -101,7 +106,7 @@ def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: i
     ds = torch.where(visible, p * (dp - delta[..., None]) * slope, 0.0) * call.softmax_scale
     dsink = 0.0
     if call.dsink is not None:
-        weights = torch.where(sees, torch.exp(call.sink[:, None].to(q.dtype) - lse), 0.0)
+        weights = torch.where(is_far, 1 - p.sum(-1), torch.exp(call.sink[:, None].to(q.dtype) - lse))
         dsink = -torch.where(sees, weights * delta, 0.0).sum(1)
     return ds @ seen_keys(k, visible), ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout, dsink
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, PagedCall
 
+_MOST_SLOPE = 2.0**90  # times a distance it is finite in fp32, as the kernels have it
 _MOST_SCORES = 1 << 27  # at once: 1 GiB in fp64, of which several are alive
 
 
@@ -53,7 +54,8 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
             bias = bias[..., before:before + rows, :]
         scores = scores + bias.to(scores.dtype)
     if slopes is not None:
-        scores = scores - slopes.to(scores.dtype)[..., None, None] * distance.abs()
+        slopes = slopes.to(scores.dtype).clamp(-_MOST_SLOPE, _MOST_SLOPE)
+        scores = scores - slopes[..., None, None] * distance.abs()
     return scores, visible, slope
 
 
@@ -85,7 +87,8 @@ def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Te
         with_sink = torch.cat((scores, column), -1)
     is_blind = (with_sink == -math.inf).all(-1, keepdim=True)
     with_sink = with_sink.masked_fill(is_blind, 0.0)  # a softmax of −inf alone would be NaN, and so its derivatives
-    lse = with_sink.logsumexp(-1, keepdim=True).masked_fill(is_blind, -math.inf)
-    # Not from the log-sum-exp: far from 0 its rounding is in the exponent.
+    # Neither P nor the derivative of the log-sum-exp comes from that: far from 0 its rounding is in the exponent.
+    near = with_sink.detach().logsumexp(-1, keepdim=True)
+    lse = near + torch.exp(with_sink - near).sum(-1, keepdim=True).log()
     p = with_sink.softmax(-1)[..., :scores.shape[-1]]
-    return p.masked_fill(is_blind, 0.0), lse[..., 0]
+    return p.masked_fill(is_blind, 0.0), lse.masked_fill(is_blind, -math.inf)[..., 0]

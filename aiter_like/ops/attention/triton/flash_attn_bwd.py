@@ -21,6 +21,7 @@ from torch import Tensor
 
 from aiter_like.device import Target, target_of
 from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.triton.flash_attn_bwd_far import Far
 from aiter_like.ops.attention.triton.flash_attn_bwd_loops import dkdv_rows, dq_keys
 from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     PADDING,
@@ -34,6 +35,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     place_of_program,
     plain,
     random_word,
+    rests_of_head,
     rows_index,
     scratch_index,
     seen_by,
@@ -44,6 +46,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
 )
 from aiter_like.ops.attention.triton.parts import LOG2_E
 from aiter_like.ops.attention.triton.strides import stride_of_batch, strides_of_bias, strides_of_rows
+from aiter_like.ops.attention.triton.terms import sink_score
 from aiter_like.ops.common import philox
 from aiter_like.ops.common.triton.launch import Launch, config
 
@@ -62,12 +65,13 @@ _LEAST_PAIRS = 2**19
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
 @triton.jit(do_not_specialize=("scratch_rows", "num_heads", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k",
                                "right"))
-def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, cu_seqlens_k, out_strides, dout_strides,
-                  scratch_rows, num_heads, total_q, total_k, max_seqlen_q, max_seqlen_k, right, DIM: tl.constexpr,
-                  BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+def _delta_kernel(delta, lse2, dsink, out, dout, lse, highest, rests, dlse, sink, cu_seqlens_q, cu_seqlens_k,
+                  out_strides, dout_strides, scratch_rows, num_heads, total_q, total_k, max_seqlen_q, max_seqlen_k,
+                  right, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
     """delta = Σ dout · out − dlse, and the LSE to base 2, +∞ for a row that sees nothing or is none: its p becomes 0.
 
-    dsink [num_heads, batch · blocks]: this block's part of −Σ exp(sink − lse) · delta. Bound: memory.
+    dsink [num_heads, batch · blocks]: this block's part of −Σ exp(sink − lse) · delta. highest, rests: of _far_kernel,
+    None without bias and slopes. Bound: memory.
     """
     out, dout = view_of(out, out_strides), view_of(dout, dout_strides)
     first_row = tl.program_id(0) * BLOCK_M
@@ -92,18 +96,25 @@ def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, 
     is_padded = rows < tl.cdiv(seqlen_q, PADDING) * PADDING
     place = scratch_index(cu_seqlens_q, batch, start, head, num_heads, scratch_rows) + rows
     tl.store(delta + place, difference, mask=is_padded)
-    tl.store(lse2 + place, tl.where(sees, plain(value * LOG2_E), float("inf")), mask=is_padded)
+    value2 = value * LOG2_E
+    if rests is not None:
+        value2 = tl.load(highest + place, mask=is_row, other=0.0)
+    tl.store(lse2 + place, tl.where(sees, plain(value2), float("inf")), mask=is_padded)
     if sink is not None:
-        weight = tl.exp2((tl.load(sink + head) - value) * LOG2_E)
+        if rests is not None:
+            rest = tl.load(rests + place, mask=is_row, other=0.0)
+            weight = tl.exp2(sink_score(tl.load(sink + head), True) - value2 - rest)
+        else:
+            weight = tl.exp2((tl.load(sink + head) - value) * LOG2_E)
         part = -tl.sum(tl.where(sees, weight * difference, 0.0), 0)
         blocks = tl.num_programs(0)
         tl.store(dsink + (head * tl.num_programs(2) + batch).to(tl.int64) * blocks + tl.program_id(0), part)
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
-def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_seqlens_k, rng_state, dk_strides,
-                 dv_strides, strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size, total_q,
-                 total_k, max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale,
+def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seqlens_q, cu_seqlens_k, rng_state,
+                 dk_strides, dv_strides, strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size,
+                 total_q, total_k, max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale,
                  cap_log2, keep_scale, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
                  BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of BLOCK_N keys of one KV head, dS = P · (dO Vᵀ − delta).
@@ -132,11 +143,12 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q,
     gap = inner_end - inner
     for index in range(group_size):
         head = kv_head * group_size + index
+        rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
-                    alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head))
+                    alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head),
+                    rests_of_head(rests, rows_at))
         dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                           threshold, keep_scale)
-        rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rows_of = (address(q, batch, q_start, head), q.row, address(dout, batch, q_start, head), dout.row,
                    delta + rows_at, lse2 + rows_at, first_key, last_key)
         dk_tile, dv_tile = dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, inner,
@@ -148,11 +160,10 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q,
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
-def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_seqlens_k, rng_state, dq_strides,
+def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seqlens_q, cu_seqlens_k, rng_state, dq_strides,
                strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size, total_q, total_k,
                max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale, cap_log2,
-               keep_scale,
-               DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+               keep_scale, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """dQ = softmax_scale · dS K of BLOCK_M rows of one head, dS = P · (dO Vᵀ − delta).
 
@@ -169,11 +180,12 @@ def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_se
     if first_row >= seqlen_q:
         return
     rows = first_row + tl.arange(0, BLOCK_M)
+    rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
     rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
-                alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head))
+                alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head),
+                rests_of_head(rests, rows_at))
     dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                       threshold, keep_scale)
-    rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
     is_row = rows < seqlen_q
     q_tile = load_rows(address(q, batch, q_start, head), first_row, q.row, is_row, BLOCK_M, DIM, BLOCK_D)
     dout_tile = load_rows(address(dout, batch, q_start, head), first_row, dout.row, is_row, BLOCK_M, DIM_V, BLOCK_DV)
@@ -197,6 +209,18 @@ def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_se
 def _limit(size: int, longest: int) -> int | None:
     """A window's size, None where it limits nothing among `longest` positions."""
     return None if size < 0 or size >= longest - 1 else size
+
+
+def _window(call: AttentionBackwardCall) -> tuple[int | None, int | None]:
+    """Left and right as a Rule has them."""
+    return _limit(call.window_left, call.max_seqlen_k), _limit(call.window_right, call.max_seqlen_q)
+
+
+def _scales(call: AttentionBackwardCall) -> tuple[float, float | None]:
+    """scale and cap_log2 as a Rule has them."""
+    if call.softcap:
+        return call.softmax_scale / call.softcap, call.softcap * LOG2_E.value
+    return call.softmax_scale * LOG2_E.value, None
 
 
 def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> Callable[..., None] | None:
@@ -231,13 +255,13 @@ class _Launches:
         if call.cu_seqlens_q is not None:  # rows of no sequence
             for gradient in call.gradients:
                 gradient.zero_()
-        delta, lse2, parts = self.delta(call)
+        delta, lse2, rests, parts = self.delta(call)
         if self.hopper is not None and self.hopper.takes(call):
             self.hopper(call, delta, lse2)
         else:
             if self.others is None:
                 self.others = _Others(call, self.params, self.delta.rows)
-            self.others(call, delta, lse2)
+            self.others(call, delta, lse2, rests)
         if parts is not None:
             torch.sum(parts, 1, out=call.dsink)
 
@@ -258,7 +282,7 @@ def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Tar
 
 
 class _Delta:
-    """The launch of _delta_kernel. rows: of the scratch."""
+    """The launches of _delta_kernel and, where a bias or slopes can move rows, _far_kernel. rows: of the scratch."""
 
     def __init__(self, call: AttentionBackwardCall):
         forward = call.forward
@@ -270,21 +294,29 @@ class _Delta:
         block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
         blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
         self.parts = None if call.dsink is None else (forward.num_heads, forward.batch * blocks)
+        self.far, has_terms = None, call.bias is not None or call.alibi_slopes is not None
+        if has_terms:
+            self.far = Far(call, self.rows, _window(call), _scales(call), _padded(forward.head_dim))
         self.launch = Launch(
             _delta_kernel, (blocks, forward.num_heads, forward.batch),
             (strides_of_rows(call.out), strides_of_rows(call.dout), self.rows, forward.num_heads, call.q.shape[0],
              call.k.shape[0], call.max_seqlen_q, call.max_seqlen_k, _limit(call.window_right, call.max_seqlen_q)),
             DIM=forward.head_dim_v, BLOCK_D=block_d, BLOCK_M=block_m, options={"num_warps": 4})
 
-    def __call__(self, call: AttentionBackwardCall) -> tuple[Tensor, Tensor, Tensor | None]:
-        """delta and the LSE to base 2, [heads, rows], each sequence padded as scratch_index says; parts of dsink."""
-        device, parts, sink = call.lse.device, None, None
+    def __call__(self, call: AttentionBackwardCall) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """delta, the LSE to base 2 and its rest, [heads, rows], each sequence padded as scratch_index says; parts of
+        dsink.
+        """
+        device, parts, sink, highest, rests = call.lse.device, None, None, None, None
         delta, lse2 = torch.empty(2, self.heads, self.rows, dtype=torch.float32, device=device).unbind()
+        if self.far is not None:
+            highest, rests = torch.empty(2, self.heads, self.rows, dtype=torch.float32, device=device).unbind()
+            self.far(call, highest, rests)
         if self.parts is not None:
             parts, sink = torch.empty(self.parts, dtype=torch.float32, device=device), call.sink
-        self.launch(delta, lse2, parts, call.out, call.dout, call.lse, call.dlse, sink, call.cu_seqlens_q,
-                    call.cu_seqlens_k)
-        return delta, lse2, parts
+        self.launch(delta, lse2, parts, call.out, call.dout, call.lse, highest, rests, call.dlse, sink,
+                    call.cu_seqlens_q, call.cu_seqlens_k)
+        return delta, lse2, rests, parts
 
 
 class _Others:
@@ -295,16 +327,12 @@ class _Others:
         block_d, block_dv = _padded(forward.head_dim), _padded(forward.head_dim_v)
         settings = {**config("flash_attn_bwd", target_of(call.q.device).arch, f"d{max(block_d, block_dv, 32)}"),
                     **params}
-        scale, cap = call.softmax_scale * LOG2_E.value, None
-        if call.softcap:
-            scale, cap = call.softmax_scale / call.softcap, call.softcap * LOG2_E.value
         shared = (
             tuple(map(strides_of_rows, (call.dout, call.q, call.k, call.v))), strides_of_bias(call.bias),
             stride_of_batch(call.alibi_slopes), scratch_rows, forward.num_heads,
             forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
-            call.max_seqlen_k, _limit(call.window_left, call.max_seqlen_k),
-            _limit(call.window_right, call.max_seqlen_q), call.sink_size, philox.threshold(call.dropout_p),
-            call.softmax_scale, scale, cap, 1 / (1 - call.dropout_p))
+            call.max_seqlen_k, *_window(call), call.sink_size, philox.threshold(call.dropout_p), call.softmax_scale,
+            *_scales(call), 1 / (1 - call.dropout_p))
         dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
         self.dkdv = None
         if call.max_seqlen_k:
@@ -319,9 +347,9 @@ class _Others:
             _grid(triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, call),
             (strides_of_rows(call.dq), *shared), **dims, **blocks, options=options)
 
-    def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor) -> None:
-        shared = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, call.cu_seqlens_q,
-                  call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
+    def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor, rests: Tensor | None) -> None:
+        shared = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, rests,
+                  call.cu_seqlens_q, call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
         if self.dkdv is not None:
             self.dkdv(call.dk, call.dv, *shared)
         self.dq(call.dq, *shared)

@@ -11,7 +11,8 @@ from triton.language.target_info import is_hip_cdna3
 from triton.runtime.jit import constexpr_function
 
 from aiter_like.ops.attention.triton import parts
-from aiter_like.ops.attention.triton.parts import LOG2_E, round_finite, tanh
+from aiter_like.ops.attention.triton.parts import round_finite, tanh
+from aiter_like.ops.attention.triton.terms import alibi_slopes, minus_alibi, plus_bias
 
 PADDING = tl.constexpr(128)  # of rows in the scratch of _delta_kernel: a multiple of every BLOCK_M
 
@@ -60,6 +61,7 @@ class Rule(NamedTuple):
     slope_log2: Any  # of this head, times log2 e
     bias: Any
     bias_at: Any  # row 0 of this head
+    rests: Any  # what is left of the LSE beside lse2, from row 0 of this head on
 
 
 @triton.jit
@@ -201,8 +203,8 @@ def is_visible(rule, row, key):
 
 
 @triton.jit
-def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr):
-    """p = exp2(score − lse2), 0 where not visible, and the derivative of the score by softmax_scale · q·k."""
+def score_of(rule, products, row, key, visible, IS_MASKED: tl.constexpr):
+    """The score in base 2, and its derivative by softmax_scale · q·k."""
     slope = 1.0
     if rule.cap_log2 is not None:
         capped = tanh(products * rule.scale)
@@ -214,13 +216,22 @@ def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr
         bias_row = tl.minimum(row, rule.seqlen_q - 1).to(tl.int64)  # a block of rows may end past the sequence
         pointers = rule.bias_at + bias_row * rule.bias.row + key.to(tl.int64) * rule.bias.key
         if IS_MASKED:
-            score += tl.load(pointers, mask=visible, other=0.0).to(tl.float32) * LOG2_E
+            score = plus_bias(score, tl.load(pointers, mask=visible, other=0.0))
         else:
-            score += tl.load(pointers).to(tl.float32) * LOG2_E
+            score = plus_bias(score, tl.load(pointers))
     if rule.slopes is not None:
-        distance = tl.abs(row + (rule.seqlen_k - rule.seqlen_q) - key)
-        score -= rule.slope_log2 * distance.to(tl.float32)
-    p = tl.exp2(score - lse2)
+        score = minus_alibi(score, rule.slope_log2, row + (rule.seqlen_k - rule.seqlen_q) - key)
+    return score, slope
+
+
+@triton.jit
+def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr):
+    """p = exp2(score − LSE), 0 where not visible, and the derivative of the score by softmax_scale · q·k."""
+    score, slope = score_of(rule, products, row, key, visible, IS_MASKED)
+    exponent = score - lse2
+    if rule.rests is not None:
+        exponent -= tl.load(rule.rests + row)
+    p = tl.exp2(exponent)
     if IS_MASKED:
         p = tl.where(visible, p, 0.0)
     return p, slope
@@ -254,7 +265,7 @@ def alibi_slope(slopes, batch, slopes_batch, head):
     if slopes is None:
         return 0.0
     else:
-        return tl.load(slopes + batch * slopes_batch + head) * LOG2_E
+        return alibi_slopes(tl.load(slopes + batch * slopes_batch + head))
 
 
 @triton.jit
@@ -264,6 +275,15 @@ def bias_address(bias, batch, start, head):
         return 0
     else:
         return address(bias, batch, start, head)
+
+
+@triton.jit
+def rests_of_head(rests, index):
+    """Address of the rest of row 0 of a head."""
+    if rests is None:
+        return None
+    else:
+        return rests + index
 
 
 @triton.jit

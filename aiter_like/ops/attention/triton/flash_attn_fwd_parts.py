@@ -16,12 +16,9 @@ from aiter_like.ops.attention.triton.parts import (
     LOG2_E,
     MASKED,
     MINIMUM,
-    adjusted,
-    bias_of,
     clamped,
     descaled,
     exponent_of,
-    finish_rows,
     is_visible,
     key_pointers,
     key_ranges,
@@ -49,6 +46,7 @@ from aiter_like.ops.attention.triton.strides import (
     strides_of_lse,
     strides_of_rows,
 )
+from aiter_like.ops.attention.triton.terms import adjusted, alibi_slopes, bias_of, finish_rows, sink_score
 from aiter_like.ops.common import philox
 from aiter_like.ops.common.triton.launch import Launch
 from aiter_like.ops.common.triton.philox import attention_kept
@@ -199,7 +197,7 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     if SHAPE.HAS_BOXES:
         boxes = (k_box, v_box, k_batch.to(tl.int32), start_k, kv_head.to(tl.int32))
     if slopes is not None:
-        row_slopes = tl.load(slopes + batch * small_strides[0] + first_head + heads).to(tl.float32) * LOG2_E
+        row_slopes = alibi_slopes(tl.load(slopes + batch * small_strides[0] + first_head + heads))
     if bias is not None:
         row_biases = bias_of(bias, bias_strides, q_batch, tile, queries, is_row, delta, num_biases, SHAPE)
     if rng_state is not None:
@@ -218,17 +216,17 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         store_part(out_rows, lse_rows, split_strides, split, is_row, acc, total, maximum, SHAPE.HEAD_DIM_V, SHAPE.DV)
         return
     if sink is not None:
-        sinks = tl.load(sink + first_head + heads).to(tl.float32) * LOG2_E
+        sinks = sink_score(tl.load(sink + first_head + heads), bias is not None)
     value_scale = value_factor(value_scale, v_descale, out_scale, batch, kv_head, small_strides[4:6])
     finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_scale, SHAPE.HEAD_DIM_V, SHAPE.DV,
-                SHAPE.ROUNDING)
+                SHAPE.ROUNDING, bias is not None)
 
 
 @triton.jit(do_not_specialize=["seqlen_q", "num_heads", "num_splits", "max_seqlen_q", "group_size"])
 def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_scale, out_strides, lse_strides,
                    part_strides, sum_strides, split_strides, descale_strides, seqlen_q, max_seqlen_q, num_heads,
                    group_size, num_splits, value_scale, SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr,
-                   DV: tl.constexpr, ROUNDING: tl.constexpr):
+                   DV: tl.constexpr, ROUNDING: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Adds the parts of one row of one head, always in the same order; bound: memory."""
     index = tl.program_id(0)
     query, head, batch = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
@@ -256,10 +254,10 @@ def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_sc
     if lse is not None:
         lse_rows = lse + row_batch * lse_strides[0] + row * lse_strides[1] + head * lse_strides[2] + one
     if sink is not None:
-        sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
+        sinks = sink_score(tl.load(sink + head + one), HAS_BIAS)
     value_scale = value_factor(value_scale, v_descale, out_scale, batch, head // group_size, descale_strides)
     finish_rows(out_rows, lse_rows, one == 0, acc, total + one, maximum + one, sinks, value_scale, HEAD_DIM_V, DV,
-                ROUNDING)
+                ROUNDING, HAS_BIAS)
 
 
 def width(call: AttentionCall) -> str:
@@ -325,7 +323,7 @@ class Launches:
             (strides_of_rows(call.out), strides_of_lse(call.lse), out_strides, lse_strides, split_strides, v_strides,
              seqlen_q, call.max_seqlen_q, call.num_heads, call.num_heads // call.num_kv_heads, num_splits, value_scale),
             SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
-            ROUNDING=shape.ROUNDING, options=_COMBINE)
+            ROUNDING=shape.ROUNDING, HAS_BIAS=call.bias is not None, options=_COMBINE)
 
     def __call__(self, call: AttentionCall, block_table: torch.Tensor | None = None,
                  out_scale: torch.Tensor | None = None, boxes: tuple = (None, None)) -> None:

@@ -22,8 +22,9 @@ from aiter_like.ops.attention.triton.paged_attention_plan import (
     lengths_of,
 )
 from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, variant
-from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, finish_rows
+from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM
 from aiter_like.ops.attention.triton.strides import stride_of_batch
+from aiter_like.ops.attention.triton.terms import alibi_slopes, finish_rows
 from aiter_like.ops.common.triton.launch import Launch, config
 from aiter_like.ops.common.triton.overlap import overlaps
 
@@ -123,7 +124,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
              block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
     row_slopes, tree_rows = None, None
     if slopes is not None:
-        row_slopes = tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0) * LOG2_E
+        row_slopes = alibi_slopes(tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0))
     if tree is not None:
         tree_rows = tree + sequence.to(tl.int64) * tree_strides[0]
     # Triton 3.6 loses a stride of 1 on its way through two functions, unless something is computed from it.

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.attention.triton.parts import MASKED, MINIMUM, clamped, packed, tanh
+from aiter_like.ops.attention.triton.terms import minus_alibi
 
 
 @triton.jit
@@ -116,7 +117,7 @@ def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
     if SHAPE.HAS_SOFTCAP:
         scores = tanh(scores / softcap) * softcap
     if slopes is not None:
-        scores -= slopes[:, None] * tl.abs(positions[:, None] - columns).to(tl.float32)
+        scores = minus_alibi(scores, slopes[:, None], positions[:, None] - columns)
     visible = columns <= high[:, None]
     if SHAPE.HAS_LEFT:
         visible = visible & (columns >= low[:, None])

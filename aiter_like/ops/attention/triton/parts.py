@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the attention kernels share: rounding, which keys a tile of rows sees, loads of tiles, scores, ends of rows.
+"""What the attention kernels share: rounding, which keys a tile of rows sees, loads of tiles, exponents, parts of rows.
 
 SHAPE is a Shape of shape.py, or what flash_attn_fwd_hopper.py has in its place.
 """
@@ -269,16 +269,6 @@ def signed(q, scale):
 
 
 @triton.jit
-def bias_of(bias, strides, q_batch, tile, queries, is_row, delta, num_biases, SHAPE: tl.constexpr):
-    """What `adjusted` takes of a bias. strides: of batch, row, head and key."""
-    if SHAPE.IS_QQ_BIAS:  # the queries are the last ones of the keys
-        return (bias + queries.to(tl.int64) * strides[1], is_row & (queries < num_biases), strides[3], delta,
-                num_biases)
-    else:
-        return row_pointers(bias, strides, q_batch, tile, SHAPE), is_row, strides[3], delta * 0, num_biases
-
-
-@triton.jit
 def exponent_of(highest, maximum, scale):
     """(factor, origin) of rows, for p = 2^(factor · score − origin). highest: of their scores; maximum: times scale.
 
@@ -302,51 +292,6 @@ def no_keys(M: tl.constexpr, DV: tl.constexpr):
 def load_box(box, boxes, start, N: tl.constexpr, D: tl.constexpr):
     """[N, D] from key `start` on of a descriptor [batch, keys, heads, dim]. boxes: …, …, batch, first key, head."""
     return box.load([boxes[2], boxes[3] + start, boxes[4], 0]).reshape([N, D])
-
-
-@triton.jit
-def adjusted(scores, keys, positions, adjust, SHAPE: tl.constexpr):
-    """Scores in units of log 2 with softcap, bias and ALiBi. adjust: softcap, slopes [M] or None, bias or None.
-
-    bias: pointers [M] of its rows, which of them there are, the stride of keys, the first key, how many there are.
-    """
-    softcap, slopes, bias = adjust
-    if SHAPE.HAS_SOFTCAP:
-        scores = tanh(scores / softcap) * softcap
-    if bias is not None:
-        rows, is_row, key_stride, first_key, num_keys = bias
-        columns = keys - first_key
-        inside = is_row[:, None] & ((columns >= 0) & (columns < num_keys))[None, :]
-        values = tl.load(rows[:, None] + columns.to(tl.int64)[None, :] * key_stride, mask=inside, other=0.0)
-        scores += values.to(tl.float32) * LOG2_E
-    if slopes is not None:
-        scores -= slopes[:, None] * tl.abs(positions[:, None] - keys[None, :]).to(tl.float32)
-    return scores
-
-
-@triton.jit
-def finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_scale, HEAD_DIM_V: tl.constexpr,
-                DV: tl.constexpr, ROUNDING: tl.constexpr):
-    """Stores value_scale · Σ p·v / Σ p and the log-sum-exp of rows: pointers [rows]. total: Σ p.
-
-    maximum: in units of log 2. sinks: one more score for each row, in the denominator only, or None. fp8 saturates.
-    """
-    if sinks is not None:
-        new_maximum = tl.maximum(maximum, sinks)
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.exp2(sinks - new_maximum)
-        acc = acc * rescale[:, None]
-        maximum = new_maximum
-    result = acc * tl.where(total == 0.0, 0.0, value_scale / total)[:, None]  # 0: no visible key
-    dims = tl.arange(0, DV)
-    dtype: tl.constexpr = out_rows.dtype.element_ty
-    if dtype.is_fp8():
-        limit: tl.constexpr = 448.0 if dtype == tl.float8e4nv else 240.0
-        result = tl.where(result == result, tl.minimum(tl.maximum(result, -limit), limit), result)
-    tl.store(out_rows[:, None] + dims[None, :], round_to(result, dtype, ROUNDING),
-             mask=is_row[:, None] & (dims < HEAD_DIM_V)[None, :])
-    if lse_rows is not None:
-        tl.store(lse_rows, tl.where(total == 0.0, float("-inf"), (maximum + tl.log2(total)) * LN_2), mask=is_row)
 
 
 @triton.jit
