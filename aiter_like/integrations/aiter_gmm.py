@@ -11,7 +11,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.ops.common import elements
-from aiter_like.ops.common.contents import as_int32
+from aiter_like.ops.common.contents import as_int32, check_values
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm_call import TOKENS, block_for
 from aiter_like.ops.moe.moe_weight_grad import moe_weight_grad
@@ -40,6 +40,7 @@ def gmm(lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias: Tensor | None = Non
     check.tensor(op, "lhs", lhs, rank=2, dtypes=SIXTEEN_BITS, last_contiguous=False)
     check.tensor(op, "rhs", rhs, rank=3, dtypes=(lhs.dtype,), device=lhs.device, last_contiguous=False)
     check.tensor(op, "group_sizes", group_sizes, dtypes=elements.INTEGERS, shape=rhs.shape[:1], device=lhs.device)
+    _check_sizes(op, group_sizes, len(lhs))
     k = lhs.shape[1]
     if k not in rhs.shape[1:]:
         raise ValueError(f"{op}: rhs must have matrices [{k}, n] or [n, {k}], got shape {tuple(rhs.shape)}")
@@ -79,6 +80,7 @@ def ptgmm(lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias_grad: Tensor | Non
         existing_out = torch.empty(shape, dtype=preferred_element_type, device=lhs.device)
         accumulate = False
     check.tensor(op, "existing_out", existing_out, dtypes=elements.FLOATS, shape=shape, device=lhs.device)
+    _check_sizes(op, group_sizes, m)
     order = _order(group_sizes, m)
     out = torch.empty_like(existing_out) if accumulate else existing_out
     moe_weight_grad.run(out, rows, rhs, **order)
@@ -98,9 +100,18 @@ def nptgmm(lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias_grad: Tensor | No
 
 
 def _starts(group_sizes: Tensor) -> Tensor:
-    starts = torch.zeros(len(group_sizes) + 1, dtype=torch.int32, device=group_sizes.device)
-    torch.cumsum(group_sizes, 0, dtype=torch.int32, out=starts[1:])
-    return starts
+    return torch.nn.functional.pad(as_int32(as_int32(group_sizes).cumsum(0)), (1, 0))
+
+
+def _check_sizes(op: str, group_sizes: Tensor, rows: int) -> None:
+    """Groups have no more rows than there are, where that can be seen.
+
+    Raises:
+        ValueError: they have.
+    """
+    check_values(op, "group_sizes", group_sizes, 0, rows)
+    if check.is_on_host(group_sizes) and group_sizes.sum() > rows:
+        raise ValueError(f"{op}: group_sizes must be {rows} rows at most together, got {group_sizes.sum()}")
 
 
 def _order(group_sizes: Tensor, rows: int) -> dict[str, Tensor | int]:

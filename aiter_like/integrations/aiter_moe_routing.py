@@ -154,9 +154,8 @@ def routing_from_hash(router_logits: Tensor, tid2eid: Tensor, input_ids: Tensor,
 def compute_expt_data_torch(hist: Tensor, n_expts_tot: int, n_gates: int, block_m: int) -> ExptData:
     """The lists of `ExptData` from the pairs of each expert, in torch, without waiting for the device."""
     hist = as_int32(hist[:n_expts_tot])
-    ends = hist.new_zeros(n_expts_tot + 1), hist.new_zeros(n_expts_tot + 1)
-    torch.cumsum(hist, 0, dtype=torch.int32, out=ends[0][1:])
-    torch.cumsum((hist + block_m - 1) // block_m, 0, dtype=torch.int32, out=ends[1][1:])
+    tiles = (hist.long() + block_m - 1) // block_m
+    ends = [torch.nn.functional.pad(as_int32(counts.cumsum(0)), (1, 0)) for counts in (hist, tiles)]
     tile = torch.arange(_most_tiles(n_gates, n_expts_tot, block_m), dtype=torch.int32, device=hist.device)
     expert = torch.searchsorted(ends[1][1:], tile, right=True, out_int32=True)
     number = tile - ends[1][expert.clamp(max=n_expts_tot - 1)]

@@ -92,3 +92,11 @@ def test_operands(is_transposed, alt_trans):
     assert not aiter_gmm.get_tgmm_bias_grad(DEPTH, GROUPS, "cpu").numel()
     with pytest.raises(AssertionError, match="operands of several dtypes"):
         aiter_gmm.check_input_device_dtype(lhs, rhs.float(), sizes[0])
+
+
+@pytest.mark.parametrize("wrong", ((-1, 21, 1, 21), (20, 0, 5, 21), (2**32 + 20, 0, 1, 21), (2**31,) * 4))
+@pytest.mark.parametrize("function", ("gmm", "ptgmm"))
+def test_sizes_that_groups_cannot_have(simulated, wrong, function):
+    rhs = numbers(GROUPS, DEPTH, COLUMNS) if function == "gmm" else numbers(ROWS, COLUMNS)
+    with pytest.raises(ValueError, match=f"{function}: group_sizes must (hold numbers from 0 to|be 45 rows)"):
+        getattr(aiter_gmm, function)(numbers(ROWS, DEPTH), rhs, torch.tensor(wrong))

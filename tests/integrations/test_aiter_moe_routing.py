@@ -237,6 +237,13 @@ def test_places_that_there_are_not(simulated, number):
         aiter_moe_routing.routing_from_hash(numbers(TOKENS, EXPERTS), hashed[0][:TOKENS * SLOTS], hashed[1], SLOTS, 32)
 
 
+def test_counts_that_32_bits_do_not_hold():
+    """Sums stay at the most that they do, so nothing behind them begins among the pairs."""
+    data = aiter_moe_routing.compute_expt_data_torch(torch.tensor([3, 2**32 + 1, 2**31 - 1, 5]), 4, 8, 32)
+    assert data.token_offs_raw.tolist() == [0, 3, *[2**31 - 1] * 3]
+    assert (data.token_offs_pad.diff() >= 0).all() and data.token_offs_pad[1] == 1
+
+
 def test_scales_of_blocks_in_torch():
     x, w = numbers(5, 7).bfloat16(), numbers(2, 7, 6, seed=1)
     found = aiter_moe_ragged.dequant_x_blockscale(x, scales := numbers(3, 2, seed=2), False, (2, 3, 4))

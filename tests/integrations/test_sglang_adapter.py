@@ -292,6 +292,21 @@ def test_video_layer_of_a_dense_backend(monkeypatch, caplog):
     assert all(word in caplog.text for word in ("return_softmax_lse", "dropout", "skipped softmax"))
 
 
+@pytest.mark.parametrize("number", (2**32, 2**32 + 20, -2**32 + 20))
+def test_numbers_that_32_bits_do_not_hold(backend, monkeypatch, caplog, number):
+    """Modulo 2^32 some would be lengths. They are left to the base."""
+    served, slots = backend
+    for name in ("seq_lens", "extend_seq_lens"):
+        batch = batch_of("EXTEND", slots, 20, 20, **{name: torch.tensor([number])})
+        served.init_forward_metadata(batch)
+        assert served.forward_extend(*qkv(20), radix(), batch) == "own extend", name
+    q, k, v = (torch.randn(20, 2, 64).bfloat16() for _ in range(3))
+    layer = diffusion._answer(lambda size: video_backend(monkeypatch, "FA")[0], 64).get_impl_cls()()
+    with pytest.raises(ValueError, match="flash_attn_varlen_func: cu_seqlens_q must start at 0"):
+        diffusion._forward_varlen(layer, q, k, v, cu_seqlens=torch.tensor([0, number]), max_seqlen=20)
+    assert "the keys of a sequence must be" in caplog.text and "cu_seqlens_q must" in caplog.text
+
+
 def test_video_layer_of_a_sparse_backend_stays(monkeypatch):
     own, _ = video_backend(monkeypatch, "SLIDING_TILE_ATTN")
     assert diffusion._answer(lambda: own) is own

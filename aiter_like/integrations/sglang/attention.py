@@ -135,7 +135,7 @@ def _sequences(backend: Any, forward_batch: Any, is_static: bool) -> Sequences |
         starts = torch.arange(lengths.shape[0] + 1, dtype=torch.int32, device=device)
         return Sequences(starts, lengths, slots, 1)
     counts = forward_batch.extend_seq_lens
-    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    starts = torch.nn.functional.pad(as_int32(as_int32(counts).cumsum(0)), (1, 0))
     known = None if is_static else forward_batch.extend_seq_lens_cpu
     return Sequences(starts, lengths, slots, width if known is None else max(known))
 

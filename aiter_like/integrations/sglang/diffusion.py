@@ -10,12 +10,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.ops.attention.flash_attn import flash_attn_func, flash_attn_varlen_func
+from aiter_like.ops.common.contents import as_int32
 
 _SELECTOR = "sglang.multimodal_gen.runtime.layers.attention.selector.get_attn_backend"
 _DENSE = ("FA", "FA2", "AITER", "TORCH_SDPA", "TORCH_CUDNN_SDPA", "DYNAMIC_CUDNN_SDPA")
@@ -86,7 +86,7 @@ def _forward_varlen(layer: Any, query: Tensor, key: Tensor, value: Tensor, *, cu
                     cu_seqlens_host: tuple[int, ...] | None = None) -> Tensor:
     """Attention of packed sequences, [tokens, heads, head_dim]; queries and keys have the same bounds."""
     _refuse(layer, {})
-    bounds = cu_seqlens.to(device=query.device, dtype=torch.int32)
+    bounds = as_int32(cu_seqlens.to(device=query.device))
     return flash_attn_varlen_func(query, key, value, bounds, bounds, max_seqlen, max_seqlen,
                                   softmax_scale=layer.softmax_scale, causal=layer.causal)
 
