@@ -17,7 +17,7 @@ from aiter_like.cli import main
 from aiter_like.cli.hardware.lds_phases import SIMULATED
 from aiter_like.errors import DebuggerError
 from aiter_like.sim import tracing
-from aiter_like.sim.tracing.page import page
+from aiter_like.sim.tracing.page import _name, page
 from aiter_like.sim.validation.question import spans
 
 SOURCE = """
@@ -127,6 +127,12 @@ def test_the_page():
     assert "lane 33, phase 1: offset 0x84, bank 1; wave 0 lane 33 wrote it" in text     # wave 0: row 1, column 1
     assert "<h2>LDS here</h2>" in text and ">15.63</text>" in text and "wave.lane that wrote" in text
     assert "arg0+0x0" in text and "arg1+0x80" in text and "phase 1" in text
+
+
+def test_rows_are_named_by_what_is_touched_there():
+    """An argument in the middle of a row is not that much behind the one before it."""
+    assert _name(0x1000, [0x800, 0x1040], 0x1040) == "arg1-0x40" and _name(0x1040, [0x800, 0x1040]) == "arg1+0x0"
+    assert _name(0x1000, [0x800, 0x1040], 0x1000) == "arg0+0x800" and _name(0x1000, [0x1040]) == "arg0-0x40"
 
 
 def test_the_command(tmp_path, capsys):

@@ -77,7 +77,7 @@ def _check(call: CpGatherIndexerKQuantCacheCall) -> object:
     op, dst_k, dst_scale = "cp_gather_indexer_k_quant_cache", call.dst_k, call.dst_scale
     check.tensor(op, "dst_k", dst_k, rank=2)
     check.tensor(op, "dst_scale", dst_scale, shape=(dst_k.shape[0], None), device=dst_k.device)
-    if dst_scale.shape[1] * dst_scale.element_size() % 4:
+    if not dst_scale.shape[1] or dst_scale.shape[1] * dst_scale.element_size() % 4:
         raise ValueError(f"{op}: dst_scale must have whole fp32 numbers, got shape {tuple(dst_scale.shape)} of "
                          f"{dst_scale.dtype}")
     check.tensor(op, "dst_scale", dst_scale, dtypes=(torch.float32, torch.uint8, *quant_rule.DTYPES))

@@ -259,12 +259,13 @@ def _memory(one: dict, arguments: Sequence[int]) -> str:
             cells[dword].append(place)
     rows = sorted({dword // _BANKS for dword in cells})
     shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
+    first = {dword // _BANKS: 4 * dword for dword in sorted(cells, reverse=True)}
     parts = [f'<text class="head" x="{_LABEL_W + (at + .5) * _CELL_W:.1f}" y="12">+{4 * at}</text>'
              for at in range(0, _BANKS, 2)]
     for row, number in shown.items():
         gap = number and rows[number - 1] != row - 1
         parts.append(f'<text class="label" x="{_LABEL_W - 8}" y="{16 + number * _CELL_H + 14}">'
-                     f"{_name(row * _SEGMENT, arguments)}</text><rect class=\"row{' gap' if gap else ''}\" "
+                     f"{_name(row * _SEGMENT, arguments, first[row])}</text><rect class=\"row{' gap' if gap else ''}\" "
                      f'x="{_LABEL_W}" y="{16 + number * _CELL_H}" width="{_BANKS * _CELL_W}" height="{_CELL_H}"/>')
     for dword, who in sorted(cells.items()):
         if dword // _BANKS in shown:
@@ -274,14 +275,16 @@ def _memory(one: dict, arguments: Sequence[int]) -> str:
     return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + _more(rows)
 
 
-def _name(address: int, arguments: Sequence[int]) -> str:
-    """An address from the nearest argument on that points before it."""
-    near = [(address - base, number) for number, base in enumerate(arguments) if base and 0 <= address - base < 2**40]
+def _name(address: int, arguments: Sequence[int], touched: int | None = None) -> str:
+    """An address from the nearest argument on that points before it; of a row, before what is touched there first."""
+    seen = address if touched is None else touched
+    near = [(seen - base, number) for number, base in enumerate(arguments) if base and 0 <= seen - base < 2**40]
     if not near:
         first = [(base - address, number) for number, base in enumerate(arguments) if 0 < base - address < _SEGMENT]
         return f"arg{first[0][1]}-{first[0][0]:#x}" if first else f"{address:#x}"
-    offset, number = min(near)
-    return f"arg{number}+{offset:#x}"
+    number = min(near)[1]
+    offset = address - arguments[number]
+    return f"arg{number}{'-' if offset < 0 else '+'}{abs(offset):#x}"
 
 
 def _spans(lanes: Sequence[int]) -> str:
