@@ -28,6 +28,7 @@ _COLUMNS = "| shape | by | µs | TB/s | of copy | error/limit | |\n|---|---|---|
 
 def main() -> None:
     args = _parser().parse_args()
+    run.need_gpu()
     if args.held_out is not None:
         measured.run(args.held_out, args.shapes, args.json, ["--peers"] if args.peers else [], args.limit, args.only,
                      args.commit)

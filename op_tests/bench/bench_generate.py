@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import run
 import torch
 import transformers
 from torch import Tensor
@@ -170,6 +171,8 @@ def main() -> int:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if args.tiny:
         device.use_simulator(True)
+    else:
+        run.need_gpu()
     bench = Bench(args.tiny, *(8, 4, 1) if args.tiny else (512, 64, 3))
     target = device.target_of(bench.device)
     where = f"simulated {target.arch}" if target.simulated else torch.cuda.get_device_name()

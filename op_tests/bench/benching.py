@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_peers
+import run
 import torch
 import triton
 import triton.testing
@@ -80,6 +81,7 @@ def main(bench: Callable[[], None], doc: str | None) -> None:
     parser.add_argument("--warm", action="store_true", help="only build and check; do not time")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append each line of the table as JSON")
     args = parser.parse_args()
+    run.need_gpu()
     _options.is_warming, _options.rows = args.warm, args.rows
     bench_peers.is_asked_for = args.peers
     bench()

@@ -22,6 +22,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
+def need_gpu() -> None:
+    """Ends the process, with what else there is, where nothing can be timed: also on the simulated MI300X."""
+    sys.path.append(str(TESTS.parent))
+    import torch
+
+    from aiter_like.device import target_of
+
+    if torch.cuda.is_available() and not target_of(torch.device("cuda", torch.cuda.current_device())).simulated:
+        return
+    seen = "torch.cuda is the simulated MI300X" if torch.cuda.is_available() else "torch sees no GPU"
+    sys.exit(f"{Path(sys.argv[0]).name}: times need a GPU, and {seen}. `aiter-like verify OPERATOR` checks its kernels "
+             "on the simulated MI300X; `aiter-like bench OPERATOR --shape … --device sim` models their times")
+
+
 def main() -> None:
     name, options = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     found = scripts()
@@ -30,6 +44,8 @@ def main() -> None:
 
         sys.exit(f"run.py: the first argument must be one of {', '.join(found)}, got {name!r}"
                  f"{did_you_mean(name, found)}")
+    if not {"-h", "--help"} & set(options):
+        need_gpu()
     os.execve(sys.executable, [sys.executable, str(found[name]), "--bench", *options], environment())
 
 
