@@ -197,7 +197,8 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Group
     take a token in the model families that the tuner knows: 8."""
     random, generator = tune_shapes.normal(device, seed, "bf16"), torch.Generator().manual_seed(seed)
     rows, groups, n, k = (key[name] for name in ("rows", "groups", "n", "k"))
-    counts = torch.bincount(torch.randint(groups, (rows,), generator=generator), minlength=groups)
+    taken = torch.randint(groups, (rows,), generator=generator)
+    counts = torch.zeros(groups, dtype=torch.int64).index_add_(0, taken, torch.ones_like(taken))
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))).to(device, torch.int32)
     tokens = -(-rows // 8) if key["is_gathered"] else rows
     index = torch.randint(tokens, (rows,), generator=generator).to(device, torch.int32) if key["is_gathered"] else None
