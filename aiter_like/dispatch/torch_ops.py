@@ -109,8 +109,8 @@ def differentiated(args: Iterable[Any]) -> bool:
 
 
 def plan_of_empty(op: Any, forced: str | None, args: tuple) -> Callable | None:
-    """The plan of an empty call through which autograd passes, or None: empty outputs follow from the inputs too, as
-    those of a call with elements do.
+    """The plan of an empty call through which autograd passes, or None: its outputs follow from the inputs too, as those
+    of other calls do. Nothing is written in rows that no sequence has.
     """
     if not needs_grad(*each_tensor(args)) or \
             not any(each.differentiable and forced in (None, each.name) for each in op.backends):
@@ -121,8 +121,8 @@ def plan_of_empty(op: Any, forced: str | None, args: tuple) -> Callable | None:
         sums = [one.flatten()[:0].sum() for one in each_tensor(args)
                 if one.requires_grad and not any(one is other for other in written)]
         for out in written:
-            if sums and out.numel() == 0 and out.dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-                out.add_(sum(sums))
+            if sums and out.ndim and out.dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+                out[:0].add_(sum(sums))
 
     return join
 

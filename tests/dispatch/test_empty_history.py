@@ -45,3 +45,19 @@ def test_derivatives_of_nothing(function, shape, backends):
             assert function in (distribute, normalise) or k.grad.shape == k.shape and not k.grad.any()
         with torch.no_grad():
             assert not any(each.requires_grad for each in function(q, k, backend))
+
+
+@pytest.mark.parametrize("backend", (None, "torch", "triton"))
+def test_derivatives_of_rows_that_no_sequence_has(backend):
+    q, k = (torch.randn(4, 2, 32).to(BF16).requires_grad_() for _ in range(2))
+    starts, lse = torch.zeros(1, dtype=torch.int32), []
+    for _ in range(2):
+        out, *lse = aiter_like.flash_attn_varlen_func(q, k, k, starts, starts, 1, 1, return_lse=True, backend=backend)
+        assert out.shape == q.shape and all(each.grad_fn is not None for each in (out, *lse))
+        q.grad = k.grad = None
+        out[:0].sum().backward()
+        assert not q.grad.any() and not k.grad.any()
+    with torch.no_grad():
+        given = torch.full_like(q, -0.0)
+        aiter_like.flash_attn_varlen_func(q, k, k, starts, starts, 1, 1, out=given, backend=backend)
+        assert given.signbit().all()

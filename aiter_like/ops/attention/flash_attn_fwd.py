@@ -89,7 +89,7 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
 
 def _check(call: AttentionCall) -> object:
     check_call("flash_attn_fwd", call)
-    return SKIP if call.out.numel() == 0 else None
+    return SKIP if call.out.numel() == 0 or call.batch == 0 else None
 
 
 def _triton_refusal(target: Target, call: AttentionCall) -> str | None:
