@@ -109,8 +109,8 @@ def differentiated(args: Iterable[Any]) -> bool:
 
 
 def plan_of_empty(op: Any, forced: str | None, args: tuple) -> Callable | None:
-    """The plan of an empty call through which autograd passes, or None: its outputs follow from the inputs too, as those
-    of other calls do. Nothing is written in rows that no sequence has.
+    """The plan of an empty call through which autograd passes, or None: its outputs follow from the inputs too, as
+    those of other calls do. Nothing is written in rows that no sequence has.
     """
     if not needs_grad(*each_tensor(args)) or \
             not any(each.differentiable and forced in (None, each.name) for each in op.backends):
