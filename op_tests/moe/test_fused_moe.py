@@ -98,6 +98,19 @@ def test_experts_of_other_devices_and_tokens_that_do_not_count(device, backend, 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_masks_of_more_experts_than_there_are(device, backend, unseen):
+    """Tokens that go to none of those beyond have what they have with a right mask."""
+    one = layer(device, "bf16")
+    mask = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1, 1, 1], dtype=I32, device=device)
+    hidden, weights, ids = tokens_of(device, 11, 8, 3, 128, 3)
+    ids[4, 1], ids[7] = 9, torch.tensor([8, 9, 0], dtype=I32)
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, mask)
+    wanted, sizes = expected(one, hidden, weights, ids, mask=mask * (torch.arange(10, device=device) < 8))
+    right = (ids < 8).all(1)
+    check(out[right], wanted[right], sizes[right])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tokens", (1, 9))
 @pytest.mark.parametrize("mask", (None, (1, 0, 1, 1, 1, 1, 1)), ids=("all", "mask"))
 def test_ids_out_of_range_have_no_part(device, backend, tokens, mask):

@@ -61,7 +61,8 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
         topk_weight: [tokens, slots] fp32, rows evenly spaced.
         topk_ids: [tokens, slots] int32, rows evenly spaced: experts of all devices; others than those do not count.
         expert_mask: [experts of all devices (and more)] int32: not 0 for those that are here, as many as `w1` has, in
-            its order. On a GPU nobody looks.
+            its order. On a GPU nobody looks: of more of them, rows of tokens that go to those beyond `w1` hold
+            anything, and the others are right.
         activation: ActivationType: Silu, Gelu (erf), Swiglu (GPT-OSS: gate · sigmoid(1.702 gate) · (up + 1)), or No
             without gates.
         quant_type: QuantType: No (16 bits); per_Tensor and per_Token (fp8, int8, int4; the latter also words);
