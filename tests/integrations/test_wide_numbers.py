@@ -17,7 +17,6 @@ from aiter_like.integrations import (
     aiter_mla_rope,
     aiter_moe,
     aiter_moe_op,
-    transformers_attention,
 )
 from aiter_like.integrations.vllm import mla
 
@@ -48,9 +47,8 @@ def test_starts_and_lengths(far):
     starts, prefix, slots = longs(0, 8, 21), longs(0, 3, 5), longs(4, 1, 3, 0, 7)
     out = torch.empty_like(q)
     cache = numbers(9, 2, 64, seed=2)
-    attention, scale = SimpleNamespace(scale=0.1), {"scaling": 0.1}
+    attention = SimpleNamespace(scale=0.1)
     latents = SimpleNamespace(kv_lora_rank=512, scale=0.1), numbers(2, 4, 576), numbers(3, 16, 576)
-    packed = [each.transpose(0, 1)[None] for each in (q, kv, kv)]
 
     def decode(lengths):
         table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
@@ -65,15 +63,27 @@ def test_starts_and_lengths(far):
             q, kv, kv, out, cache, cache, starts.int(), prefix, places, None, True, None, 13), slots),
         "vLLM's prompts": (lambda ends: mla.prefill(attention, q, q, q, ends, starts, True, False), starts),
         "vLLM's keys": (lambda ends: mla.prefill(attention, q, q, q, starts, ends, True, False), starts),
-        "vLLM's lengths": (decode, longs(20, 5)),
-        "transformers": (lambda ends: transformers_attention.attention_forward(
-            torch.nn.Module(), *packed, None, cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=13, max_length_k=13,
-            **scale), starts)}
+        "vLLM's lengths": (decode, longs(20, 5))}
     for name, (call, right) in calls.items():
         call(right)
         with pytest.raises(ValueError, match=r"^\w+: .* must "):
             call(with_last(right, int(right.flatten()[-1]) + far))
             pytest.fail(name)
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_starts_of_transformers(far):
+    pytest.importorskip("transformers")
+    from aiter_like.integrations.transformers_attention import attention_forward
+
+    qkv, longest = [numbers(1, heads, 21, 64) for heads in (4, 2, 2)], {"max_length_q": 13, "max_length_k": 13}
+    for starts in (longs(0, 8, 21), longs(0, 8, 21 + far)):
+        call = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, **longest}
+        if starts[-1] == 21:
+            attention_forward(torch.nn.Module(), *qkv, None, scaling=0.1, **call)
+        else:
+            with pytest.raises(ValueError, match="cu_seqlens_q must start at 0"):
+                attention_forward(torch.nn.Module(), *qkv, None, scaling=0.1, **call)
 
 
 @pytest.mark.parametrize("far", FAR)
