@@ -42,6 +42,7 @@ def test_a_function(profile, tmp_path):
                    "share of the waves' time, modelled, by line:", "csrc/"):
         assert phrase in out
     assert max(map(len, out.splitlines())) <= 120 and len(out.splitlines()) < 30
+    assert out.count("Body::run(args);") < 2  # the call of all of them tells no line from another
     assert one["schema"] == profiling.SCHEMA and one["modelled_clk"] > 1000 and one["bound"] in out
     assert sum(line["executed"] for line in one["instructions"]) == one["counts"]["executed"]
     assert sum(line["issued"] for line in one["instructions"]) == one["replayed_instructions"]

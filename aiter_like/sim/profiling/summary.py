@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from aiter_like.sim import modelling, names
@@ -158,8 +159,10 @@ def _top(profile: dict, lines: int) -> list[str]:
     costs = by_place(profile)
     total = sum(clk for _, clk in costs) or 1
     rows = ["  share of the waves' time, modelled, by line:"]
+    calls = Counter(sources.author(one) for one, _ in costs[:lines])
     for one, clk in costs[:lines]:
-        text = profile["lines"].get(sources.author(one), "").strip()
+        told = sources.author(one) if calls[sources.author(one)] == 1 else one["source"]  # the text tells them apart
+        text = profile["lines"].get(told, "").strip()
         row = f"  {clk / total:6.1%}  {_line(one):44} {text}".rstrip()
         rows += [row] if len(row) <= _COLUMNS else [f"  {clk / total:6.1%}  {_line(one)}", f"{'':10}{text}"]
     return rows

@@ -96,7 +96,9 @@ function hottest(p, all) {
   }
   const shown = [...lines.values()].sort((a, b) => b.clk - a.clk).slice(0, 8), most = shown.length ? shown[0].clk : 1;
   const rows = shown.map(({i, clk, issues, stalls}) => {
-    const why = Object.entries(stalls).sort((a, b) => b[1] - a[1])[0], text = (p.lines[author(i)] || "").trim();
+    const why = Object.entries(stalls).sort((a, b) => b[1] - a[1])[0];
+    const isOne = shown.filter(other => author(other.i) === author(i)).length === 1;  // else the text tells them apart
+    const text = (p.lines[isOne ? author(i) : i.source] || "").trim();
     return tr([td(pct(clk / all)), td(bar(costParts(issues, stalls, most), "11rem"), "l"),
       td(why ? term(esc(why[0]), REASON_TEXT[why[0]]) : "", "l reason"), td(placeOf(i), "l", placeTip(i, p)),
       td(esc(text), "l code")], `class="click" data-source="${esc(author(i))}"`);
