@@ -41,6 +41,17 @@ def compare(out, out_lse, *given):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_sides_far_from_zero(device, run, backend):
+    """Their weights sum up to 1 although fp32 has no log 2 beside such log-sum-exps."""
+    a, b, _, _ = states(device, BF16)
+    a, b = a.nan_to_num(), b.nan_to_num()
+    far = torch.tensor([1e9, -1e9, 1e5, -3e6, 2e9, 300.0, -1e9, 1e9, 0.0], device=device)[:, None].repeat(1, 3)
+    near = far.where(far.abs() < 1e9, far * torch.tensor([1.0, 1.0, 1.5], device=device))
+    out, lse = run(backend, aiter_like.merge_state_v2, a, far, b, near)
+    compare(out, lse, a, b, far, near)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype, columns", ((BF16, 128), (F16, 37), (torch.float32, 72)), ids=str)
 def test_layouts(device, run, backend, dtype, columns):
     """vLLM's log-sum-exps have heads first, SGLang's tokens; rows apart in all tensors; odd rows."""

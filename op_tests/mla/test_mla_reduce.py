@@ -64,6 +64,14 @@ def check(run, backend, call, parts):
             assert_within("lse", lse[rows], total, 4e-6 * (1 + total.abs().nan_to_num(posinf=0.0)))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_far_from_zero(device, run, backend):
+    """Weights sum up to 1 although fp32 has no log of the number of parts beside such log-sum-exps."""
+    call = make(device, (2, 5, 3))
+    call["partial_lse"] -= 1e9
+    check(run, backend, call, (2, 5, 3))
+
+
 @pytest.mark.parametrize("dtype, width, heads", ((BF16, 96, 3), (F16, 512, 1), (F32, 33, 5)), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums(device, run, backend, dtype, width, heads):

@@ -49,7 +49,8 @@ def merge_attn_states_ref(call: MergeAttnStatesCall) -> None:
     """The formula in torch, in fp32; writes `out` and `out_lse`."""
     lses = torch.stack([lse.masked_fill(lse == math.inf, -math.inf) for lse in (call.a_lse, call.b_lse)])
     lse = torch.logsumexp(lses, 0)
-    weights = torch.exp(lses - lse.masked_fill(lse == -math.inf, 0.0))[..., None]
+    is_empty = lse == -math.inf
+    weights = lses.masked_fill(is_empty, 0.0).softmax(0).masked_fill(is_empty, 0.0)[..., None]
     parts = [torch.where(weight == 0, 0.0, weight * one.float()) for weight, one in zip(weights, (call.a, call.b))]
     call.out.copy_(parts[0] + parts[1])
     if call.out_lse is not None:

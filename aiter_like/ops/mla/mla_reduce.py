@@ -71,7 +71,7 @@ def mla_reduce_ref(call: MlaReduceCall) -> None:
         sums = call.partial_lse[rows].masked_fill(~inside[..., None], -torch.inf)  # [parts, rows, heads]
         parts = torch.where((sums != -torch.inf)[..., None], call.partial_out[rows], 0.0)
         lse = sums.logsumexp(0)
-        weights = torch.exp(sums - torch.where(lse == -torch.inf, 0.0, lse))
+        weights = sums.masked_fill(lse == -torch.inf, 0.0).softmax(0)
         call.out[start:end] = (parts * weights[..., None]).sum(0).to(call.out.dtype)
         if call.lse is not None:
             call.lse[start:end] = lse

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from aiter_like.ops.attention.call import FP8
+from aiter_like.ops.attention.reference import softmax_of
 from aiter_like.ops.mla.call import MlaDecodeCall
 
 
@@ -19,9 +20,7 @@ def attend(call: MlaDecodeCall) -> None:
         scores = torch.einsum("qhd,kd->hqk", q, latent) * call.softmax_scale
         if call.softcap > 0:
             scores = call.softcap * torch.tanh(scores / call.softcap)
-        scores = scores.masked_fill(~_visible(call, index, end - start, first, len(latent)), -torch.inf)
-        lse = scores.logsumexp(-1)
-        p = torch.exp(scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None])
+        p, lse = softmax_of(scores, _visible(call, index, end - start, first, len(latent)), None)
         result = torch.einsum("hqk,kd->qhd", p, latent[:, :v_dim])
         call.out[start:end] = result.masked_fill(lse.t()[..., None] == -torch.inf, 0.0)  # 0 · NaN is no 0
         if call.lse is not None:
