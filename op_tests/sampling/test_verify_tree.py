@@ -81,6 +81,18 @@ def test_coins_of_0(device, run, backend):
     assert outs[0][[0, 2, 5, 6, 12, 18]].tolist() == [2, 5, 8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_final_coins_at_and_beyond_their_ends(device, run, backend):
+    """Less than 0 and NaN count as 0, 1 and more, and the largest below, as the last column's."""
+    coins = torch.tensor([0.0, -0.5, float("nan"), 1 - 2**-24, 1.0, float("inf")], device=device)
+    outs, links = tree(device, len(coins))
+    links[1][:] = -1  # nothing is drafted
+    target = torch.full((len(coins), 6, 8), 0.125, device=device)
+    run(backend, aiter_like.tree_speculative_sampling_target_only, *outs, torch.zeros_like(links[0]), *links,
+        torch.zeros(len(coins), 6, device=device), coins, target, torch.zeros_like(target))
+    assert outs[0].view(-1, 6)[:, 0].tolist() == [0, 0, 0, 7, 7, 7]
+
+
 def test_distribution(device, run):
     """What follows the root is distributed as the target, whatever the children are."""
     count = 800

@@ -99,8 +99,10 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
             continue
         target = call.target_probs[r, node]
         low = torch.zeros_like(target) if len(path) == steps else call.draft_probs[r, node]
-        word = min(int(max(float(call.final_coins[r]), 0.0) * 2.0**32), 2**32 - 1)
-        predict(places[node], residual_token(target, low, word))
+        coin = float(call.final_coins[r])
+        scaled = coin * 2.0**32 if coin > 0 else 0.0  # a NaN is 0 too, as in the kernel
+        largest = (2 - 2.0**-23) * 2.0**31
+        predict(places[node], residual_token(target, low, int(scaled) if scaled < largest else 2**32 - 1))
 
 
 @compile_ops("sampling/verify_tree.hip")
