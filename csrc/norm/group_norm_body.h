@@ -89,7 +89,11 @@ struct GroupSlice {
       for (int v = 0; v < Layout::kVectors; ++v) {
         const int column = Layout::column(v);
         if constexpr (kIsAligned) {
+#if defined(__HIP__)
+          x.data[v].load_if(column < size, args.input + first + offset(column), address_of_no_element<Element>());
+#else
           x.data[v].load_if(column < size, args.input + first + offset(column), args.input + first);
+#endif
         } else {
           x.data[v] = {};
 #pragma unroll

@@ -77,6 +77,9 @@ __global__ __launch_bounds__(kThreads) void hadamard_kernel(HadamardArgs<Config>
   const int lane = thread_index() % kLanes;
   const int64_t row = int64_t{workgroup_index().x} * Transform::kRows + thread_index() / kLanes;
   const bool is_row = row < args.rows;  // other lanes take the last row along, for all exchange
+#if defined(__HIP__)
+  if (!is_row) return;  // lanes exchange within their row alone, and another wave may write the last one
+#endif
   const Config::Element* input = args.input + (is_row ? row : args.rows - 1) * args.input_stride + lane * kVec;
   Transform transform;
 #pragma unroll

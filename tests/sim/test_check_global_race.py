@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The checker of global races: workgroups and waves that conflict, and what orders them."""
 
+import itertools
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ from checking import among, hip_reports, only, reports
 
 import aiter_like
 from aiter_like import sim
+from aiter_like.dispatch import OPS
 
 LANE = np.arange(64, dtype=np.uint32)
 BOTH = np.stack([LANE, LANE])
@@ -172,3 +174,28 @@ def test_softmax_in_place(simulated, columns):
     with sim.enabled("global_race"):
         aiter_like.softmax(x, out=x, backend="hip")
     torch.testing.assert_close(x.double(), expected)
+
+
+@pytest.mark.parametrize("name", [name if name in ("dropout_layer_norm", "hadamard") else
+                                  pytest.param(name, marks=pytest.mark.exhaustive)
+                                  for name, op in sorted(OPS.items()) if op.in_place])
+def test_outputs_that_are_inputs(simulated, name):
+    """Of every case, by every kernel: no wave reads what another one writes, rows that are not there included."""
+    op, count = OPS[name], 0
+    for title, case in op.cases(torch.device("cpu")).items():
+        for (out, one), backend in itertools.product(sorted(op.in_place), op.backends):
+            given = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in case]
+            if not is_alike(given[out], given[one]) or backend.name in ("torch", "vendor"):
+                continue
+            given[out] = given[one]
+            if backend.name in {found.backend.name for found in op.select(tuple(given), backend.name).candidates}:
+                with sim.enabled([*sim.DEFAULT_CHECKS, "global_race"]) as session:
+                    op(given, backend=backend.name)
+                assert not session.reports, (title, op.call._fields[out], op.call._fields[one], backend.name)
+                count += 1
+    assert count
+
+
+def is_alike(one, other):
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and (
+        (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype))

@@ -93,6 +93,17 @@ __device__ inline float lane_sum(F f) {
   return total;
 }
 
+#if defined(__HIP__)
+/// What a lane reads that has no element: nobody writes it, as a row is written in place that another wave holds.
+static __device__ uint32_t no_element[4];
+
+/// Its address, of which the compiler knows that it lies in global memory, as rows do.
+template <class T>
+__device__ inline const T* address_of_no_element() {
+  return (const T*)(__attribute__((address_space(1))) const T*)no_element;
+}
+#endif
+
 /// The elements of a row that a lane holds.
 template <class Layout, class T>
 struct RowTile {
@@ -103,7 +114,11 @@ struct RowTile {
   __device__ void load(const T* row, int columns, int v) {
     const int column = Layout::column(v);
     if constexpr (Layout::kIsAligned) {
+#if defined(__HIP__)
+      data[v].load_if(column < columns, Layout::place(row, v), address_of_no_element<T>());
+#else
       data[v].load_if(column < columns, Layout::place(row, v), row);
+#endif
     } else {
       data[v] = {};
 #pragma unroll
