@@ -41,14 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = next((word for word in argv if not word.startswith("-")), None)
     parser = Parser(prog="aiter-like", description="GPU operators for AMD MI300X, real or simulated.")
     parser.add_argument("--version", action="version", version=f"aiter-like {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    subparsers = parser.add_subparsers(dest="command", metavar="command")
     try:
         if command in _COMMANDS:
             importlib.import_module(_COMMANDS[command][0]).add_commands(subparsers)
         else:  # help or a mistake: names and summaries are enough
             for name, (_, summary) in _COMMANDS.items():
                 subparsers.add_parser(name, help=summary)
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            getattr(args, "judge", lambda _: None)(args)  # a file of another kind is the better answer
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if args.command is None:
+            parser.error(f"a command must be given; there are: {', '.join(_COMMANDS)}")
         log.configure("warning")
         return args.run(args)
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,19 +51,22 @@ def require_kind(path: Path, wanted: str) -> None:
         return
     with path.open("rb") as file:
         head = file.read(64)
+    name = shlex.quote(str(path))
+    program = name if os.sep in name else f"./{name}"
     sources = {".hip": "a HIP source", ".cu": "a HIP source", ".cpp": "a C++ source", ".s": "assembly"}
     if head.startswith((b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")) or _is_elf_for(head, _AMDGPU):
-        kind, advice = "a code object", f"`aiter-like sim run {path}` launches its kernels"
+        kind, advice = "a code object", f"`aiter-like sim run {name}` launches its kernels"
     elif head.startswith(b"\x7fELF") and len(head) == 64:  # a shorter one names no machine
         kind, advice = "a program or library of the host", (
-            f"`AITER_LIKE_SIM=check {path}` runs a program that is linked to `aiter-like sim library`, with the "
+            f"`AITER_LIKE_SIM=check {program}` runs a program that is linked to `aiter-like sim library`, with the "
             "checkers on")
     elif path.suffix in sources:
-        kind, advice = sources[path.suffix], f"`aiter-like sim compile {path} -o {path.stem}.co` compiles it"
+        kind = sources[path.suffix]
+        advice = f"`aiter-like sim compile {name} -o {shlex.quote(path.stem + '.co')}` compiles it"
     elif path.suffix == ".py" or head.startswith(b"#!") and b"python" in head.partition(b"\n")[0]:
-        kind, advice = "a Python script", f"`aiter-like sim check {path}` runs it, with the checkers on"
+        kind, advice = "a Python script", f"`aiter-like sim check {name}` runs it, with the checkers on"
     elif head.startswith(b"#!"):
-        kind, advice = "a script of another language", f"`AITER_LIKE_SIM=check {path}` hands the checkers on"
+        kind, advice = "a script of another language", f"`AITER_LIKE_SIM=check {program}` hands the checkers on"
     else:
         kind = advice = ""
     if kind not in ("", f"a {wanted}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,6 +37,10 @@ def _explain(args: argparse.Namespace) -> int:
 
     function = function_of(args.op)
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch sees no GPU; --device cpu is the simulated MI300X")
     values = arguments_of(function, args.arguments, torch.device(name))
     with torch.no_grad():
         explanations = aiter_like.explain(function, **values)
@@ -138,12 +143,16 @@ def _argument(text: str, device: Any) -> tuple[str, Any]:
     if not equals:
         raise ValueError(f"an argument must be name=value, got {text!r}")
     dtype, bracket, sizes = value.partition("[")
-    if bracket and dtype in DTYPES:
+    if bracket and dtype.isidentifier():
+        if dtype not in DTYPES:
+            raise ValueError(f"{name}: no dtype {dtype!r}{did_you_mean(dtype, DTYPES)}; there are: {', '.join(DTYPES)}")
+        if not re.fullmatch(r"(\s*\d+\s*(,|(?=\])))*\]", sizes):
+            raise ValueError(f"{name} must be dtype[sizes], as {dtype}[32,4096], got {value!r}")
+        shape = [int(size) for size in sizes.removesuffix("]").split(",") if size]
         try:
-            shape = [int(size) for size in sizes.removesuffix("]").split(",") if size]
-        except ValueError:
-            raise ValueError(f"{name} must be dtype[sizes], got {value!r}") from None
-        return name, torch.empty(shape, dtype=DTYPES[dtype], device=device)
+            return name, torch.empty(shape, dtype=DTYPES[dtype], device=device)
+        except RuntimeError as error:  # more than there is
+            raise ValueError(f"{name}={value}: {str(error).partition(chr(10))[0]}") from None
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from aiter_like import sim
 from aiter_like.cli import (
+    described,
     sim_check,
     sim_compare,
     sim_compile,
@@ -85,7 +86,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                      help="count lanes, segments, bank conflicts, … per instruction; FILE.json gets all of it, after "
                           "an equals sign")
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
-    run.set_defaults(run=_run)
+    run.set_defaults(run=_run, judge=lambda args: described.require_kind(args.file, "code object"))
     sim_script.add_script(actions)
     sim_compile.add_compile(actions)
     sim_compare.add_compare(actions)

@@ -41,7 +41,7 @@ def add_script(actions: argparse._SubParsersAction) -> None:
 def require_script(script: Path) -> None:
     """Raises ValueError unless it is a file, and none that is surely no Python."""
     if not script.is_file():
-        raise ValueError(f"{script}: no such file")
+        raise ValueError(f"{script}: {'is a folder' if script.is_dir() else 'no such file'}")
     require_kind(script, "Python script")
 
 

@@ -56,7 +56,7 @@ def call_of(args: argparse.Namespace, action: str) -> Callable[[], Any]:
         raise ValueError(f"sim {action}: {given[0]} is for a code object, and {args.target} is none")
     if target.suffix == ".py":
         if not target.is_file():
-            raise ValueError(f"{args.target}: no such file")
+            raise ValueError(f"{args.target}: {'is a folder' if target.is_dir() else 'no such file'}")
         return lambda: _run_script(args.target, args.rest)
     import torch
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import aiter_like
 from aiter_like import cli
@@ -16,6 +17,8 @@ from aiter_like import cli
 def files(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prog").write_bytes(Path(sys.executable).read_bytes()[:4096])
+    (tmp_path / "a&b").write_bytes((tmp_path / "prog").read_bytes())
+    (tmp_path / "folder.py").mkdir()
     (tmp_path / "tk.py").write_text("print(1)\n")
     (tmp_path / "tk").write_text("#!/usr/bin/env python3\nprint(1)\n")
     (tmp_path / "k.hip").write_text("__global__ void k() {}\n")
@@ -25,15 +28,19 @@ def files(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("check prog", "prog: it is a program or library of the host, and no Python script; `AITER_LIKE_SIM=check prog`"),
+    ("check prog", "prog: it is a program or library of the host, and no Python script; `AITER_LIKE_SIM=check ./prog`"),
     ("script prog", "prog: it is a program or library of the host, and no Python script"),
-    ("run prog", "prog: it is a program or library of the host, and no code object; `AITER_LIKE_SIM=check prog`"),
+    ("run prog", "prog: it is a program or library of the host, and no code object; `AITER_LIKE_SIM=check ./prog`"),
     ("run --init prog", "prog: it is a program or library of the host, and no code object"),
     ("profile prog", "prog: it is a program or library of the host, and no code object"),
     ("compare prog prog", "prog: it is a program or library of the host, and no code object"),
     ("run tk.py", "tk.py: it is a Python script, and no code object; `aiter-like sim check tk.py` runs it"),
     ("run tk", "tk: it is a Python script, and no code object; `aiter-like sim check tk` runs it"),
     ("run --init tk.py", "tk.py: it is a Python script, and no code object"),
+    ("run tk.py a --lr 3", "tk.py: it is a Python script, and no code object; `aiter-like sim check tk.py` runs it"),
+    ("check a&b", "`AITER_LIKE_SIM=check ./'a&b'` runs a program"),
+    ("check folder.py", "folder.py: is a folder"),
+    ("profile folder.py", "folder.py: is a folder"),
     ("check k.co", "k.co: it is a code object, and no Python script; `aiter-like sim run k.co` launches"),
     ("check k.hip", "k.hip: it is a HIP source, and no Python script; `aiter-like sim compile k.hip -o k.co`"),
     ("run k.hip", "k.hip: it is a HIP source, and no code object; `aiter-like sim compile k.hip -o k.co`"),
@@ -56,6 +63,34 @@ def test_wrong_arguments_are_answered_with_all(capsys, command, arguments, said)
     assert cli.main([*command.split(), *arguments.split()]) == 1
     err = capsys.readouterr().err
     assert said in err and err.endswith("backend=None\n"), err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("input=bf17[1,8]", "input: no dtype 'bf17' (did you mean bf16?); there are: "),
+    ("input=bf16[1,8", "input must be dtype[sizes], as bf16[32,4096], got 'bf16[1,8'"),
+    ("input=bf16[1,-8]", "input must be dtype[sizes], as bf16[32,4096], got 'bf16[1,-8]'"),
+    ("input=bf16[1,x]", "input must be dtype[sizes], as bf16[32,4096], got 'bf16[1,x]'"),
+    ("input=bf16[1,99999999999999999]", "input=bf16[1,99999999999999999]: "),
+    ("input=bf16[1,8] --device gpu", "--device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+    pytest.param("input=bf16[1,8] --device cuda:1", "--device cuda:1: torch sees no GPU; --device cpu is",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")),
+])
+def test_wrong_tensors_and_devices(capsys, words, said):
+    assert cli.main(["explain", "rms_norm", "weight=bf16[8]", "epsilon=1e-6", *words.split()]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("", "a command must be given; there are: demo, doctor, build"),
+    ("--verson", "unrecognized arguments: --verson (did you mean --version?)"),
+    ("--jsn doctor", "unrecognized arguments: --jsn (did you mean --json?)"),
+    ("sim run k.co --argz x", "unrecognized arguments: --argz x (did you mean --args?)"),
+])
+def test_a_command_that_is_missing_or_has_no_such_option(files, capsys, words, said):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_every_public_function_lists_its_arguments(capsys):
