@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,21 @@ def test_a_kernel_of_ours(run, tmp_path, options):
     x = torch.randn(4, 4096, generator=torch.Generator().manual_seed(1)).bfloat16()
     check_rms_norm(result, x, torch.full((4096,), 3.0).bfloat16(), 1e-6)
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["out.npy"]
+
+
+def test_modelled_cycles_are_labelled_and_repeat(run, tmp_path):
+    """Where a session places its memory decides nothing; checkers and counts go along; one figure for all seeds."""
+    spec, figures = {"buffers": BUFFERS, "arguments": ARGUMENTS}, []
+    for options in ((), (), ("--check",), ("--counts",), ("--seeds", "2")):
+        status, out, err = run(spec, "--model", *options)
+        assert status == 0, err
+        (line,) = [line for line in out.splitlines() if "modelled" in line and " clk" in line]
+        figures.append(line)
+    assert len(set(figures)) == 1 and re.fullmatch(r"  modelled \(version \d+\): [1-9]\d* clk, .* us at 2100 MHz", line)
+    result = torch.from_numpy(np.load(tmp_path / "outputs" / "out.npy")).view(torch.bfloat16)
+    x = torch.randn(4, 4096, generator=torch.Generator().manual_seed(1)).bfloat16()
+    check_rms_norm(result, x, torch.full((4096,), 3.0).bfloat16(), 1e-6)
+    assert "modelled" not in run(spec)[1]
 
 
 def test_counts(run, tmp_path):
