@@ -147,7 +147,7 @@ def _argument(text: str, device: Any) -> tuple[str, Any]:
         if dtype not in DTYPES:
             raise ValueError(f"{name}: no dtype {dtype!r}{did_you_mean(dtype, DTYPES)}; there are: {', '.join(DTYPES)}")
         if not re.fullmatch(r"(\s*\d+\s*(,|(?=\])))*\]", sizes):
-            raise ValueError(f"{name} must be dtype[sizes], as {dtype}[32,4096], got {value!r}")
+            raise ValueError(f"{name} must be dtype[sizes], got {value!r}")
         shape = [int(size) for size in sizes.removesuffix("]").split(",") if size]
         try:
             return name, torch.empty(shape, dtype=DTYPES[dtype], device=device)

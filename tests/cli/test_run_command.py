@@ -79,7 +79,7 @@ def test_modelled_cycles_are_labelled_and_repeat(run, tmp_path):
     result = torch.from_numpy(np.load(tmp_path / "outputs" / "out.npy")).view(torch.bfloat16)
     x = torch.randn(4, 4096, generator=torch.Generator().manual_seed(1)).bfloat16()
     check_rms_norm(result, x, torch.full((4096,), 3.0).bfloat16(), 1e-6)
-    assert "modelled" not in run(spec)[1]
+    assert "  modelled (" not in run(spec)[1]
 
 
 def test_counts(run, tmp_path):
