@@ -364,8 +364,7 @@ def _padded_queries(op: str, layout: str, q: Tensor, k: Tensor, v: Tensor, out: 
                              f"{x.stride()}")
         rows.append(x.flatten(0, 1))
         places.append(torch.arange(len(x) + 1, dtype=torch.int32, device=x.device) * x.shape[1])
-    if cu_seqlens_kv is not None:
-        check_lengths(op, "cu_seqlens_kv", cu_seqlens_kv, len(rows[1]), None)
+    check_lengths(op, "cu_seqlens_kv", places[1] if cu_seqlens_kv is None else cu_seqlens_kv, len(rows[1]), None)
     shape, longest = (len(q), q.shape[axes[1]]), (q.shape[axes[1]], k.shape[axes[1]])
     found = flash_attn_varlen_func(
         *rows[:3], cu_seqlens_q, places[1] if cu_seqlens_kv is None else cu_seqlens_kv, *longest,
