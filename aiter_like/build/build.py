@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -123,6 +124,15 @@ def misfit(entry: cache.Entry | Path) -> str:
     if not cache.files_unchanged(entry.meta["headers"], root, project_only=True):
         return "built of other headers"
     return cache.damage(entry)
+
+
+@functools.cache
+def maker_of_prebuilt(directory: str, platform: str) -> str:
+    """What made the newest module for "hip" or "cuda" in a prebuilt directory, as "clang 22.1"; "" where none is."""
+    found = [entry.meta for entry in cache.entries(Path(directory).resolve()) if isinstance(entry, cache.Entry)
+             and recipe.platform_of(entry.meta["inputs"]["kind"]) == platform] if directory else []
+    name, version = max(found, key=lambda meta: meta["time"])["toolchain"].split()[:2] if found else ("", "")
+    return f"{name} {'.'.join(version.split('.')[:2])}" if found else ""
 
 
 def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,

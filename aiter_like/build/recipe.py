@@ -85,7 +85,7 @@ class ModuleSpec:
     @property
     def platform(self) -> str:
         """Whose compiler builds it, as `toolchain.find` calls them: assembly is a matter of the HIP compiler."""
-        return "hip" if self.kind in ("asm", "binding") else self.kind
+        return platform_of(self.kind)
 
     def inputs(self) -> dict[str, Any]:
         """All that the result depends on and that is known without a compiler.
@@ -102,6 +102,11 @@ class ModuleSpec:
         return {"schema": SCHEMA, "name": self.name, "kind": self.kind, "arch": self.arch, "abi": abi,
                 "defines": dict(self.defines), "flags": [*self.flags, *own, *self.link_flags], "output": self.output,
                 "sources": sources}
+
+
+def platform_of(kind: str) -> str:
+    """Whose compiler builds a kind of module, as `toolchain.find` calls them."""
+    return "hip" if kind in ("asm", "binding") else kind
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aiter_like import env
 from aiter_like.build import revision
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import with_fields
@@ -121,16 +122,18 @@ class Backend:
         return revision.source_hash(path, *([Path(home)] if home else []), platform=platform)
 
     def toolchain(self, platform: str) -> str:
-        """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; "" where that cannot be known."""
+        """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; without a compiler, what made the
+        prebuilt modules; "" where that cannot be known.
+        """
         if not self.is_jit:
             package = "triton" if isinstance(self.function, str) else "torch"
             return f"{package} {'.'.join(importlib.import_module(package).__version__.split('.')[:2])}"
-        from aiter_like.build import toolchain
+        from aiter_like.build import build, toolchain
 
         try:
             found = toolchain.find(platform)
         except BuildError:
-            return ""
+            return build.maker_of_prebuilt(env.get("AITER_LIKE_PREBUILT_DIR"), platform)
         return f"{found.name} {'.'.join(map(str, found.version[:2]))}"
 
     def staleness(self, row: Row) -> str | None:

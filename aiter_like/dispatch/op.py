@@ -249,10 +249,10 @@ class Op(Declaration):
                 selection.refused[name] = str(error)
                 continue
             except Exception as error:
-                if candidate.row is not None and tuned_rows.is_to_blame(error):
+                if candidate.row is not None:  # its kernel stays in use: other parameters of it may be built
                     tuned_rows.drop_row(self, candidate.row, error)
                     return self._bind_first(request, select(self, request), cache, chosen)
-                if not isinstance(error, BuildError) or request.forced is not None and candidate.row is None:
+                if not isinstance(error, BuildError) or request.forced is not None:
                     raise
                 self._fail(candidate, request.target, f"does not build: {error}")
                 selection.refused[name] = str(error).partition("\n")[0]

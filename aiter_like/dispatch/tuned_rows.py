@@ -28,7 +28,9 @@ def drop_row(op: Declaration, row: Row, why: Exception | str) -> None:
     if row.source in op.bad_rows:  # by another thread
         return
     op.bad_rows.add(row.source)
-    if isinstance(why, Exception):
+    if isinstance(why, BuildError) and not why.command:  # no compiler has run
+        why = f"{row.kernel} cannot be built here: {str(why).partition(chr(10))[0]}"
+    elif isinstance(why, Exception):
         why = f"params do not fit {row.kernel}: {_first_line(why)}"
     problem = TuningError(f"{row.source}: {why}")
     op.table.problems.append(problem)
@@ -67,11 +69,6 @@ def _strange(backend: Backend, row: Row, target: Target, args: tuple) -> str:
         if type(value) is not int or not low <= value <= high:
             return f"{name} must be an integer from {low} to {high}, got {str(value).lower()}"
     return ""
-
-
-def is_to_blame(error: Exception) -> bool:
-    """Whether a row may be the reason why its candidate could not be bound: not where no compiler has run."""
-    return not isinstance(error, BuildError) or bool(error.command)
 
 
 def first_run(op: Declaration, row: Row, plan: Callable, keep: Callable, decide: Callable) -> Callable:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from jit_project import Project, counting_clang, forget
+from toys import FakeJit, make_op
 
 from aiter_like import paths
-from aiter_like.build import build, recipe, toolchain
+from aiter_like.build import build, cache, recipe, toolchain
+from aiter_like.dispatch import Backend
+from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError
 
 
@@ -84,6 +87,25 @@ def test_what_the_cache_has_is_copied_into_another_directory(fake, project: Proj
     assert fake.runs() == runs
     build.ensure(project.spec(), root=prebuilt, rebuild=True)
     assert fake.runs() > runs
+
+
+def test_without_a_compiler_rows_are_those_of_what_made_the_prebuilt_modules(fake, project, prebuilt, tmp_path,
+                                                                             monkeypatch):
+    """The modules were chosen so: a row of another compiler would ask for one that is not there."""
+    backend = make_op(Backend("hip", FakeJit())).backends[0]
+    own = backend.toolchain("hip")
+    row = Row(("gfx942", 304), "hip", "scale", {}, 1.0, 0.0, "hipcc 7.0", "", "measured:me", "x.csv:2")
+    why = f"it timed what hipcc 7.0 made, here is {own}"
+    assert own.startswith("clang ") and backend.staleness(row) == why
+    meta = build.ensure(project.spec(), root=prebuilt).path.with_name("meta.json")
+    found = cache.read_json(meta)
+    cache.write_json(meta, found | {"inputs": found["inputs"] | {"kind": "hip"}})
+    monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", str(tmp_path / "none"))
+    forget()
+    assert backend.toolchain("hip") == "" and backend.staleness(row) is None
+    monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(prebuilt))
+    assert backend.toolchain("hip") == own and backend.staleness(row) == why
+    assert backend.toolchain("cuda") == ""
 
 
 def test_a_missing_module_names_the_command_and_no_compiler(project: Project, prebuilt, tmp_path, monkeypatch):

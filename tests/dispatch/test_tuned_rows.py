@@ -125,11 +125,16 @@ def test_a_fault_of_a_kernel_that_ran_is_told(rows):
     assert not op.bad_rows
 
 
-def test_a_missing_compiler_is_no_fault_of_the_row(rows, caplog):
+def test_a_row_that_cannot_be_built_here_takes_no_kernel_with_it(rows, caplog):
+    """Without a compiler other parameters of the kernel may be prebuilt, of this call and of all others."""
     op = make_op(Backend("hip", Picky("binding", BuildError("no compiler for gfx942"))))
-    rows(op, ("hip", "scale[l]", "lanes=33"))
+    path = rows(op, ("hip", "scale[l]", "lanes=33"), ("hip", "scale[l]", "lanes=8"))
     run(op)
-    assert not op.bad_rows and "out of use on gfx942: does not build: no compiler" in told(caplog)[0]
+    hip = op.backends[0].function
+    assert hip.binds == [{"lanes": 8}] and op.failures == {}
+    run(op, torch.randn(3, 4))
+    assert len(hip.binds) == 2, "a shape without a row"
+    assert told(caplog) == [f"tuned row ignored: {path}:2: scale[l] cannot be built here: no compiler for gfx942"]
 
 
 def test_through_torch_library(rows, caplog):
