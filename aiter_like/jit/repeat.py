@@ -25,7 +25,7 @@ _ATTEMPTS = 3  # a plan whose addresses keep changing their pattern goes on with
 _aten = torch.ops.aten
 _ALLOCATIONS = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default,
                 _aten.new_empty.default, _aten.new_empty_strided.default}
-_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__}
 """Of a tensor on the CPU these are no operations of torch's; other ways to its numbers end at one."""
 
 

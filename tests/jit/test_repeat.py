@@ -142,7 +142,8 @@ def test_what_else_a_function_does_is_not_left_out(body):
 @pytest.mark.parametrize("read", (
     torch.Tensor.tolist, lambda x: x.numpy().tolist(), lambda x: np.asarray(x).tolist(), lambda x: [*map(int, x)],
     lambda x: np.from_dlpack(x).tolist(), lambda x: x.cpu().tolist(), lambda x: list(bytes(x.untyped_storage()))[::8],
-    lambda x: [x[0].item()]), ids=("tolist", "numpy", "array", "int", "dlpack", "cpu", "storage", "item"))
+    lambda x: [x[0].item()], lambda x: [int(str(x)[8])]), ids=(
+        "tolist", "numpy", "array", "int", "dlpack", "cpu", "storage", "item", "text"))
 def test_numbers_that_a_function_reads_are_those_of_each_call(read):
     """Values 1, 2, 3, 4 arrive as such, though the metadata are the same."""
     function = Function(lambda kernel, out, x: kernel.launch(out, *read(x)))
