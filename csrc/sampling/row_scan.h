@@ -64,6 +64,12 @@ struct RowSplit {
   __device__ void load(Packed<T, kVec>& data, int vector) const {
     data.load_if(vector < vectors, first + head + int64_t{vector} * kVec, first + head);
   }
+#if defined(__HIP__)
+  /// As load; what is read where there is no such vector is the lane's `own`, which no other lane writes in place.
+  __device__ void load(Packed<T, kVec>& data, int vector, int own) const {
+    data.load_if(vector < vectors, first + head + int64_t{vector} * kVec, first + head + int64_t{own} * kVec);
+  }
+#endif
   /// Calls f(column, x) for the single elements.
   template <class F>
   __device__ void each_single(F f) const {
@@ -90,7 +96,11 @@ __device__ __forceinline__ void scan_row(const T* row, int begin, int end, F f) 
   for (int start = thread_index(); start < split.vectors; start += kThreads * kUnroll) {
     Packed<T, RowSplit<T>::kVec> data[kUnroll];
 #pragma unroll
+#if defined(__HIP__)
+    for (int u = 0; u < kUnroll; ++u) split.load(data[u], start + u * kThreads, start);
+#else
     for (int u = 0; u < kUnroll; ++u) split.load(data[u], start + u * kThreads);
+#endif
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
       if (start + u * kThreads < split.vectors) f(split.column(start + u * kThreads), floats_of(data[u]));
