@@ -101,6 +101,7 @@ def _own_names() -> dict[str, str]:
 def _environment(problems: list[str], notes: list[str]) -> dict[str, Any]:
     """Variable → value, and whether it is set; of those that nobody reads, the name alone."""
     from aiter_like.integrations import takeover
+    from aiter_like.sim.settings import parse_settings
 
     found = {}
     for name in env.VARIABLES:
@@ -111,6 +112,10 @@ def _environment(problems: list[str], notes: list[str]) -> dict[str, Any]:
             problems.append(str(error))
         found[name] = {"value": ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
                        "is_set": name in os.environ}
+    try:
+        parse_settings(env.get("AITER_LIKE_SIM"))
+    except ValueError as error:
+        problems.append(str(error))
     problems += takeover.unknown_names()
     problems += [f"{name} is not a variable of aiter_like{did_you_mean(name, env.VARIABLES)}" for name in env.unknown()]
     return found

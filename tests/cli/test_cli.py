@@ -118,13 +118,15 @@ class TestDoctor:
         monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path))
         monkeypatch.setenv("AITER_LIKE_JOBS", "many")
         monkeypatch.setenv("AITER_LIKE_BACKEND", "hip")
+        monkeypatch.setenv("AITER_LIKE_SIM", "chek")
         self.forget_tables()
         status, out, _ = run(capsys, "doctor")
         self.forget_tables()
         assert status == 1
         for text in (f"PROBLEM  {bad}:1: columns must be", "PROBLEM  AITER_LIKE_JOBS='many'",
                      "PROBLEM  AITER_LIKE_BACKEND is not a variable",
-                     f"PROBLEM  {tmp_path / 'rmsnorm.csv'}:0: no operator is named rmsnorm", "4 problem(s)"):
+                     f"PROBLEM  {tmp_path / 'rmsnorm.csv'}:0: no operator is named rmsnorm",
+                     "PROBLEM  AITER_LIKE_SIM: 'chek' is not one of check, ", "5 problem(s)"):
             assert text in out
 
     def test_stale_rows_break_nothing_and_are_not_passed_over(self, capsys, no_tables, monkeypatch, tmp_path):
