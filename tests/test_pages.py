@@ -19,8 +19,15 @@ from aiter_like.cli.parser import Parser
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "aiter_like/integrations"
 LANGUAGES = {"python", "sh", "text"}
+MOST_LINES = 200
+TOO_LONG = {"README.md", "csrc/sim/README.md", "csrc/sim/timing/VALIDATION.md", f"{FOLDER}/AITER.md",
+            "op_tests/bench/MODELLED.md"}
+OTHER_ORDER = {*TOO_LONG, f"{FOLDER}/README.md", "aiter_like/ops/README.md", "hsa/README.md",
+               "csrc/include/aiter_like/tile/README.md"}
+HERE = "tests/test_pages.py"
 RUN_BY = {  # the tests that run a page's Python, block after block; those of vLLM and SGLang need the engine
     "README.md": "tests/test_readme.py",
+    **{f"csrc/sim/hip/{page}.md": HERE for page in ("DEVICES", "MEMORY", "README", "STREAMS")},
     **{f"csrc/sim/tutorials/{page}.md": "tests/sim/test_tutorials.py"
        for page in ("ASSEMBLY", "ATTENTION", "HIP", "TRITON")},
     f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
@@ -79,13 +86,55 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
+def parts_of(page: str) -> set[str]:
+    """The pages of its folder, or of one below, that a page links to."""
+    folder = (ROOT / page).parent
+    linked = [folder / link for link in re.findall(r"\]\(([\w./-]+\.md)\)", pages()[page])]
+    return {str(path.relative_to(ROOT)) for path in linked if ".." not in path.parts and path.is_relative_to(folder)}
+
+
+def order_faults(text: str) -> list[str]:
+    """What is wrong with a page's order: what it is in one or two sentences, an example, then reference."""
+    what = re.match(r"# .+\n\n((?:.+\n)+)", text)
+    if not what:
+        return ["no paragraph below the title"]
+    faults, sentences = [], re.split(r"[.?!](?=\s)", re.sub(r"`[^`]*`", "", what.group(1)).strip() + "\n")
+    if len(sentences) > 3:  # what is behind the last full stop is the third
+        faults.append(f"{len(sentences) - 1} sentences say what it is, not one or two")
+    example, reference = text.find("\n```"), re.search(r"^(\||- )", text, re.MULTILINE)
+    if example < 0 or (reference and reference.start() < example):
+        faults.append("no example before the first table or list")
+    return faults
+
+
 def test_every_page_is_in_the_index_and_has_a_heading():
     index = pages()["README.md"].partition("## Pages")[2].partition("\n## ")[0]
     linked = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)\) \| \S", index, re.MULTILINE)
     assert all(name == target for name, target in linked)
-    assert sorted(name for name, _ in linked) == sorted(set(pages()) - {"README.md"})
+    named = [name for name, _ in linked]
+    assert len(named) == len(set(named)) and set(named) <= set(pages())
+    parts = {part for name in named for part in parts_of(name)}  # pages that belong to one of the index
+    assert not set(pages()) - {"README.md", *named, *parts}
     assert all(text.startswith("# ") for text in pages().values())
     assert not (ROOT / "docs").exists()
+
+
+@pytest.mark.parametrize("page", pages())
+def test_pages_are_short(page):
+    assert pages()[page].count("\n") <= MOST_LINES or page in TOO_LONG
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page != "README.md"])
+def test_pages_have_one_order(page):
+    assert page in OTHER_ORDER or order_faults(pages()[page]) == []
+
+
+@pytest.mark.parametrize("page", [page for page, test in RUN_BY.items() if test == HERE])
+def test_python_of_pages_runs(page, monkeypatch, tmp_path):
+    """Block after block, as somebody types them into one program: ```python of pages without a test of their own."""
+    assert blocks(page, "python")
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks(page, "python")), page, "exec"), {})
 
 
 @pytest.mark.parametrize("page", pages())
@@ -105,7 +154,7 @@ def test_every_block_says_what_it_is_and_is_held_to_it(page):
     if not blocks(page, "python"):
         return
     tests = (ROOT / RUN_BY[page]).read_text()
-    assert Path(page).name in tests and re.search(r'```python|blocks\("python"\)', tests)
+    assert RUN_BY[page] == HERE or Path(page).name in tests and re.search(r'```python|blocks\("python"\)', tests)
     for node in ast.walk(ast.parse("\n".join(blocks(page, "python")))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "aiter_like" \
                 and "vllm" not in node.module and "sglang" not in node.module:
@@ -126,7 +175,11 @@ def test_commands_options_and_variables_exist(page):
 
 
 def test_faults_are_found():
-    """The reader of commands itself: each kind of mistake."""
+    """The readers of pages themselves: each kind of mistake."""
+    assert order_faults("# A\n\nOne. Two, as `x. y. z. w.` says.\n\n```sh\nls\n```\n\n| a |\n") == []
+    assert order_faults("# A\n## B\n") == ["no paragraph below the title"]
+    assert order_faults("# A\n\nOne. Two. Three.\n\n| a |\n\n```sh\nls\n```\n") == [
+        "3 sentences say what it is, not one or two", "no example before the first table or list"]
     assert faults_of("AITER_LIKE=1 aiter-like docter --engine vllm # x") == ["no command docter"]
     assert faults_of("x && aiter-like tune rms_norm --shpae rows=1") == ["tune has no option --shpae"]
     assert faults_of("aiter-like sim check --sedes 4 x.py --its-own") == ["sim check has no option --sedes"]

@@ -1,31 +1,99 @@
 # SPDX-License-Identifier: MIT
 """HIP's functions in the simulator's library, from its sources: which there are, which only refuse, and which tests
-call them. `python tests/sim/hip_table.py` writes csrc/sim/hip/README.md, which test_hip_table.py compares."""
+call them. `python tests/sim/hip_table.py` writes the pages of csrc/sim/hip/, which test_hip_table.py compares."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "csrc/sim/hip/README.md"
-_HEAD = """# HIP's functions on the simulated MI300X
+FOLDER = ROOT / "csrc/sim/hip"
+_HEADS = {
+    "README.md": """# HIP's functions on the simulated MI300X
 
-Written by `tests/sim/hip_table.py`. The library exports {done} functions, and {refused} more that exist so that no
-program dies of a missing symbol: they return hipErrorNotSupported and say so on stderr, once each. All are there that
-HIP's header and ROCm's Python bindings (hip-python 7.2 and 10) name. The tests are those that call a function by its
-name; `tests/sim/test_hip_python.py` makes a client of the bindings.
+The library exports {done} functions, and {refused} more that exist so that no program dies of a missing symbol: they
+return hipErrorNotSupported (801) and say so on stderr, once each. All are there that HIP's header and ROCm's Python
+bindings (hip-python 7.2 and 10) name.
 
-| function | state | where | tests |
-|---|---|---|---|
-"""
+```python
+import ctypes
+
+from aiter_like import sim
+
+library, count = sim.load(), ctypes.c_int()
+assert library.hipGetDeviceCount(ctypes.byref(count)) == 0 and count.value >= 1
+assert library.hipCreateTextureObject() == 801  # listed below, with the reason
+```
+
+## Which functions are where
+Written by `python tests/sim/hip_table.py` from the sources and the tests, as are all pages of the list. A line has
+functions of one source file and the tests that call them by their name; `tests/sim/test_hip_python.py` makes a client
+of the bindings.
+
+| page | functions of |
+|---|---|
+{pages}
+
+## What refuses
+All of `unsupported.cpp`.
+""",
+    "MEMORY.md": """# HIP's functions for memory
+
+Allocations, pools, virtual memory, arrays, copies and fills, and memory of other processes. All are simulated.
+
+```python
+import ctypes
+
+from aiter_like import sim
+
+library, place, back = sim.load(), ctypes.c_void_p(), (ctypes.c_char * 4)()
+assert library.hipMalloc(ctypes.byref(place), ctypes.c_size_t(4)) == 0
+assert library.hipMemcpy(place, b"sent", ctypes.c_size_t(4), 1) == 0
+assert library.hipMemcpy(back, place, ctypes.c_size_t(4), 2) == 0 and back.raw == b"sent"
+assert library.hipFree(place) == 0
+```
+""",
+    "STREAMS.md": """# HIP's functions for streams, events, graphs and launches
+
+Work in order, what waits for it, and graphs of it. All are simulated.
+
+```python
+import ctypes
+
+from aiter_like import sim
+
+library, stream = sim.load(), ctypes.c_void_p()
+assert library.hipStreamCreate(ctypes.byref(stream)) == 0
+assert library.hipStreamQuery(stream) == 0  # all that it was given is done
+assert library.hipStreamDestroy(stream) == 0
+```
+""",
+    "DEVICES.md": """# HIP's functions for devices, code and errors
+
+Devices and contexts, modules and kernels, occupancy, and what went wrong last. All are simulated.
+
+```python
+import ctypes
+
+from aiter_like import sim
+
+library, units = sim.load(), ctypes.c_int()
+assert library.hipDeviceGetAttribute(ctypes.byref(units), 63, 0) == 0 and units.value == 304  # compute units
+```
+"""}
+_FILES = {
+    "MEMORY.md": ("memory", "memory_more", "pool", "virtual_memory", "ipc", "copy", "array"),
+    "STREAMS.md": ("stream", "stream_more", "spt", "launch", "graph", "graph_nodes", "graph_params"),
+    "DEVICES.md": ("device", "context", "module", "library", "link", "register", "occupancy", "error", "unsupported")}
 
 
 def exported() -> dict[str, str]:
     """Function → the file that has it; without those that only refuse."""
     found = {}
-    for path in sorted(PAGE.parent.glob("*.cpp")):
+    for path in sorted(FOLDER.glob("*.cpp")):
         for name in re.findall(r"^HIP_API [\w *:]*?\b(hip[A-Z]\w+)\(", path.read_text(), re.MULTILINE):
             found[name] = path.name
     return found
@@ -33,7 +101,7 @@ def exported() -> dict[str, str]:
 
 def refused() -> dict[str, str]:
     """Function → why it refuses."""
-    text = (PAGE.parent / "unsupported.cpp").read_text()
+    text = (FOLDER / "unsupported.cpp").read_text()
     reasons = dict(re.findall(r"^constexpr const char\* (k\w+) =\s+\"(.*)\";", text, re.MULTILINE))
     uses = re.findall(r"^AITER_LIKE_UNSUPPORTED\((\w+), (\w+)\)", text, re.MULTILINE)
     return {name: reasons[why] for name, why in uses}
@@ -50,16 +118,41 @@ def callers() -> dict[str, list[str]]:
     return found
 
 
-def text() -> str:
-    """The page."""
-    there, gone = exported(), refused()
-    rows = []
-    for name in sorted(there | gone):
-        state = f"refuses: {gone[name]}" if name in gone else "yes"
-        place, tests = there.get(name, "unsupported.cpp"), ", ".join(callers().get(name, []))
-        rows.append(f"| {name} | {state} | {place} | {tests} |")
-    return _HEAD.format(done=len(there), refused=len(gone)) + "\n".join(rows) + "\n"
+def _lines(names: Iterable[str]) -> Iterator[str]:
+    """A table of functions: together those that the same tests call, six to a line."""
+    by_tests: dict[str, list[str]] = {}
+    for name in sorted(names):
+        by_tests.setdefault(", ".join(callers().get(name, [])) or "none by its name", []).append(name)
+    yield from ("| functions | tests |", "|---|---|")
+    for tests, found in by_tests.items():
+        yield from (f"| {', '.join(found[at:at + 6])} | {tests} |" for at in range(0, len(found), 6))
+
+
+def texts() -> dict[str, str]:
+    """Page → its text.
+
+    Raises:
+        ValueError: a source file is on no page.
+    """
+    there, gone, found = exported(), refused(), {}
+    if lost := {Path(file).stem for file in there.values()} - {stem for stems in _FILES.values() for stem in stems}:
+        raise ValueError(f"hip_table.py: _FILES has no page for {', '.join(sorted(lost))}")
+    for page, stems in _FILES.items():
+        parts = [_HEADS[page]]
+        for file in (f"{stem}.cpp" for stem in stems):
+            comment = (FOLDER / file).read_text().partition("\n// ")[2].replace("\n// ", " ")
+            what = "" if file == "unsupported.cpp" else re.match(r".*?\.(?=\s)", comment).group() + "\n\n"
+            parts.append(f"## {file}\n{what}" + "\n".join(_lines(name for name in there if there[name] == file)) + "\n")
+        found[page] = "\n".join(parts)
+    pages = "\n".join(f"| [{page}]({page}) | {', '.join(f'`{stem}.cpp`' for stem in stems)} |"
+                      for page, stems in _FILES.items())
+    parts = [_HEADS["README.md"].format(done=len(there), refused=len(gone), pages=pages)]
+    for why in sorted(set(gone.values())):
+        parts.append(f"### {why[0].upper()}{why[1:]}\n" + "\n".join(_lines(name for name in gone if gone[name] == why))
+                     + "\n")
+    return {"README.md": "\n".join(parts), **found}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text())
+    for page, text in texts().items():
+        (FOLDER / page).write_text(text)
