@@ -19,7 +19,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import table
 from aiter_like.dispatch.backend import Backend
 from aiter_like.dispatch.registry import OPS
-from aiter_like.dispatch.surroundings import with_defaults, without_autocast
+from aiter_like.dispatch.surroundings import into_inference_tensors, with_defaults, without_autocast
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import did_you_mean
 
@@ -80,6 +80,9 @@ class Declaration:
                                          traffic=with_fields(call, tuning.traffic))
         self.write_indices = tuple(call._fields.index(written) for written in writes)
         place = call._fields.index
+        self.backends = tuple(
+            replace(backend, function=into_inference_tensors(backend.function, self.write_indices))
+            if backend.name == "torch" else backend for backend in self.backends)
         self.in_place = frozenset((place(out), place(one)) for out, inputs in in_place.items() for one in inputs)
         scratch = tuning.scratch if tuning else ()
         self.result_indices = tuple(index for name, index in zip(writes, self.write_indices) if name not in scratch)

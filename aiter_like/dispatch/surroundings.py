@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Settings of torch that the caller's code may have made, and that change what the package's own torch code computes:
-autocast, the default dtype and the default device.
+autocast, the default dtype, the default device, and inference mode that made tensors.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,23 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             return function(*args, **named)
+
+    return run
+
+
+def into_inference_tensors(function: Callable[..., Any], writes: Sequence[int]) -> Callable[..., Any]:
+    """`function` of a call object, which writes its fields `writes` by torch, also where these were made in inference
+    mode and the caller has left it: kernels write such tensors, torch refuses. Not where a derivative would be lost.
+    """
+
+    @functools.wraps(function)
+    def run(call: tuple, **named: Any) -> Any:
+        written = [call[index] for index in writes if isinstance(call[index], torch.Tensor)]
+        if torch.is_inference_mode_enabled() or not any(one.is_inference() for one in written) or (
+                torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in call)):
+            return function(call, **named)
+        with torch.inference_mode():
+            return function(call, **named)
 
     return run
 

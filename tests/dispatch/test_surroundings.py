@@ -101,6 +101,20 @@ def test_public_functions(name):
             assert [*map(bits, tensors([got, args]))] == expected, setting
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tensors_of_inference_mode_are_written_outside_of_it(name):
+    """As kernels write them, which torch's own in-place operations refuse."""
+    op = OPS[name]
+    for case, args in op.cases(CPU).items():
+        expected = copies(args)
+        op(expected, backend="torch")
+        with torch.inference_mode():
+            given = copies(args)
+        op(given, backend="torch")
+        with torch.inference_mode():
+            assert results(op, given) == results(op, expected), case
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "moe_sum", "gemm_a8w8_blockscale"])
 def test_the_self_check_passes(name):
     op = OPS[name]
