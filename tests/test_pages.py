@@ -20,8 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "aiter_like/integrations"
 LANGUAGES = {"python", "sh", "text"}
 MOST_LINES = 200
-TOO_LONG = {"README.md", "csrc/sim/README.md", "csrc/sim/timing/VALIDATION.md", f"{FOLDER}/AITER.md",
-            "op_tests/bench/MODELLED.md"}
+TOO_LONG = {"README.md", "csrc/sim/README.md", "csrc/sim/timing/VALIDATION.md", "op_tests/bench/MODELLED.md"}
 OTHER_ORDER = {*TOO_LONG, f"{FOLDER}/README.md", "aiter_like/ops/README.md", "hsa/README.md",
                "csrc/include/aiter_like/tile/README.md"}
 HERE = "tests/test_pages.py"
@@ -30,6 +29,9 @@ RUN_BY = {  # the tests that run a page's Python, block after block; those of vL
     **{f"csrc/sim/hip/{page}.md": HERE for page in ("DEVICES", "MEMORY", "README", "STREAMS")},
     **{f"csrc/sim/tutorials/{page}.md": "tests/sim/test_tutorials.py"
        for page in ("ASSEMBLY", "ATTENTION", "HIP", "TRITON")},
+    **{f"{FOLDER}/{page}.md": HERE for page in (
+        "AITER", "names/ATTENTION", "names/EXPERTS", "names/MX_FORMATS", "names/NORMS", "names/OTHERS",
+        "names/PRODUCTS", "names/ROPE", "names/TESTS_H100", "names/TESTS_SIM", "names/TESTS_SIM_TRITON")},
     f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
     f"{FOLDER}/TRANSFORMERS.md": "tests/integrations/test_transformers_page.py",
     f"{FOLDER}/vllm/README.md": "tests/integrations/test_vllm.py",

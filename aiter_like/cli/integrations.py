@@ -14,7 +14,7 @@ from aiter_like import paths
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds names and shim; each parser sets `run`, a function of the parsed arguments."""
     names = subparsers.add_parser("names", description="Which backends serve each name of AITER's, as Markdown.")
-    names.add_argument("--write", action="store_true", help="into AITER.md of this checkout, instead of the terminal")
+    names.add_argument("--write", action="store_true", help="into the pages of this checkout, instead of the terminal")
     names.add_argument("--against", type=Path, metavar="DIR",
                        help="a checkout of AITER: instead of the page, which signatures differ from those of its "
                             "sources, and which of its names the table does not know; exit status 1 where any differs")
@@ -39,11 +39,14 @@ def _names(args: argparse.Namespace) -> int:
         return _against(args.against)
     if args.calls:
         return _calls(args.calls, args.output)
-    if args.write:
-        aiter_table.FILE.write_text(aiter_table.markdown())
-        print(aiter_table.FILE)
-    else:
-        print(aiter_table.markdown(), end="")
+    for page, text in aiter_table.pages().items():
+        if args.write:
+            path = aiter_table.FOLDER / page
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(path)
+        else:
+            print(text)
     return 0
 
 

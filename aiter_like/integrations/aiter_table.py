@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER.md, written from the table of names: which backends serve each name, and which names are missing."""
+"""AITER.md and the pages of names/, from the table of names: which backends serve each name, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,59 @@ from aiter_like.integrations.aiter_names import Name
 from aiter_like.integrations.aiter_test_runs import Result
 from aiter_like.integrations.reach import operators
 
-FILE = Path(__file__).with_name("AITER.md")
+FOLDER = Path(__file__).parent
+_PAGES = {  # page → its title, a name that its example asks for, and the sections of the table that it has
+    "ATTENTION": ("attention", "flash_attn_func", ("attention", "paged decode", "mla", "sparse attention",
+                                                   "linear attention", "attention, raw calls")),
+    "PRODUCTS": ("products, layouts and quantisation", "gemm_a8w8", ("gemm", "layout", "quantisation")),
+    "MX_FORMATS": ("mx formats", "dynamic_mxfp4_quant", ("mx formats",)),
+    "EXPERTS": ("experts", "fused_moe", ("moe",)),
+    "NORMS": ("norms and activations", "rms_norm", ("norm", "activation", "fused norm and rope", "hyper-connections")),
+    "ROPE": ("rotary embeddings and caches", "rope_fwd", ("rope", "cache")),
+    "OTHERS": ("sampling, communication and the environment", "get_gfx", ("sampling", "communication", "environment"))}
 
 _HEAD = """\
 # AITER's names
 
-Written by `aiter-like names --write` from `aiter_names.txt`; edit that. What a name is here holds for all three ways
-to it: `import aiter_like as aiter`, the overlay of an installed `aiter`, and the shim where there is none.
+Which of AITER's names are served, by which backends, and which are missing. What a name is here holds for all three
+ways to it: `import aiter_like as aiter`, the overlay of an installed `aiter`, and the shim where there is none.
+
+```python
+import torch
+
+import aiter_like as aiter
+
+rows, weight = torch.randn(4, 256, dtype=torch.bfloat16), torch.ones(256, dtype=torch.bfloat16)
+assert aiter.rms_norm(rows, weight, 1e-6).shape == (4, 256)
+```
+
+## How to read the pages
+Written by `aiter-like names --write` from `aiter_names.txt`; edit that. Without `--write` the pages are printed.
 
 Priority: P0 dense models, P1 experts, P2 fp8, RoPE and cache writes, P3 MLA, P4 several GPUs and further fusions.
 Callers: V vLLM, S SGLang, s SGLang when it starts, U users. **missing**: the name is there, with AITER's signature, and
 raises `UnsupportedError`, which says what the page does: what to use instead, and why where that is the device.
-"python": no kernel behind it. A name that stands nowhere on this page is absent: to import it is an error that says so.
+"python": no kernel behind it. A name that stands on no page is absent: to import it is an error that says so.
+
+## The names
+"""
+
+_NAMES = """\
+# AITER's names: {title}
+
+Which backends serve each name, and what to use for those that are missing. [AITER.md](../AITER.md) says what priorities
+and callers are, and counts.
+
+```python
+import aiter_like as aiter
+from aiter_like.integrations.aiter_table import backends
+
+print(backends(aiter.{name}))  # of the operators behind it; none: Python alone
+```
 """
 
 _TESTS = """\
-# AITER's own tests
+## AITER's own tests
 
 What `aiter-like aiter-tests` found of the files in AITER's public folder `op_tests`, which are no part of this
 package: they run through the shim, each in a process of its own. A check is a test of pytest in a file that imports
@@ -39,23 +76,61 @@ file counts only if at least one ran. "errors": parts that raised anything but a
 their parameters too, before an operator was called; "unserved": parts that stopped at a missing name; "other arch":
 parts that ask for an architecture that the device is not. A file that ended at its time limit has checked what stands
 there, and no more. Names: those that the file uses, served / raising / absent.
+
+| page | files that count | checks passed | failed |
+|---|---|---|---|
+"""
+
+_RUN = """\
+# AITER's own tests on {device}
+
+What each file of AITER's tests came to here. [AITER.md](../AITER.md) says what the columns count.
+
+```python
+from pathlib import Path
+
+from aiter_like.integrations import aiter_test_runs
+
+about, results = aiter_test_runs.read(Path(aiter_test_runs.__file__).with_name("{file}"))
+print(f"{{sum(result.is_counted for result in results)}} of {{len(results)}} files count")
+```
 """
 
 
-def markdown() -> str:
-    """The whole text of AITER.md."""
-    rows = aiter_names.table()
-    lines = [_HEAD, "| priority | names | served | missing |", "|---|---|---|---|"]
+def pages() -> dict[str, str]:
+    """Page, below this folder → its text, AITER.md first.
+
+    Raises:
+        ValueError: a section of the table of names is on no page.
+    """
+    rows, found = aiter_names.table(), {"AITER.md": ""}
+    if lost := {row.section for row in rows} - {section for *_, sections in _PAGES.values() for section in sections}:
+        raise ValueError(f"aiter_table.py: no page has the section {', '.join(sorted(lost))}")
+    head = [_HEAD, "| priority | names | served | missing |", "|---|---|---|---|"]
     for priority in sorted({row.priority for row in rows}):
-        lines.append(_counted(priority, [row for row in rows if row.priority == priority]))
-    lines += [_counted("all", rows), ""]
-    for section in dict.fromkeys(row.section for row in rows):
-        lines += [f"## {section}", "", "| name | in | priority | callers | backends |", "|---|---|---|---|---|"]
-        lines += [_line(row) for row in rows if row.section == section] + [""]
-    measured = [aiter_test_runs.read(path) for path in sorted(FILE.parent.glob("aiter_tests_*.json"))]
-    for about, results in measured:
-        lines += ([_TESTS] if about is measured[0][0] else []) + [*_run(about, results), ""]
-    return "\n".join(lines)
+        head.append(_counted(priority, [row for row in rows if row.priority == priority]))
+    head += [_counted("all", rows), "", "| page | names | served | missing |", "|---|---|---|---|"]
+    for page, (title, name, sections) in _PAGES.items():
+        lines = [_NAMES.format(title=title, name=name)]
+        for section in sections:
+            lines += [f"## {section}", "", "| name | in | priority | callers | backends |", "|---|---|---|---|---|"]
+            lines += [_line(row) for row in rows if row.section == section] + [""]
+        head.append(_counted(f"[{title}](names/{page}.md)", [row for row in rows if row.section in sections]))
+        found[f"names/{page}.md"] = "\n".join(lines)
+    measured = sorted(FOLDER.glob("aiter_tests_*.json"))
+    head += ["", _TESTS.rstrip("\n")] if measured else []
+    for path in measured:
+        about, results = aiter_test_runs.read(path)
+        page, device = f"names/{path.stem.removeprefix('aiter_').upper()}.md", _device(about)
+        head.append(f"| [{device}]({page}) | {sum(result.is_counted for result in results)} of {len(results)} | "
+                    + " | ".join(str(sum(result.counts[kind] for result in results)) for kind in ("passed", "failed"))
+                    + " |")
+        found[page] = "\n".join([_RUN.format(device=device, file=path.name), *_run(about, results), ""])
+    return {**found, "AITER.md": "\n".join([*head, ""])}
+
+
+def _device(about: dict[str, Any]) -> str:
+    return f"{about['device']} ({about['arch']})" + (f", {about['folder']}" if "folder" in about else "")
 
 
 def backends(function: Any) -> tuple[str, ...]:
@@ -74,8 +149,7 @@ def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
     """One run of the files, those that count first."""
     total = {kind: sum(result.counts[kind] for result in results) for kind in CHECKS}
     counted = sum(result.is_counted for result in results)
-    yield f"## On {about['device']} ({about['arch']})" + (f", {about['folder']}" if "folder" in about else "")
-    yield ""
+    yield "## All files\n"
     yield (f"{about['note']} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
            f"**{counted} of {len(results)} files count**: {total['passed']} checks passed, {total['failed']} failed; "
            f"{total['errors']} errors, {total['skipped']} skipped, {total['other_arch']} for another architecture, "
@@ -91,11 +165,11 @@ def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
         command = shlex.join([result.file, *about["arguments"].get(result.file, ())])
         yield (f"| `{command}` | {numbers} | {result.ended or 'itself'} | "
                f"{' / '.join(map(str, result.names.values()))} | {first} |")
-    yield ""
-    for result in results:
-        if result.counts["failed"] or result.counts["errors"]:
-            yield f"- `{result.file}`: " + "; ".join(f"{reason} ({number})" for reason, number in result.reasons.items()
-                                                     if "is not served by aiter_like" not in reason)
+    wrong = [result for result in results if result.counts["failed"] or result.counts["errors"]]
+    yield "\n## What failed, and how often\n" if wrong else ""
+    for result in wrong:
+        yield f"- `{result.file}`: " + "; ".join(f"{reason} ({number})" for reason, number in result.reasons.items()
+                                                 if "is not served by aiter_like" not in reason)
 
 
 def _line(row: Name) -> str:

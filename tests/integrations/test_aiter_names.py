@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,10 +158,15 @@ assert "transformers" not in sys.modules and "vllm" not in sys.modules
     assert run.returncode == 0, run.stderr
 
 
-def test_page_is_the_table():
-    """`aiter-like names --write` brings it up to date."""
-    text = aiter_table.FILE.read_text()
-    assert text == aiter_table.markdown()
+def test_pages_are_the_table():
+    """`aiter-like names --write` brings them up to date."""
+    folder = aiter_table.FOLDER
+    found = {str(path.relative_to(folder)): path.read_text()
+             for path in (folder / "AITER.md", *(folder / "names").glob("*.md"))}
+    assert found == aiter_table.pages()
+    text = "\n".join(found.values())
+    assert all(text.count(f"\n| `{row.name}` | `{row.modules[0]}` |") >= 1 for row in ROWS)
+    assert len(re.findall(r"^\| `.*` \| `aiter", text, re.MULTILINE)) == len(ROWS)
     assert text.count("| **missing**: use ") == sum(row.server is None for row in ROWS)
 
 
@@ -186,19 +192,23 @@ def test_runs_of_aiters_own_tests_are_on_the_page(monkeypatch, tmp_path):
              "torch": "1", "arguments": {"test_b.py": ["-m", "2 3"]}}
     assert not list(tmp_path.glob("aiter_tests_*"))
     aiter_test_runs.write(tmp_path / "aiter_tests_toy.json", about, results)
-    monkeypatch.setattr(aiter_table, "FILE", tmp_path / "AITER.md")
-    page = aiter_table.markdown().split("# AITER's own tests")[1]
-    assert "## On toy (gfx1)" in page and "Of today. Limit 9.5 s a file" in page and "5 served, 3 absent." in page
+    monkeypatch.setattr(aiter_table, "FOLDER", tmp_path)
+    pages = aiter_table.pages()
+    assert "| [toy (gfx1)](names/TESTS_TOY.md) | 1 of 2 | 5 | 1 |" in pages["AITER.md"]
+    page = pages["names/TESTS_TOY.md"]
+    assert page.startswith("# AITER's own tests on toy (gfx1)\n")
+    assert "Of today. Limit 9.5 s a file" in page and "5 served, 3 absent." in page
     assert "**1 of 2 files count**: 5 checks passed, 1 failed" in page
     assert page.rstrip().endswith("- `test_b.py`: 50% (7); in aiter_like/integrations/aiter_test_runs.py (1)")
     assert page.index("| `test_b.py -m '2 3'` | 5 | 1 | 0 | 0 | 0 | 0 | itself | 4 | 50% |") < page.index(
         "| `test_a.py` | 0 | 0 | 0 | 0 | 0 | 0 | missing | 1 / 2 / 3 | aiter.x \\| y |")
 
 
-def test_command_prints_and_writes_the_page(capsys, monkeypatch, tmp_path):
-    assert cli.main(["names"]) == 0 and capsys.readouterr().out == aiter_table.markdown()
-    monkeypatch.setattr(aiter_table, "FILE", tmp_path / "AITER.md")
-    assert cli.main(["names", "--write"]) == 0 and (tmp_path / "AITER.md").read_text() == aiter_table.markdown()
+def test_command_prints_and_writes_the_pages(capsys, monkeypatch, tmp_path):
+    assert cli.main(["names"]) == 0 and capsys.readouterr().out == "\n".join(aiter_table.pages().values()) + "\n"
+    monkeypatch.setattr(aiter_table, "FOLDER", tmp_path)
+    assert cli.main(["names", "--write"]) == 0
+    assert {page: (tmp_path / page).read_text() for page in aiter_table.pages()} == aiter_table.pages()
 
 
 # ---- what the table names beside the operators

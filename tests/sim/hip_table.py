@@ -26,6 +26,7 @@ from aiter_like import sim
 library, count = sim.load(), ctypes.c_int()
 assert library.hipGetDeviceCount(ctypes.byref(count)) == 0 and count.value >= 1
 assert library.hipCreateTextureObject() == 801  # listed below, with the reason
+assert library.hipGetLastError() == 801
 ```
 
 ## Which functions are where
