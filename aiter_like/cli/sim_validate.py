@@ -22,8 +22,6 @@ the published figure, the modelled one and the error. The model's parameters wer
 whole kernels. That is --kernels DIR: other people's kernels with published times, from code objects in a folder outside
 the project."""
 _TITLE = "# The cycle model beside public measurements"
-_MICROBENCHMARKS = ("microbenchmarks", "aiter-like sim validate --page")
-_KERNELS = ("kernels", "aiter-like sim validate --kernels DIR --page")
 
 
 def add_validate(actions: argparse._SubParsersAction) -> None:
@@ -39,7 +37,8 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
     sim_hardware.add_options(validate)
     validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
     validate.add_argument("--mca", action="store_true", help="also straight lines of instructions beside llvm-mca")
-    validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too, as a section")
+    validate.add_argument("--page", type=Path, metavar="FILE.md",
+                          help="write the tables there, too, as sections; a folder: into its page of each")
     validate.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     validate.set_defaults(run=_run)
 
@@ -52,9 +51,11 @@ def _run(args: argparse.Namespace) -> int:
 
         print("\n".join(row.name for row in published()))
         return 0
-    for path, option in ((args.page, "--page"), (args.json, "--json")):
-        if path:
-            require_writable(path, option)
+    if args.page:
+        for path in {_of(args.page, "kernels"), _of(args.page, "microbenchmarks"), _of(args.page, "one side alone")}:
+            require_writable(path, "--page")
+    if args.json:
+        require_writable(args.json, "--json")
     return _run_kernels(args) if args.kernels else _run_cases(args)
 
 
@@ -71,12 +72,25 @@ def _run_cases(args: argparse.Namespace) -> int:
     if args.mca:
         print("\n".join(["", *_beside_mca()]))
     if args.page:
-        put_section(args.page, *_MICROBENCHMARKS, page.section(found), _TITLE)
+        _put(args.page, "microbenchmarks", page.section(found))
+        _put(args.page, "one side alone", page.one_side(found))
     if args.json:
         args.json.write_text(json.dumps([{"name": one.case.name, "source": one.case.source, "unit": one.case.unit,
                                           "published": one.case.published, "modelled": one.modelled,
                                           "error": one.error} for one in found], indent=1) + "\n")
     return 0
+
+
+def _of(place: Path, name: str) -> Path:
+    """The page of a section: in a folder a page of its own."""
+    from aiter_like.sim.validation.page import FILES
+
+    return place / FILES[name] if place.is_dir() else place
+
+
+def _put(place: Path, name: str, lines: Sequence[str]) -> None:
+    command = "aiter-like sim validate --kernels DIR --page" if name == "kernels" else "aiter-like sim validate --page"
+    put_section(_of(place, name), name, command, lines, _TITLE)
 
 
 def chosen_cases(only: Sequence[str]) -> list[Case]:
@@ -104,7 +118,7 @@ def _run_kernels(args: argparse.Namespace) -> int:
         found.extend(sim_kernels.modelled(args.kernels, chosen))
     print("\n".join(sim_kernels.lines(found)))
     if args.page:
-        put_section(args.page, *_KERNELS, sim_kernels.section(found), _TITLE)
+        _put(args.page, "kernels", sim_kernels.section(found))
     if args.json:
         args.json.write_text(sim_kernels.figures(found))
     return 1 if any(one.failed for one in found) else 0

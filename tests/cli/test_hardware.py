@@ -162,7 +162,7 @@ def test_a_rehearsal_is_labelled_and_complete(rehearsed, capsys):
     assert kinds == [(QUESTION, "d16 loads", "simulated"), (COST, "flag, round trip in an XCD", "simulated"),
                      (CASE, "plain VALU", "simulated"), (CASE, "loads in a row before issue stalls", "simulated")]
     plain = found["records"][2]
-    _, figures = page.figures(page.kept().read_text())
+    _, figures = page.figures(page.kept())
     assert plain["published"] == 4.01 and plain["modelled"] == figures["plain VALU"] and "figure" not in plain
     assert cli.main(["sim", "validate", "--answers", str(path)]) == 0
     printed = capsys.readouterr().out
@@ -318,7 +318,7 @@ def test_what_differs_is_named(tmp_path, suffix):
 
 
 def test_the_case_s_names_above_exist():
-    _, figures = page.figures(page.kept().read_text())
+    _, figures = page.figures(page.kept())
     assert {"latency of L1", "s_barrier, 4 waves"} <= set(figures)
 
 

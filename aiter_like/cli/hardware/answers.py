@@ -70,7 +70,7 @@ def packed(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The whole file's object, of the records that there are."""
     facts = next((one for one in found if one["kind"] == FACTS), {})
     is_simulated = any(one["status"] == "simulated" for one in found)
-    version, _ = page.figures(page.kept().read_text())
+    version, _ = page.figures(page.kept())
     return {"schema": SCHEMA, "label": "simulated" if is_simulated else "measured",
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "model": version,
             **{name: facts.get(name, {}) for name in ("device", "driver", "clocks", "software")},
@@ -120,7 +120,7 @@ def _beside(item: Item, record: dict[str, Any]) -> dict[str, Any]:
         return {**record, "asks": asked.asks, "simulated": asked.simulated}
     if item.kind == CASE:
         case = next(one for one in [*cases(), *unpublished()] if one.name == item.name)
-        _, figures = page.figures(page.kept().read_text())
+        _, figures = page.figures(page.kept())
         return {**record, "unit": case.unit, "source": case.source, "published": case.published,
                 "modelled": figures.get(case.name), "parameters": list(case.parameters)}
     return record

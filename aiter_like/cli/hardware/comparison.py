@@ -34,7 +34,7 @@ def lines(answers: Mapping[str, Any]) -> Iterator[str]:
     device, model = answers["device"], answers["model"]
     yield f"{answers['label']}: {device.get('name', 'unknown device')} ({device.get('gcnArchName', '')}), " \
           f"{answers['date']}, aiter_like {answers['software'].get('aiter_like', 'unknown')}, model version {model}"
-    version, figures = page.figures(page.kept().read_text())
+    version, figures = page.figures(page.kept())
     if version != model:
         yield f"the model of this checkout has version {version}: its figures stand below"
     if device.get("cu_num") != _CUS:

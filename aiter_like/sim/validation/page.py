@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The page of csrc/sim/timing that keeps every figure of the model: written, and read back by whoever compares."""
+"""The pages of csrc/sim/timing that keep every figure of the model: written, and read back by whoever compares."""
 
 from __future__ import annotations
 
@@ -17,15 +17,24 @@ AIM = 0.05
 """The relative error that is aimed at."""
 
 
-def kept() -> Path:
-    """Where the repository keeps it."""
-    return paths.csrc() / "sim/timing/VALIDATION.md"
+FILES = {"microbenchmarks": "MICROBENCHMARKS.md", "one side alone": "ONE_SIDE.md", "kernels": "KERNELS.md"}
+"""Section → the page that has it."""
+
+
+def folder() -> Path:
+    """Where the repository keeps the pages."""
+    return paths.csrc() / "sim/timing"
+
+
+def kept() -> str:
+    """The microbenchmarks' pages of the repository."""
+    return "\n".join((folder() / FILES[name]).read_text(encoding="utf-8")
+                     for name in ("microbenchmarks", "one side alone"))
 
 
 def section(found: Sequence[Outcome]) -> list[str]:
-    """The lines of the page's section of microbenchmarks."""
+    """The lines of the section of microbenchmarks: those that are published and modelled."""
     beside = [one for one in found if one.error is not None]
-    alone = [one for one in found if one.error is None]
     missed = [one for one in beside if abs(one.error) > AIM]
     return [
         f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
@@ -33,7 +42,13 @@ def section(found: Sequence[Outcome]) -> list[str]:
         "| case | source | published | modelled | error |", "|---|---|---|---|---|",
         *(f"| {one.case.name} | {one.case.source} | {one.case.published:g} {one.case.unit} | {one.modelled:.2f} | "
           f"{one.error:+.1%} |" for one in beside), "", sums(found), "",
-        "What is off by more than 5 %:", *(f"- {one.case.name}: {_reason(one)}." for one in missed), "",
+        "## What is off by more than 5 %", "", *(f"- {one.case.name}: {_reason(one)}." for one in missed)]
+
+
+def one_side(found: Sequence[Outcome]) -> list[str]:
+    """The lines of the section of what is published or modelled alone."""
+    alone = [one for one in found if one.error is None]
+    return [
         "## Published, without a figure of the model", "", "| what | source | published | why |", "|---|---|---|---|",
         *(f"| {what} | {source} | {published} | {why} |" for (what, published, source), why in ELSEWHERE.items()), "",
         "## Modelled, and not published", "",
@@ -59,12 +74,12 @@ def sums(found: Sequence[Outcome]) -> str:
 
 
 def figures(page: str) -> tuple[str, dict[str, float]]:
-    """The model's version and case → modelled figure, of such a page.
+    """The model's version and case → modelled figure, of such pages.
 
     Raises:
         ValueError: it is no such page.
     """
-    page = page.partition("<!-- end of microbenchmarks -->")[0]  # whole kernels have a section of their own
+    page = page.partition("<!-- kernels: ")[0]  # whole kernels have a section of their own
     version = re.search(r"^Model version (\S+),", page, re.MULTILINE)
     if not version:
         raise ValueError("the page of the cycle model names no version")
