@@ -41,7 +41,7 @@ def as_gpu() -> Iterator[torch.device]:
     CPU tensors whose memory bears a mark: `.device` is cuda:0, `.is_cuda` is True, `.cpu()` is a copy, NumPy is refused
     them. torch's own functions run on the CPU; this package's operators and Triton's kernels run on the simulator.
     `torch.cuda` tells of the simulated device; what it cannot do raises UnsupportedError. All of it ends with the
-    block. csrc/sim/README.md, "Programs for a GPU", has the rest.
+    block. csrc/sim/GPU.md, has the rest.
 
     Yields:
         The current device, cuda:0.

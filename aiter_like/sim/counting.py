@@ -10,7 +10,7 @@ from aiter_like.sim import library
 from aiter_like.sim.observing import Launches
 
 SCHEMA = 1
-"""Of what `Session.launches` holds; csrc/sim/README.md, "Counters", describes it. New keys do not change it."""
+"""Of what `Session.launches` holds; csrc/sim/MODEL.md, "Counters", describes it. New keys do not change it."""
 
 
 @contextlib.contextmanager

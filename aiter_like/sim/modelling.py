@@ -13,7 +13,7 @@ from aiter_like.sim import library
 from aiter_like.sim.observing import Launches
 
 SCHEMA = 1
-"""Of what `Session.modelled` holds; csrc/sim/README.md, "The cycle model", describes it."""
+"""Of what `Session.modelled` holds; csrc/sim/MODEL.md, "The cycle model", describes it."""
 
 PEAK_MHZ = 2100.0
 """The MI300X's highest engine clock: cycles are stated at it unless a clock is given."""

@@ -55,7 +55,7 @@ class Session:
     @property
     def launches(self) -> list[dict]:
         """Each launch of the session so far with its counts per instruction and source line, its registers and its
-        occupancy, oldest first; csrc/sim/README.md, "Counters", has the keys.
+        occupancy, oldest first; csrc/sim/MODEL.md, "Counters", has the keys.
 
         Raises:
             ValueError: the session does not count: `enabled(counters=True)` does.
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def modelled(self) -> list[dict]:
-        """Each launch of the session so far as the cycle model sees it, oldest first; csrc/sim/README.md, "The cycle
+        """Each launch of the session so far as the cycle model sees it, oldest first; csrc/sim/MODEL.md, "The cycle
         model", has the keys.
 
         Raises:

@@ -42,7 +42,7 @@ def estimate(launch: Mapping[str, Any], useful_bytes: int) -> Estimate:
     """What a launch takes.
 
     Args:
-        launch: its counts (csrc/sim/README.md, "Counters"), of all its workgroups or of a sample.
+        launch: its counts (csrc/sim/MODEL.md, "Counters"), of all its workgroups or of a sample.
         useful_bytes: that the call has to move between memory and the chip.
     """
     p, totals = parameters(), launch["totals"]

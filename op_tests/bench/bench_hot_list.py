@@ -3,7 +3,7 @@
 backend as it comes. Where none takes less by what the model can tell apart, the shape has no row for that reason.
 
 `python op_tests/bench/bench_hot_list.py [OPERATOR …] [--tokens 1,64] --json FILE [--page]`. Every time is modelled.
-What FILE has is left out, so that a run may be cut short; --page puts its sums into MODELLED.md, where operators of
+What FILE has is left out, so that a run may be cut short; --page puts its sums into HOT_LIST.md, where operators of
 which FILE has nothing keep theirs, beside the rows of today. Tuning, which tries an operator's parameters as well, is
 `aiter-like tune OPERATOR --hot-list --device sim`; `--json FILE --page` alone then counts the rows.
 """
@@ -112,7 +112,7 @@ def gain(of: Mapping[str, float]) -> float:
 
 
 def lines(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """The table of MODELLED.md: how many shapes operators have, with a modelled row or without, and why."""
+    """The table of HOT_LIST.md: how many shapes operators have, with a modelled row or without, and why."""
     yield "| operator | shapes | with a row | compared | own choice is the best | another backend gains |"
     yield "|---|---|---|---|---|---|"
     kept = modelled_page.rows("hot list")
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--tokens", default="", help="only keys with one of these numbers, separated by commas")
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--page", action="store_true", help="write the table of MODELLED.md")
+    parser.add_argument("--page", action="store_true", help="write the table of HOT_LIST.md")
     args = parser.parse_args()
     device.use_simulator(True)
     found = json.loads(args.json.read_text()) if args.json.exists() else {}

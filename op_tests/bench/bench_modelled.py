@@ -3,10 +3,10 @@
 
 `python op_tests/bench/bench_modelled.py [NAME …] [--groups gemm,moe] [--list] [--json FILE [--resume]]`. Every time is
 modelled, none is measured: an earlier --json FILE, given as --before, is set beside it. --json is written after each
-case, and --resume leaves out those that it has; --page puts all of that file, beside --before, into MODELLED.md. Cases
-are in modelled_rows.py and so on, a file for each group. The published rates are those of gpu-stream on an MI300X
-(hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and writes; the peak of matrix operations is that of the
-clock.
+case, and --resume leaves out those that it has; --page puts all of that file, beside --before, into MODELLED_CASES.md.
+Cases are in modelled_rows.py and so on, a file for each group. The published rates are those of gpu-stream on an
+MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and writes; the peak of matrix operations is
+that of the clock.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write the figures there, after each case")
     parser.add_argument("--resume", action="store_true", help="leave out cases that --json's file has")
     parser.add_argument("--before", type=Path, help="figures that --json wrote, to set beside these")
-    parser.add_argument("--page", action="store_true", help="write MODELLED.md of --json's file and --before's")
+    parser.add_argument("--page", action="store_true", help="write MODELLED_CASES.md of --json's file and --before's")
     return parser
 
 

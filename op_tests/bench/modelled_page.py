@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""MODELLED.md: figures of bench_modelled.py, those from before the model was used beside them, and what holds a kernel
-back that misses the aims. Written with --page.
+"""MODELLED_CASES.md: figures of bench_modelled.py, those from before the model was used beside them, and what
+holds a kernel back that misses the aims. Written with --page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("MODELLED.md")
+PAGES = {mark: Path(__file__).with_name(name)
+         for mark, name in (("figures", "MODELLED_CASES.md"), ("hot list", "HOT_LIST.md"))}
 LEAST_RATE, LEAST_MATRIX, MOST_VECTOR = 0.85, 0.8, 0.7
 
 # The beginning of a case's name → why it misses an aim; the longest one holds.
@@ -109,21 +110,22 @@ def section(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping
 
 
 def rows(mark: str = "figures") -> dict[str, list[str]]:
-    """Case, or operator → the cells of its row between the marks of MODELLED.md that begin with `mark`."""
-    text = PAGE.read_text(encoding="utf-8").partition(f"<!-- {mark}: ")[2].partition(f"<!-- end of {mark} -->")[0]
+    """Case, or operator → the cells of its row between the marks of its page that begin with `mark`."""
+    text = PAGES[mark].read_text(encoding="utf-8").partition(f"<!-- {mark}: ")[2]
     lines = [[cell.strip() for cell in line.strip("|").split("|")]
-             for line in text.splitlines() if line.startswith("| ")]
+             for line in text.partition(f"<!-- end of {mark} -->")[0].splitlines() if line.startswith("| ")]
     return {cells[0]: cells for cells in lines[1:]}
 
 
 def put(mark: str, lines: Iterable[str]) -> None:
-    """Puts lines between the marks of MODELLED.md that begin with `mark`."""
-    head, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {mark}: ")
+    """Puts lines between the marks of their page that begin with `mark`."""
+    head, begin, rest = PAGES[mark].read_text(encoding="utf-8").partition(f"<!-- {mark}: ")
     comment, _, rest = rest.partition("\n")
     end = f"<!-- end of {mark} -->"
-    PAGE.write_text("\n".join((f"{head}{begin}{comment}", *lines, f"{end}{rest.split(end)[1]}")), encoding="utf-8")
+    text = "\n".join((f"{head}{begin}{comment}", *lines, f"{end}{rest.split(end)[1]}"))
+    PAGES[mark].write_text(text, encoding="utf-8")
 
 
 def write(found: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts the figures into MODELLED.md."""
+    """Puts the figures into MODELLED_CASES.md."""
     put("figures", section(found, before))

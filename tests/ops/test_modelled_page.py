@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""op_tests/bench/MODELLED.md: it has every case of bench_modelled.py, and says of each that misses the aims why; and
-every operator of the hot list, with the rows that it has.
+"""op_tests/bench/MODELLED_CASES.md: it has every case of bench_modelled.py, and says of each that misses the aims why;
+and HOT_LIST.md: every operator of the hot list, with the rows that it has.
 """
 
 from __future__ import annotations

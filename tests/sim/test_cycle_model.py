@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like import cli, paths, sim
+from aiter_like import cli, sim
 from aiter_like.sim import modelling
 from aiter_like.sim.validation import mca, page, parameters, run
 from aiter_like.sim.validation.case import Chase, Slope

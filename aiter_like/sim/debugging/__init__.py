@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The debugger of simulated launches, as a Python object: `with sim.debug(program) as debugger:`.
 
-csrc/sim/README.md, "The debugger", describes it; `aiter-like sim debug` is its user interface.
+csrc/sim/DEBUGGER.md, "The debugger", describes it; `aiter-like sim debug` is its user interface.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def profiles(counts: Sequence[dict], cycles: Sequence[dict], calls: Mapping[int,
     """A profile of each launch that the cycle model has seen.
 
     Returns:
-        dicts with the keys of a modelled launch (csrc/sim/README.md, "The cycle model"), whose `instructions` have the
-        counts of csrc/sim/README.md, "Counters", too; `counts`: the totals of what ran; `registers`; `bound`, and what
+        dicts with the keys of a modelled launch (csrc/sim/MODEL.md, "The cycle model"), whose `instructions` have the
+        counts of csrc/sim/MODEL.md, "Counters", too; `counts`: the totals of what ran; `registers`; `bound`, and what
         that means: `advice`; `roofs` of the chip; `figures` of the whole launch (figures.py); `lines`: "file:line" →
         its text; `call`: of the operator's call that made the launch, where it is known, what it needs at least:
         `operator`, `bytes`, `flops`, and how many `launches` it made.
