@@ -22,11 +22,13 @@ FOLDER = "aiter_like/integrations"
 LANGUAGES = {"python", "sh", "text"}
 MOST_LINES = 200
 TOO_LONG = {"README.md"}
-OTHER_ORDER = {*TOO_LONG, f"{FOLDER}/README.md", "aiter_like/ops/README.md", "hsa/README.md",
-               "csrc/include/aiter_like/tile/README.md"}
 HERE = "tests/test_pages.py"
+TYPED = {HERE, "tests/sim/test_tutorials.py"}  # they run what ```sh blocks have, line after line
 RUN_BY = {  # the tests that run a page's Python, block after block; those of vLLM and SGLang need the engine
     "README.md": "tests/test_readme.py",
+    "aiter_like/ops/README.md": "tests/cli/test_authors.py",
+    "hsa/README.md": HERE,
+    "csrc/include/aiter_like/tile/README.md": "tests/sim/test_tutorials.py",
     **{f"op_tests/bench/{page}.md": HERE for page in ("HOT_LIST", "MODELLED", "MODELLED_CASES")},
     **{f"csrc/sim/{page}.md": HERE
        for page in ("CHECKERS", "COMPILING", "DEBUGGER", "GPU", "INSIDE", "LIMITS", "MODEL", "README")},
@@ -48,6 +50,13 @@ def pages() -> dict[str, str]:
     """Path → text of every tracked page."""
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout
     return {name: (ROOT / name).read_text() for name in listed.split()}
+
+
+@functools.cache
+def called() -> str:
+    """The text of every test, and the commands of pages that are typed in."""
+    typed = [line for page in RUN_BY if RUN_BY[page] in TYPED for line in blocks(page, "sh")]
+    return "\n".join([*typed, *(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))])
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -133,7 +142,7 @@ def test_pages_are_short(page):
 
 @pytest.mark.parametrize("page", [page for page in pages() if page != "README.md"])
 def test_pages_have_one_order(page):
-    assert page in OTHER_ORDER or order_faults(pages()[page]) == []
+    assert order_faults(pages()[page]) == []
 
 
 @pytest.mark.parametrize("page", [page for page, test in RUN_BY.items() if test == HERE and blocks(page, "python")])
@@ -150,6 +159,21 @@ def test_commands_of_pages_run(page, monkeypatch, tmp_path):
     for line in "".join(blocks(page, "sh")).splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "aiter-like" and cli.main(words[1:]) == 0, line
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page, "sh") and RUN_BY[page] not in TYPED])
+def test_commands_are_called_by_a_test(page):
+    """Of blocks that are not typed in: they need an engine, a GPU, the network, or hours."""
+    missing = []
+    for line in (line.partition(" #")[0] for line in "".join(blocks(page, "sh")).splitlines()):
+        for words in (call.split() for call in re.findall(r"aiter-like((?: [a-z][a-z-]*)+)", line)):
+            name = words[:2 if " ".join(words[:2]) in commands() else 1]
+            text, apart = " ".join(name), ", ".join(f'"{word}"' for word in name)
+            forms = rf"aiter-like {text}\b", apart, rf'"{text}["\s]'
+            missing += [] if re.search("|".join(forms), called()) else [text]
+        missing += [file for file in re.findall(r"\b(\w+)\.py\b", line) if (ROOT / f"op_tests/bench/{file}.py").exists()
+                    and not re.search(rf"\b(import|from) {file}\b|\b{file}\.py", called())]
+    assert not missing
 
 
 @pytest.mark.parametrize("page", pages())

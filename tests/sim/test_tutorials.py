@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The pages of csrc/sim/tutorials, typed in: each begins in an empty folder, and every output is as the page shows it.
+"""The pages of csrc/sim/tutorials, and the tile library's README.md, typed in.
+
+Each begins in an empty folder, and every output is as the page shows it.
 
 A block after "Save as `NAME`:" is that file, in ```python or ```text. Of the others, ```sh are commands, ```text is
 what the commands before print. `…` stands for anything. Figures of lines with "modelled" may differ by a quarter.
@@ -27,6 +29,7 @@ from aiter_like.errors import SimulatorError
 
 FOLDER = Path(__file__).resolve().parents[2] / "csrc/sim/tutorials"
 PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
+TILE = "../../include/aiter_like/tile/README.md"
 _BLOCK = re.compile(r"^(?:Save as `([^`]+)`:\n)?```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -43,7 +46,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     sim.disable_triton()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, TILE])
 def test_page(page, folder, monkeypatch):
     printed = ""
     for name, language, text in _BLOCK.findall((FOLDER / page).read_text()):
