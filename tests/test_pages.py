@@ -161,9 +161,10 @@ def test_commands_of_pages_run(page, monkeypatch, tmp_path):
         assert words[0] == "aiter-like" and cli.main(words[1:]) == 0, line
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if blocks(page, "sh") and RUN_BY[page] not in TYPED])
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page, "sh") and RUN_BY.get(page) not in TYPED])
 def test_commands_are_called_by_a_test(page):
     """Of blocks that are not typed in: they need an engine, a GPU, the network, or hours."""
+    assert page in RUN_BY, "RUN_BY must name the test that runs what this page shows, or HERE: then it is typed in"
     missing = []
     for line in (line.partition(" #")[0] for line in "".join(blocks(page, "sh")).splitlines()):
         for words in (call.split() for call in re.findall(r"aiter-like((?: [a-z][a-z-]*)+)", line)):
@@ -184,6 +185,15 @@ def test_links_and_files_exist(page):
     assert not [link for link in links if not (folder / link).exists()]
     named = set(re.findall(r"`((?:aiter_like|csrc|hsa|configs|tests|op_tests|tuned_csv)/[\w./]+)`", text))
     assert not [name for name in named if not (ROOT / name).exists() and not (ROOT / "csrc/include" / name).exists()]
+
+
+def test_headings_that_sources_name_exist():
+    """Where a line ends within a heading, what it has of it is the heading's beginning."""
+    listed = ["git", "-C", ROOT, "grep", "-hF", '.md, "', "--", "aiter_like", "csrc", "op_tests"]
+    lines = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+    named = [found.groups() for line in lines if (found := re.search(r'(csrc/[\w/]+\.md), "([A-Z][\w ]+)', line))]
+    assert len(named) > 6
+    assert not [(page, heading) for page, heading in named if f"\n## {heading}" not in pages().get(page, "")]
 
 
 @pytest.mark.parametrize("page", pages())

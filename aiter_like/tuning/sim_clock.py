@@ -45,7 +45,7 @@ class SimClock:
         lines = ("llvm-mca tells what straight lines of instructions take" if mca.tool() else
                  "llvm-mca is not installed, so straight lines of instructions take what their classes take")
         self.about = (
-            f"Every time here is modelled and none is measured: {model} (csrc/sim/README.md).",
+            f"Every time here is modelled and none is measured: {model} (csrc/sim/MODEL.md).",
             f"Trials are screened by an estimate in clk from counts and occupancy; {lines}. The cycle model runs "
             "on the best three and on the operator's present choice.",
             f"A row is written only for a choice that beats the operator's own by {self.least_gain:.1f} %: what two "

@@ -125,7 +125,7 @@ std::string json_of(const ModelledLaunch::Line& line, const std::vector<u32>& pl
   return o.raw("retires", retired.str()).str();
 }
 
-// Times are from when the first event began to wait. csrc/sim/README.md, "The cycle model", has the columns.
+// Times are from when the first event began to wait. csrc/sim/MODEL.md, "Profiles", has the columns.
 std::string timeline_of(const ModelledLaunch& m, const std::vector<u32>& places) {
   const double start = m.replayed.timeline.empty() ? 0 : m.replayed.timeline.front().waited;
   const auto time = [&](double at) { return std::to_string(std::lround(at - start)); };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Exact counts of a launch per instruction, an observer. docs: csrc/sim/README.md, "Counters".
+// Exact counts of a launch per instruction, an observer. docs: csrc/sim/MODEL.md, "Counters".
 #pragma once
 #include <map>
 #include <memory>
