@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from aiter_like import cli, env
 from aiter_like.cli.parser import Parser
@@ -148,6 +149,8 @@ def test_pages_have_one_order(page):
 @pytest.mark.parametrize("page", [page for page, test in RUN_BY.items() if test == HERE and blocks(page, "python")])
 def test_python_of_pages_runs(page, monkeypatch, tmp_path):
     """Block after block, as somebody types them into one program: ```python of pages without a test of their own."""
+    if "as_gpu" in "".join(blocks(page, "python")) and torch.cuda.is_available():
+        pytest.skip("torch has a GPU here")
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(blocks(page, "python")), page, "exec"), {})
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -150,11 +151,12 @@ def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
     total = {kind: sum(result.counts[kind] for result in results) for kind in CHECKS}
     counted = sum(result.is_counted for result in results)
     yield "## All files\n"
-    yield (f"{about['note']} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
-           f"**{counted} of {len(results)} files count**: {total['passed']} checks passed, {total['failed']} failed; "
-           f"{total['errors']} errors, {total['skipped']} skipped, {total['other_arch']} for another architecture, "
-           f"{total['unserved']} unserved. Names that they use: "
-           + ", ".join(f"{number} {state}" for state, number in about["names"].items()) + ".")
+    text = (f"{about['note']} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
+            f"**{counted} of {len(results)} files count**: {total['passed']} checks passed, {total['failed']} failed; "
+            f"{total['errors']} errors, {total['skipped']} skipped, {total['other_arch']} for another architecture, "
+            f"{total['unserved']} unserved. Names that they use: "
+            + ", ".join(f"{number} {state}" for state, number in about["names"].items()) + ".")
+    yield textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
     yield ""
     yield ("| file | passed | failed | errors | skipped | other arch | unserved | ended | names | first missing or "
            "problem |")

@@ -195,7 +195,8 @@ def test_runs_of_aiters_own_tests_are_on_the_page(monkeypatch, tmp_path):
     monkeypatch.setattr(aiter_table, "FOLDER", tmp_path)
     pages = aiter_table.pages()
     assert "| [toy (gfx1)](names/TESTS_TOY.md) | 1 of 2 | 5 | 1 |" in pages["AITER.md"]
-    page = pages["names/TESTS_TOY.md"]
+    # The sums are broken at 120 columns.
+    page = re.sub(r"(?<=\w|,|;|:|\.)\n(?=\w|\*)", " ", pages["names/TESTS_TOY.md"])
     assert page.startswith("# AITER's own tests on toy (gfx1)\n")
     assert "Of today. Limit 9.5 s a file" in page and "5 served, 3 absent." in page
     assert "**1 of 2 files count**: 5 checks passed, 1 failed" in page
