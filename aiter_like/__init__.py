@@ -20,7 +20,7 @@ if _TYPE_CHECKING:
     from aiter_like.dispatch import is_tuned as is_tuned
     from aiter_like.dispatch import use_backend as use_backend
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["ActivationType", "QuantType", "explain", "is_tuned", "use_backend", *_index.PUBLIC]
 
 _OPS.index = {name: f"aiter_like.ops.{module}" for name, module in _index.OPERATORS.items()}

@@ -32,7 +32,9 @@ def benching(monkeypatch):
     for name in ("benching", "bench_peers"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import benching
+    import run as scripts
 
+    monkeypatch.setattr(scripts, "need_gpu", lambda: None)
     monkeypatch.setattr(benching, "_clock", Clock)
     monkeypatch.setattr(benching, "copy_tbps", lambda: 4.0)
     monkeypatch.setattr(benching, "time_us", lambda call: 0.5)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The README is true: its Python runs, its table of environment variables is env.py's, its files and commands exist."""
+"""The README is true and short: its Python runs, its files and commands exist; also the pages that its Python fills.
+
+aiter_like/sim/README.md has what is run in as_gpu() and in sessions.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,29 @@ from aiter_like import cli, env
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+LINES = 150
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def test_it_fits_a_screen_or_two():
+    assert len(README.splitlines()) <= LINES
+    assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 120
 
 
-def test_python_blocks_run(tmp_path):
+@pytest.mark.parametrize("page, printed", (
+    ("README.md", r"flash_attn_fwd on gfx942"), ("aiter_like/sim/README.md", r"^\S*rms_norm\S* 1 [1-9]\d*$")))
+def test_python_blocks_run(tmp_path, page, printed):
     """One after the other in one process, as a reader would type them, on the simulated MI300X."""
-    code = "\n".join(blocks("python"))
-    assert "rms_norm" in code and "flash_attn_func" in code
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"AITER_LIKE_SIM": "threads=2"},
                          capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    counted = re.search(r"^\S*rms_norm\S* 1 [1-9]\d*$", run.stdout, re.MULTILINE)  # kernel, launches, instructions
-    assert counted, run.stdout
+    assert re.search(printed, run.stdout, re.MULTILINE), run.stdout
 
 
 def test_table_of_environment_variables_is_the_registry():
     rows = [f"| `{variable.name}` | {variable.help} | {variable.read} |" for variable in env.VARIABLES.values()]
-    written = [line for line in README.splitlines() if line.startswith("| `AITER_LIKE")]
+    page = (ROOT / "aiter_like/ENVIRONMENT.md").read_text()
+    written = [line for line in page.splitlines() if line.startswith("| `AITER_LIKE")]
     assert written == rows, "the table should read:\n" + "\n".join(rows)
 
 

@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TOP_LEVEL = {"pyproject.toml", "hatch_build.py", "constraints.txt", "Makefile", "LICENSE", "README.md", "aiter_like",
+TOP_LEVEL = {"pyproject.toml", "hatch_build.py", "constraints.txt", "Makefile", "LICENSE", "README.md",
+             "CHANGELOG.md", "CITATION.cff", "aiter_like",
              "aiter_like_startup.py", "pytest_aiter_like.py", "csrc", "hsa", "configs", "tuned_csv", "tests",
              "op_tests"}
 PYTHON_FILE_LINES, FUNCTION_LINES, CPP_FILE_LINES, LINE_COLUMNS = 400, 60, 600, 120

@@ -98,13 +98,15 @@ def _backends(operators: dict[str, Declaration], prefix: str) -> str:
 
 
 def _family_table(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> Iterator[str]:
-    """README's rows: a family, its files, and the backends of its operators."""
-    yield "| family | files of `aiter_like/ops/<family>/` with public functions | backends |"
-    yield "|---|---|---|"
+    """README's rows: a family, what its package says it is, and the backends of its operators."""
+    yield "| family | what | functions | backends |"
+    yield "|---|---|---|---|"
     for family in dict.fromkeys(name.partition(".")[0] for name in modules):
-        stems = [name.partition(".")[2] for name, module in modules.items()
-                 if name.startswith(f"{family}.") and getattr(module, "__all__", ())]
-        yield f"| {family} | {', '.join(stems)} | {_backends(operators, f'aiter_like.ops.{family}')} |"
+        about = importlib.import_module(f"aiter_like.ops.{family}").__doc__.strip().rstrip(".")
+        count = sum(len(getattr(module, "__all__", ())) for name, module in modules.items()
+                    if name.startswith(f"{family}."))
+        yield (f"| [{family}](aiter_like/ops/{family}) | {about} | {count} | "
+               f"{_backends(operators, f'aiter_like.ops.{family}')} |")
 
 
 def _file_table(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> Iterator[str]:

@@ -63,8 +63,8 @@ def measured(case: Case, clock_mhz: float) -> dict[str, Any]:
     of_kernels: dict[str, float] = {}
     for one in found:
         of_kernels[one["kernel"]] = of_kernels.get(one["kernel"], 0) + one["modelled_us"]
-    return {"us": us, "rate": total / us / 1e6 / published, "matrix": case.flops / us * 1e6 / peak,
-            "vector": longest["busy"]["vector"], "waves": waves,
+    return {"us": us, "clock_mhz": clock_mhz, "rate": total / us / 1e6 / published,
+            "matrix": case.flops / us * 1e6 / peak, "vector": longest["busy"]["vector"], "waves": waves,
             "valu": (kinds.get("valu", 0) + kinds.get("trans", 0)) / waves, "all": counts["executed"] / waves,
             "ds": kinds.get("ds", 0) / waves, "launches": len(found), "bound": longest["bound"],
             "kernels": of_kernels}

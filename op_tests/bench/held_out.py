@@ -133,7 +133,8 @@ FAMILIES: dict[str, Family] = {
         "gemm_a8w8": drawn(**PRODUCT, weight_dtype=fp8, band=0, use_fast_accum=one_of(0, 1))}),
     "int8": Family("int8 products", {
         "gemm_a8w8": drawn(**PRODUCT | {"m": size(17, 8192)}, weight_dtype="i8", band=0, use_fast_accum=0)}),
-    "blockscale": Family("fp8 products, scales by blocks", {"gemm_a8w8_blockscale": drawn(**PRODUCT, bpreshuffle=0)}),
+    "blockscale": Family("fp8 products, scales by blocks", {  # sizes that cuBLAS takes: it reads scales in fours
+        "gemm_a8w8_blockscale": drawn(m=size(4, 8192, 4), n=WIDTH, k=size(1024, 16384, 512), bpreshuffle=0)}),
     "attention": Family("attention forward", {"flash_attn_fwd": _attention(2.0**30)}),
     "backward": Family("attention backward", {"flash_attn_bwd": _attention(2.0**29)}, is_eager=True),
     "paged": Family("paged decode", {"paged_attention": _pages}),

@@ -96,7 +96,7 @@ def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tens
     table, lengths = _checked_contents(op, q, k, table, lengths, called, options)
     if workspace is not None:
         check.tensor(op, "workspace_buffer", workspace, device=q.device)
-        is_memory = workspace.is_contiguous() and not workspace.is_neg()
+        is_memory = workspace.is_contiguous() and (torch.compiler.is_compiling() or not workspace.is_neg())
         flat = workspace.reshape(-1).view(torch.uint8) if is_memory else None
         call = PagedAttentionCall(out, None, q, k, v, table, lengths, **options)
         is_asked = flat is not None and not torch.compiler.is_compiling()  # which knows no addresses

@@ -287,8 +287,7 @@ def _triton_space(target: Target, call: MqaLogitsCall) -> Iterator[dict[str, int
 mqa_logits_op = Op(
     _OP, call=MqaLogitsCall, reference=mqa_logits_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "seqlen_q", "columns", "num_heads", "head_dim", "page_size", "layout", "dtype"),
-    round_field="columns", writes=("logits",), cases=_cases, tuning=Tuning(_tune_case, _traffic),
-    sums_in_fp32=True,
+    round_field="columns", writes=("logits",), cases=_cases, tuning=Tuning(_tune_case, _traffic), sums_in_fp32=True,
     backends=(Backend("ck", _mqa_logits_ck, refusal=_ck_refusal),
               Backend("triton", "ops.mla.triton.mqa_logits:mqa_logits", refusal=_triton_refusal,
                       space=_triton_space),
@@ -391,7 +390,8 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
         contents.check_starts(op, "page_starts", page_starts, len(block_table), "entries of block_table")
     page_size, dim, blocks = kv_cache.shape[1], q.shape[3], indexer_cache.blocks_of(paged_cache.as_bytes(kv_cache))
     keys, scales = blocks[:, :page_size * dim], blocks[:, page_size * dim:page_size * (dim + 4)]
-    scales = (scales.clone() if scales.storage_offset() % 4 else scales).view(torch.float32)  # no view begins there
+    is_odd = not torch.compiler.is_compiling() and scales.storage_offset() % 4  # no view of fp32 begins there
+    scales = (scales.clone() if is_odd else scales).view(torch.float32)
     mqa_logits_op.run(logits, q.flatten(0, 1), keys.view(q.dtype).unflatten(1, (page_size, dim)),
                       scales, weights, context_lens=context_lens, block_table=block_table, page_starts=page_starts,
                       preshuffle=preshuffle, clean_logits=clean_logits, backend=backend)

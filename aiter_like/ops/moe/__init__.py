@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Operators of the family moe."""
+"""Mixtures of experts: routing, sorting, products of experts, sums."""

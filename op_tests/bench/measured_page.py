@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: MIT
+"""MEASURED.md, the plot (measured.svg) and the README's table, of measured.json and modelled.json beside this file.
+
+`python op_tests/bench/measured_page.py [--json FILE] [--modelled FILE]`: FILE is what `bench_all.py --held-out SEED`
+and `bench_modelled.py --json FILE` wrote; it is kept beside the page. Nothing in it or in the plot is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import html
+import json
+import math
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+MEASURED, MODELLED, PUBLISHED = (FOLDER / f"{name}.json" for name in ("measured", "modelled", "published"))
+PAGE, PLOT, README = FOLDER / "MEASURED.md", FOLDER / "measured.svg", FOLDER.parents[1] / "README.md"
+_MODES = ("graph", "eager")
+_STYLE = """svg{--page:#ffffff;--ink:#1f2328;--faint:#59636e;--grid:#d8dee4;--good:#1a7f37;--less:#bc4c00;--bar:#1858b8;
+font:13px system-ui,sans-serif}
+@media (prefers-color-scheme:dark){svg{--page:#0d1117;--ink:#e6edf3;--faint:#9198a1;--grid:#3d444d;--good:#3fb950;
+--less:#f0883e;--bar:#6cb0ff}}
+.page{fill:var(--page)}text{fill:var(--ink)}.faint{fill:var(--faint)}.head{font-weight:600}.grid{stroke:var(--grid)}
+.one{stroke:var(--faint);stroke-dasharray:4 3}.good{fill:var(--good);stroke:var(--good)}
+.less{fill:var(--less);stroke:var(--less)}.bar{fill:var(--bar)}
+.hollow{fill:none;stroke-width:2}"""
+_INTRODUCTION = """Figures are the best peer's time over ours: above 1 ours is faster. Ours is the public function
+without `backend=`, checked against float64 before it is timed. "Graph": captured, cold caches, the device's time alone.
+"Eager": call after call over several sets of tensors, the host's time with it. None of it says anything of an MI300X:
+see [MODELLED.md](MODELLED.md). Written by `measured_page.py` from [measured.json](measured.json), which is what this
+command wrote on the GPU:
+"""
+_WIDTH, _LABELS, _RIGHT, _LINE = 820, 300, 64, 26
+_LOW, _HIGH = 0.125, 8.0  # of the axis of ratios
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family's shapes say together: peer's best time / ours, above 1 where ours is faster."""
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+
+    def ratios(self, mode: str) -> list[float]:
+        return [ratio(row, mode) for row in self.rows if ratio(row, mode)]
+
+    @property
+    def plotted(self) -> list[float]:
+        """As graphs, where any of the peers can be one."""
+        return self.ratios("graph") or self.ratios("eager")
+
+
+def ratio(row: Mapping[str, Any], mode: str) -> float:
+    """Time of the best peer over ours; 0 where the shape has no such figure."""
+    times = row.get(mode, {})
+    others = [us for name, us in times.items() if name != "ours"]
+    return min(others) / times["ours"] if others else 0.0
+
+
+def best(row: Mapping[str, Any], mode: str) -> str:
+    others = {name: us for name, us in row.get(mode, {}).items() if name != "ours"}
+    return min(others, key=others.get) if others else ""
+
+
+def families(found: Mapping[str, Any]) -> list[Family]:
+    """Those with rows, the ones that do best first."""
+    all_of_them = [Family(one["rows"][0]["family"], one["rows"]) for one in found["families"].values() if one["rows"]]
+    return sorted(all_of_them, key=lambda one: -statistics.geometric_mean(one.plotted or [0.01]))
+
+
+def _mean_and_worst(ratios: Sequence[float]) -> str:
+    return f"{statistics.geometric_mean(ratios):.2f} | {min(ratios):.2f}" if ratios else "– | –"
+
+
+def _served(rows: Sequence[Mapping[str, Any]]) -> str:
+    count = collections.Counter(row["served"].partition(" ")[0] for row in rows if "served" in row)
+    return ", ".join(f"{name} {number}" for name, number in count.most_common())
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    """The fields of a key in which a family's shapes differ most, short."""
+    key = {name: value for name, value in row["key"].items() if name not in (
+        "dtype", "out_dtype", "table_dtype", "kv_dtype", "packing", "features", "head_dim_v", "scale_layout", "layout",
+        "is_shuffled", "is_gated", "bpreshuffle", "band", "rotary_dim", "rotate_style", "weight_dtype", "width",
+        "sequences", "is_channel_last", "seqlen_q" if row["key"].get("seqlen_q") == 1 else "seqlen_k")}
+    return f"{row['op']} " + ", ".join(f"{name} {value}" for name, value in key.items())
+
+
+def _about(found: Mapping[str, Any]) -> str:
+    return (f"{found['device']}, {found['date']}, commit {found['commit']}, torch {found['torch']}, "
+            f"triton {found['triton']}")
+
+
+def page(found: Mapping[str, Any]) -> Iterator[str]:
+    """MEASURED.md's lines."""
+    yield "# Measured: shapes that nobody tuned for"
+    yield ""
+    yield f"{_about(found)}; seed {found['seed']}, {found['count']} shapes of each operator, none with a tuned row."
+    beside = [line.removeprefix("beside ") for line in found["peers"] if line.startswith("beside ")]
+    missing = [line.partition(":")[0] for line in found["peers"] if line.startswith("without ")]
+    yield f"Peers: torch's kernels, torch.compile (max-autotune, fixed shapes), {', '.join(beside) or 'no others'};"
+    yield f"not there: {', '.join(name.removeprefix('without ') for name in missing) or 'none'}."
+    yield ""
+    yield _INTRODUCTION
+    yield "```sh"
+    yield (f"python op_tests/bench/bench_all.py --peers --held-out {found['seed']} --shapes {found['count']} "
+           "--json measured.json")
+    yield "```"
+    yield ""
+    yield "![the same as a plot](measured.svg)"
+    yield ""
+    yield "| family | shapes | graph: geomean | worst | eager: geomean | worst | served by |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in families(found):
+        yield (f"| {one.title} | {len(one.rows)} | {_mean_and_worst(one.ratios('graph'))} | "
+               f"{_mean_and_worst(one.ratios('eager'))} | {_served(one.rows)} |")
+    yield ""
+    yield "## Every shape"
+    yield ""
+    yield "| shape | served by | µs | best peer | its µs | graph | eager |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in families(found):
+        for row in one.rows:
+            yield _line(row)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return f"| {_shape(row)} | failed: {row['failed'].replace('|', '/')} | | | | | |"
+    mode = "graph" if "graph" in row else "eager"
+    name = best(row, mode)
+    ratios = " | ".join(f"{ratio(row, each):.2f}" if ratio(row, each) else "" for each in _MODES)
+    theirs = f"{row[mode][name]:.1f}" if name else ""
+    reasons = "; ".join(f"{peer}: {why}" for peer, why in row["left_out"].items()).replace("|", "/")
+    served = row["served"].partition("[")[0]
+    return f"| {_shape(row)} | {served} | {row[mode]['ours']:.1f} | {name or reasons[:120]} | {theirs} | {ratios} |"
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{html.escape(text)}</text>'
+
+
+def plot(found: Mapping[str, Any], modelled: Mapping[str, Any]) -> str:
+    """Ratios on the GPU above, shares of the bound on the modelled MI300X below."""
+    parts, top = [], 0.0
+    for lines, height in (_ratios(found), _shares(modelled)):
+        parts += [f'<g transform="translate(0 {top:.0f})">', *lines, "</g>"]
+        top += height
+    title = html.escape(f"Speed beside peers, {_about(found)}; share of the bound on a modelled MI300X")
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top:.0f}" width="{_WIDTH}" '
+                      f'height="{top:.0f}" role="img"><title>{title}</title><style>{_STYLE}</style>',
+                      '<rect class="page" width="100%" height="100%"/>', *parts, "</svg>"])
+
+
+def _across(value: float) -> float:
+    """Pixels of a ratio, on a logarithmic axis."""
+    share = math.log(min(max(value, _LOW), _HIGH) / _LOW) / math.log(_HIGH / _LOW)
+    return _LABELS + share * (_WIDTH - _LABELS - _RIGHT)
+
+
+def _kind(value: float) -> str:
+    return "good" if value >= 1 else "less"
+
+
+def _ratios(found: Mapping[str, Any]) -> tuple[list[str], float]:
+    """The measured panel, and its height."""
+    shown = [one for one in families(found) if one.plotted]
+    bottom = 58 + _LINE * len(shown)
+    parts = [_text(0, 18, f"Measured on {found['device']}, {found['date']}: best peer's time / ours", "head"),
+             _text(0, 38, "● as graphs, ○ eager: geometric means; — from worst to best shape, none tuned for", "faint")]
+    for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8):
+        x = _across(tick)
+        kind = "one" if tick == 1 else "grid"
+        parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="48" y2="{bottom}"/>')
+        parts.append(_text(x, bottom + 18, f"{tick:g} ×", "faint", "middle"))
+    for index, one in enumerate(shown):
+        y, ratios = 66 + _LINE * index, one.plotted
+        first, last = _across(min(ratios)), _across(max(ratios))
+        mean = statistics.geometric_mean(ratios)
+        kind = _kind(mean)
+        hollow = statistics.geometric_mean(one.ratios("eager"))
+        parts += [_text(_LABELS - 12, y + 4, one.title, "", "end"),
+                  f'<line class="{kind}" stroke-width="2" x1="{first:.1f}" x2="{last:.1f}" y1="{y}" y2="{y}"/>',
+                  f'<circle class="{kind}" cx="{_across(mean):.1f}" cy="{y}" r="5"/>' if one.ratios("graph") else "",
+                  f'<circle class="{_kind(hollow)} hollow" cx="{_across(hollow):.1f}" cy="{y}" r="5"/>',
+                  _text(_WIDTH - _RIGHT + 14, y + 4, f"{mean:.2f} ×")]
+    return parts, bottom + 44
+
+
+def share_of_bound(one: Mapping[str, Any]) -> tuple[float, str]:
+    """The larger of the shares of memory's rate and of the matrix units' peak."""
+    return max((one["rate"], "of published memory rate"), (one["matrix"], "of matrix peak"))
+
+
+def _shares(modelled: Mapping[str, Any]) -> tuple[list[str], float]:
+    """The modelled panel, and its height."""
+    parts = [_text(0, 18, "Modelled, not measured: gfx942 kernels on the simulated MI300X, share of the bound", "head"),
+             _text(0, 38, "of the memory rate that others measured, or the matrix peak; at sustained clocks", "faint")]
+    end = _WIDTH - _RIGHT
+    for index, (name, one) in enumerate(modelled.items()):
+        y, (share, _) = 66 + _LINE * index, share_of_bound(one)
+        parts += [_text(_LABELS - 12, y + 4, name, "", "end"),
+                  f'<rect class="bar" x="{_LABELS}" y="{y - 7}" width="{min(share, 1.1) * (end - _LABELS) / 1.1:.1f}" '
+                  'height="14" rx="2"/>', _text(end + 14, y + 4, f"{share:.0%}")]
+    bottom = 58 + _LINE * len(modelled)
+    x = _LABELS + (end - _LABELS) / 1.1
+    parts.append(f'<line class="one" x1="{x:.1f}" x2="{x:.1f}" y1="48" y2="{bottom}"/>')
+    return parts, bottom + 12
+
+
+_SHOWN = {  # family → the case of modelled.json that stands beside it in the README
+    "norms": "rms_norm add 4096 × 8192", "gated activations": "silu_and_mul × 8192",
+    "quantisers": "per_token_quant fp8 × 8192", "bf16 products": "gemm_a16w16 4096x4096x4096",
+    "fp8 products, scales by rows": "gemm_a8w8 4096x4096x4096",
+    "fp8 products, scales by blocks": "gemm_a8w8_blockscale 4096x4608x7168",
+    "attention forward": "flash_attn_fwd 2x24x16384x128", "paged decode": "paged_attention 64x4096",
+    "MLA decode": "mla_decode 64x4096x16", "fused MoE": "moe_gemm gates × 4096"}
+
+
+def readme_rows(found: Mapping[str, Any], modelled: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[str]:
+    """The README's table."""
+    yield (f"| family | {found['device']}, {found['date']}: best peer's time / ours, geomean (worst) | "
+           "MI300X, modelled, not measured | the same shape, published on silicon |")
+    yield "|---|---|---|---|"
+    for one in families(found):
+        name = _SHOWN.get(one.title)
+        if name is None:
+            continue
+        ratios, case = one.plotted, modelled[name]
+        share, of_what = share_of_bound(case)
+        others = "; ".join(f"[{each['what']}]({each['source']}) {each['us']:,.0f} µs"
+                           for each in published.get(name, ()))
+        yield (f"| {one.title} | {statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f}) | {name}: "
+               f"{case['us']:,.0f} µs at {case['clock_mhz']:,.0f} MHz, {share:.0%} {of_what} | {others} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="new figures of a GPU, kept as measured.json")
+    parser.add_argument("--modelled", type=Path, help="new figures of the model, kept as modelled.json")
+    args = parser.parse_args()
+    for given, kept in ((args.json, MEASURED), (args.modelled, MODELLED)):
+        if given is not None and given.resolve() != kept:
+            shutil.copyfile(given, kept)
+    found, modelled = (json.loads(path.read_text(encoding="utf-8")) for path in (MEASURED, MODELLED))
+    PAGE.write_text("\n".join(page(found)) + "\n", encoding="utf-8")
+    PLOT.write_text(plot(found, modelled) + "\n", encoding="utf-8")
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    before, begin, rest = README.read_text(encoding="utf-8").partition("<!-- figures: ")
+    mark, _, after = rest.partition(" -->\n")
+    _, end, after = after.partition("<!-- end of figures -->")
+    rows = readme_rows(found, modelled, published)
+    README.write_text("\n".join([f"{before}{begin}{mark} -->", *rows, f"{end}{after}"]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
