@@ -35,7 +35,6 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     place_of_program,
     plain,
     random_word,
-    rests_of_head,
     rows_index,
     scratch_index,
     seen_by,
@@ -146,7 +145,7 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seq
         rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
                     alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head),
-                    rests_of_head(rests, rows_at))
+                    rests, rows_at)
         dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                           threshold, keep_scale)
         rows_of = (address(q, batch, q_start, head), q.row, address(dout, batch, q_start, head), dout.row,
@@ -183,7 +182,7 @@ def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seqlens_q
     rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
     rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
                 alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head),
-                rests_of_head(rests, rows_at))
+                rests, rows_at)
     dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                       threshold, keep_scale)
     is_row = rows < seqlen_q

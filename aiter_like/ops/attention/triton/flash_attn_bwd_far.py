@@ -58,7 +58,7 @@ def _far_kernel(highest, rests, lse, q, k, bias, slopes, sink, cu_seqlens_q, cu_
     if tl.max(is_far.to(tl.int32), 0) > 0:
         rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
                     alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head),
-                    None)
+                    None, 0)
         q_tile = load_rows(address(q, batch, q_start, head), first_row, q.row, is_row, BLOCK_M, DIM, BLOCK_D)
         keys_at = address(k, batch, k_start, head // group_size)
         for first_key in range(0, seqlen_k, BLOCK_N):

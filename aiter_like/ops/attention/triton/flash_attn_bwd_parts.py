@@ -61,7 +61,8 @@ class Rule(NamedTuple):
     slope_log2: Any  # of this head, times log2 e
     bias: Any
     bias_at: Any  # row 0 of this head
-    rests: Any  # what is left of the LSE beside lse2, from row 0 of this head on
+    rests: Any  # what is left of the LSE beside lse2
+    rests_at: Any  # row 0 of this head
 
 
 @triton.jit
@@ -230,7 +231,7 @@ def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr
     score, slope = score_of(rule, products, row, key, visible, IS_MASKED)
     exponent = score - lse2
     if rule.rests is not None:
-        exponent -= tl.load(rule.rests + row)
+        exponent -= tl.load(rule.rests + rule.rests_at + row)
     p = tl.exp2(exponent)
     if IS_MASKED:
         p = tl.where(visible, p, 0.0)
@@ -275,15 +276,6 @@ def bias_address(bias, batch, start, head):
         return 0
     else:
         return address(bias, batch, start, head)
-
-
-@triton.jit
-def rests_of_head(rests, index):
-    """Address of the rest of row 0 of a head."""
-    if rests is None:
-        return None
-    else:
-        return rests + index
 
 
 @triton.jit
