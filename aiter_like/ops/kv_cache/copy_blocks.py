@@ -204,7 +204,8 @@ def check_pairs(op: str, pairs: Tensor, sources: int, targets: int, is_one_cache
     """
     if not are_on_host(pairs, rank=2) or pairs.shape[1] != 2:
         return
-    source, target = pairs[((pairs >= 0) & (pairs < pairs.new_tensor([sources, targets]))).all(1)].unbind(1)
+    limits = torch.tensor([sources, targets], device=pairs.device)
+    source, target = pairs[((pairs >= 0) & (pairs < limits)).all(1)].unbind(1)
     check_distinct(op, "block_mapping", target, targets, "block to write")
     both = target[torch.isin(target, source[source != target])] if is_one_cache else target[:0]
     if both.numel():
