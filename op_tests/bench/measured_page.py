@@ -12,8 +12,10 @@ import collections
 import html
 import json
 import math
+import re
 import shutil
 import statistics
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 MEASURED, MODELLED, PUBLISHED = (FOLDER / f"{name}.json" for name in ("measured", "modelled", "published"))
+KERNELS, VALIDATION = (FOLDER.parents[1] / f"csrc/sim/timing/{name}.md" for name in ("KERNELS", "VALIDATION"))
 PAGE, PLOT, README = FOLDER / "MEASURED.md", FOLDER / "measured.svg", FOLDER.parents[1] / "README.md"
 _MODES = ("graph", "eager")
 _STYLE = """svg{--page:#ffffff;--ink:#1f2328;--faint:#59636e;--grid:#d8dee4;--good:#1a7f37;--less:#bc4c00;--bar:#1858b8;
@@ -98,15 +101,21 @@ def _about(found: Mapping[str, Any]) -> str:
             f"triton {found['triton']}")
 
 
+def libraries(found: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """(those that were timed, with versions; those that did not import)."""
+    told = [line.partition(" ")[::2] for line in found["peers"]]
+    return ([rest for word, rest in told if word == "beside"],
+            [rest.partition(":")[0] for word, rest in told if word == "without"])
+
+
 def page(found: Mapping[str, Any]) -> Iterator[str]:
     """MEASURED.md's lines."""
     yield "# Measured: shapes that nobody tuned for"
     yield ""
     yield f"{_about(found)}; seed {found['seed']}, {found['count']} shapes of each operator, none with a tuned row."
-    beside = [line.removeprefix("beside ") for line in found["peers"] if line.startswith("beside ")]
-    missing = [line.partition(":")[0] for line in found["peers"] if line.startswith("without ")]
+    beside, missing = libraries(found)
     yield f"Peers: torch's kernels, torch.compile (max-autotune, fixed shapes), {', '.join(beside) or 'no others'};"
-    yield f"not there: {', '.join(name.removeprefix('without ') for name in missing) or 'none'}."
+    yield f"not there: {', '.join(missing) or 'none'}."
     yield ""
     yield _INTRODUCTION
     yield "```sh"
@@ -224,21 +233,49 @@ _SHOWN = {  # family → the case of modelled.json that stands beside it in the 
     "MLA decode": "mla_decode 64x4096x16", "fused MoE": "moe_gemm gates × 4096"}
 
 
+def silicon(names: Mapping[str, str]) -> str:
+    """Of rows of KERNELS.md → who: what is published, and what the same model says of that kernel where it ran."""
+    lines = [line for line in KERNELS.read_text(encoding="utf-8").splitlines() if line.startswith("| F")]
+    rows = {cells[0]: cells for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+    found = []
+    for name, who in names.items():
+        published, modelled = rows[name][2:4]
+        own = "" if modelled.startswith("not run") else f", modelled {float(modelled):,.0f}"
+        found.append(f"{who} {float(published):,.0f} µs{own}")
+    return "; ".join(found)
+
+
 def readme_rows(found: Mapping[str, Any], modelled: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[str]:
-    """The README's table."""
-    yield (f"| family | {found['device']}, {found['date']}: best peer's time / ours, geomean (worst) | "
-           "MI300X, modelled, not measured | the same shape, published on silicon |")
-    yield "|---|---|---|---|"
+    """The README's table, and what it is worth."""
+    yield (f"| family | {found['device']}, CUDA graphs | eager, with the host's time | MI300X, modelled | "
+           "others, same shape, on silicon |")
+    yield "|---|---|---|---|---|"
     for one in families(found):
+        cells = [f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "–"
+                 for ratios in map(one.ratios, _MODES)]
         name = _SHOWN.get(one.title)
-        if name is None:
-            continue
-        ratios, case = one.plotted, modelled[name]
-        share, of_what = share_of_bound(case)
-        others = "; ".join(f"[{each['what']}]({each['source']}) {each['us']:,.0f} µs"
-                           for each in published.get(name, ()))
-        yield (f"| {one.title} | {statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f}) | {name}: "
-               f"{case['us']:,.0f} µs at {case['clock_mhz']:,.0f} MHz, {share:.0%} {of_what} | {others} |")
+        model = ""
+        if name is not None:
+            share, of_what = share_of_bound(modelled[name])
+            model = (f"{name}: {modelled[name]['us']:,.0f} µs at {modelled[name]['clock_mhz']:,.0f} MHz, {share:.0%} "
+                     f"{of_what}")
+        yield f"| {one.title} | {' | '.join(cells)} | {model} | {silicon(published.get(name, {}))} |"
+    yield ""
+    beside, missing = libraries(found)
+    yield from textwrap.wrap(
+        f"Measured {found['date']}: time of the best of torch, torch.compile, {', '.join(beside)} over ours; above 1 "
+        f"ours is faster; geometric mean and (worst) of shapes drawn by a seed, none tuned, {found['count']} of each "
+        "operator. "
+        f"Not installed there: {', '.join(missing)}. Modelled: on the simulated MI300X, at the clock that such kernels "
+        f"sustain; of others' whole kernels such times were off by {_off_by()}; above 100 %, its memory is faster than "
+        "others have measured. [What the model is worth](csrc/sim/timing/VALIDATION.md)", 118, break_on_hyphens=False)
+
+
+def _off_by() -> str:
+    """What VALIDATION.md says of modelled times and ratios of whole kernels."""
+    text = VALIDATION.read_text(encoding="utf-8")
+    times, ratios = re.search(r"over 5 groups: ([\d.]+)% at the clocks.*?without a clock ([\d.]+)%", text).groups()
+    return f"{float(times):.0f} % in the mean, ratios of like ones by {float(ratios):.0f} %"
 
 
 def main() -> None:
