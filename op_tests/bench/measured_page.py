@@ -183,7 +183,7 @@ def _ratios(found: Mapping[str, Any]) -> tuple[list[str], float]:
     shown = [one for one in families(found) if one.plotted]
     bottom = 58 + _LINE * len(shown)
     parts = [_text(0, 18, f"Measured on {found['device']}, {found['date']}: best peer's time / ours", "head"),
-             _text(0, 38, "● as graphs, ○ eager: geometric means; — from worst to best shape, none tuned for", "faint")]
+             _text(0, 38, "● CUDA graphs, ○ eager: geometric means; — worst to best shape, none tuned", "faint")]
     for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8):
         x = _across(tick)
         kind = "one" if tick == 1 else "grid"
@@ -220,8 +220,9 @@ def _shares(modelled: Mapping[str, Any]) -> tuple[list[str], float]:
                   'height="14" rx="2"/>', _text(end + 14, y + 4, f"{share:.0%}")]
     bottom = 58 + _LINE * len(modelled)
     x = _LABELS + (end - _LABELS) / 1.1
-    parts.append(f'<line class="one" x1="{x:.1f}" x2="{x:.1f}" y1="48" y2="{bottom}"/>')
-    return parts, bottom + 12
+    parts += [f'<line class="one" x1="{x:.1f}" x2="{x:.1f}" y1="48" y2="{bottom}"/>',
+              _text(x, bottom + 18, "100%", "faint", "middle")]
+    return parts, bottom + 28
 
 
 _SHOWN = {  # family → the case of modelled.json that stands beside it in the README
