@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aiter_like import check, paths
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import OPS, SKIP, Backend, Op
 
 HARDWARE = Target("hip", "gfx942", 304, 64)
 SIMULATED = Target("hip", "gfx942", 304, 64, simulated=True)
@@ -94,6 +94,7 @@ def takes_call(function: Callable | None, before: int = 0) -> Callable | None:
 
 def make_op(*backends: Backend, **options: object) -> Op:
     """A toy operator of a new name: `backends`, then torch. All functions take the fields of a call."""
+    assert not OPS.index, "the fixture `machine` keeps toys away from other tests"
     settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "in_place": {"out": ("x",)},
                 "cases": lambda device: {"only": self_check_case(device)}} | options
     for name in ("check", "tune_key"):

@@ -21,6 +21,7 @@ def test_repeated_calls(device, run, monkeypatch, features):
     """
     from aiter_like.jit import triton_launch as launcher
 
+    kernels = 4 if "alibi" in features else 3  # _far_kernel, where a bias or slopes can move rows
     launched = []
     original = launcher.launch
     monkeypatch.setattr(launcher, "launch", lambda kernel, *args, **options: launched.append(kernel) or original(
@@ -36,8 +37,8 @@ def test_repeated_calls(device, run, monkeypatch, features):
         run("triton", flash_attn_bwd, call)
         check_attention_gradients(call)
         if seed == 1:
-            assert len(launched) == 3
-    assert len(launched) == 6
+            assert len(launched) == kernels
+    assert len(launched) == 2 * kernels
     shorter = {name: ((60, 50), (30, 9)) if name == "packed" else (60, 30)
                for name in ("packed", "lengths") if name in features}
     call = make(device, heads=(2, 1), head_dims=(32, 32), **{**features, **shorter})

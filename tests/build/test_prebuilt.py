@@ -89,7 +89,7 @@ def test_what_the_cache_has_is_copied_into_another_directory(fake, project: Proj
     assert fake.runs() > runs
 
 
-def test_without_a_compiler_rows_are_those_of_what_made_the_prebuilt_modules(fake, project, prebuilt, tmp_path,
+def test_without_a_compiler_rows_are_those_of_what_made_the_prebuilt_modules(machine, fake, project, prebuilt, tmp_path,
                                                                              monkeypatch):
     """The modules were chosen so: a row of another compiler would ask for one that is not there."""
     backend = make_op(Backend("hip", FakeJit())).backends[0]

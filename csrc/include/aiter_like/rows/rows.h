@@ -94,13 +94,12 @@ __device__ inline float lane_sum(F f) {
 }
 
 #if defined(__HIP__)
-/// What a lane reads that has no element: nobody writes it, as a row is written in place that another wave holds.
-static __device__ uint32_t no_element[4];
-
-/// Its address, of which the compiler knows that it lies in global memory, as rows do.
+/// What a lane reads that has no element: the kernel's arguments, which nobody writes, as a row is written in place that
+/// another wave holds. The compiler knows that they lie in global memory, as rows do.
 template <class T>
 __device__ inline const T* address_of_no_element() {
-  return (const T*)(__attribute__((address_space(1))) const T*)no_element;
+  const auto arguments = (uintptr_t)__builtin_amdgcn_kernarg_segment_ptr();
+  return (const T*)(__attribute__((address_space(1))) const T*)arguments;
 }
 #endif
 
