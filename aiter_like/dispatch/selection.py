@@ -41,6 +41,8 @@ class Request:
         forced_by: who says so: "backend='hip'" or "use_backend('hip')".
         needs_grad: grad mode is on and an argument requires grad.
         of_addresses: the decision is for these addresses; else for all tensors with the metadata of `args`.
+        compiled_only: no backend counts that is not a compiled module, as where Triton and the vendor's library serve
+            nothing.
     """
 
     target: Target
@@ -49,6 +51,7 @@ class Request:
     forced_by: str = ""
     needs_grad: bool = False
     of_addresses: bool = False
+    compiled_only: bool = False
 
 
 def select(op: Declaration, request: Request) -> Selection:
@@ -103,6 +106,8 @@ def refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool
     """Why a backend does not serve a call, or None; `is_listed`: it is in the order that applies."""
     if request.forced is not None and backend.name != request.forced:
         return f"not asked for: {request.forced_by}"
+    if request.compiled_only and not backend.is_jit:
+        return "not a compiled module"
     if backend.name != "torch" and op.name in env.get("AITER_LIKE_DISABLE"):
         return "the operator is in AITER_LIKE_DISABLE, which leaves torch only"
     if not is_listed:

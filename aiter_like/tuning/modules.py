@@ -75,14 +75,14 @@ def of_recorded(folder: Path, operators: Iterable[Op]) -> Callable[[Op], Keys | 
 def of_keys(op: Op, keys: Keys, target: Target) -> Iterator[tuple[Backend, ModuleSpec]]:
     """What calls with these keys load, with the tuned rows and, for a machine where these are stale, without.
 
-    The first compiled backend counts, also behind others: it serves where the vendor's library or Triton does not.
+    The first compiled backend counts, also behind others, and so does the first tuned row of one: they serve where the
+    vendor's library or Triton does not.
     """
     for key in keys:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns where an address is asked of a tensor that has none
             args = _call(op, key)
-            candidates = select(op, Request(target, args)).candidates
-        compiled = [candidate for candidate in candidates if candidate.backend.is_jit]
+            compiled = select(op, Request(target, args, compiled_only=True)).candidates
         first, untuned = compiled[:1], [candidate for candidate in compiled if candidate.row is None][:1]
         for chosen in (*first, *(one for one in untuned if one not in first)):
             yield chosen.backend, chosen.backend.module(target, args, chosen)

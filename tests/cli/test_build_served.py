@@ -17,7 +17,7 @@ import aiter_like
 from aiter_like import cli, device
 from aiter_like.build import build
 from aiter_like.cli import main
-from aiter_like.dispatch import OPS
+from aiter_like.dispatch import OPS, selection, table
 from aiter_like.dispatch import reset as forget_plans
 from aiter_like.errors import TuningError
 from aiter_like.tuning import models, modules
@@ -70,6 +70,31 @@ def test_what_a_model_takes_is_what_first_calls_ask_for(asked, capsys, monkeypat
             with pytest.raises(Asked):
                 function(*args)
             assert asked.pop() in found
+
+
+def test_a_compiled_row_behind_others_is_built(asked, capsys, monkeypatch, tmp_path):
+    """The vendor's library, and Triton of the version that a row names, may be missing where the call is made."""
+    monkeypatch.setattr(modules, "TOKENS", (96,))
+    rows = {"rms_norm": ("triton,rms_norm,num_warps=4", "hip,rms_norm[bf16_l64_v8x8],lanes=64"),
+            "gemm_a16w16": ("vendor,vendor,", "triton,gemm_a16w16,num_warps=4",
+                            "ck,gemm_a16w16[bf16_t192x256_w1x4x1_s2],splits=2;tile=t192x256_w1x4x1")}
+    for name, entries in rows.items():
+        op = OPS[name]
+        keys = [",".join(map(str, key.values())) for key in models.keys(op, models.load("llama-3-8b"), 8, (96,))]
+        lines = [f"gfx942,304,{key},{entry},{us},0,,,measured:test" for key in keys
+                 for us, entry in enumerate(entries, 1)]
+        (tmp_path / f"{name}.csv").write_text("\n".join([",".join(table.columns(op.tune_fields)), *lines]) + "\n")
+    monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path))
+    forget_plans()
+    found = listed(capsys, *rows, "--model", "llama-3-8b", "--tp", "8")
+
+    monkeypatch.setattr(selection, "_has_triton", lambda: False)
+    x, w = torch.zeros(96, 4096, dtype=torch.bfloat16), torch.zeros(768, 4096, dtype=torch.bfloat16)
+    for function, args, part in ((aiter_like.rms_norm, (x, x[0], 1e-5), "_l64_"),
+                                 (aiter_like.gemm_a16w16, (x, w), "_t192x256_")):
+        with pytest.raises(Asked):
+            function(*args)
+        assert (name := asked.pop()) in found and part in name
 
 
 def test_recorded_shapes_give_the_modules_of_their_tiles(capsys, tmp_path):
