@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import csv
+import functools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,13 +44,21 @@ class Row:
 
 
 def read(folder: Path) -> tuple[Row, ...]:
-    """The rows of a folder's manifest.
+    """The rows of a folder's manifest; read anew when the file has changed.
 
     Raises:
         BuildError: it cannot be read, or a line is wrong; the message starts with file:line.
     """
-    path = folder / FILE
-    rows: dict[str, Row] = {}
+    try:
+        state = os.stat(path := folder / FILE)
+    except OSError as error:
+        raise BuildError(f"{folder / FILE}: {error}") from error
+    return _read(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, _mtime_ns: int, _size: int) -> tuple[Row, ...]:
+    folder, rows = path.parent, {}
     try:
         with open(path, newline="") as file:
             reader = csv.reader(file)

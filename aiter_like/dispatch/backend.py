@@ -201,12 +201,18 @@ def _import(name: str) -> Callable:
         raise UnsupportedError(f"triton cannot be imported: {error}") from error
 
 
-@dataclass(frozen=True)
 class Candidate:
-    """A backend that serves the call, with kernel, parameters, and where the choice comes from; `row`: a tuned one."""
+    """A backend that serves the call, with parameters, and where the choice comes from; `row`: a tuned one.
 
-    backend: Backend
-    kernel: str
-    params: Mapping[str, Any]
-    source: str
-    row: Row | None = None
+    Attributes:
+        kernel: its name; worked out when it is first asked for, as few calls ask.
+    """
+
+    def __init__(self, backend: Backend, kernel: str | Callable[[], str], params: Mapping[str, Any], source: str,
+                 row: Row | None = None):
+        self.backend, self.params, self.source, self.row = backend, params, source, row
+        self._kernel = kernel
+
+    @functools.cached_property
+    def kernel(self) -> str:
+        return self._kernel() if callable(self._kernel) else self._kernel

@@ -6,10 +6,11 @@ Read by op.py, which binds the first candidate that builds, and by explanation.p
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +74,11 @@ def select(op: Declaration, request: Request) -> Selection:
     row = _tuned_row(op, request, key, accepted) if key is not None else None
     kind = "tuned, modelled" if row and row.is_modelled else "tuned"
     tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"{kind}: {row.source}", row)] if row else []
-    own = [Candidate(backend, backend.kernel_names(request.target, request.args, {})[0], {}, source)
+    own = [Candidate(backend, lambda one=backend: one.kernel_names(request.target, request.args, {})[0], {}, source)
            for backend in accepted.values()]
     candidates = []
     for candidate in (*tuned, *own):
-        failure = op.failures.get((candidate.backend.name, candidate.kernel, request.target))
+        failure = op.failures.get((candidate.backend.name, candidate.kernel, request.target)) if op.failures else None
         if failure is not None and request.forced is None:  # a forced backend tries again, and raises the error itself
             refused[candidate.backend.name] = failure
         else:
@@ -130,7 +131,12 @@ def refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool
 
 
 def _has_triton() -> bool:
-    return sys.modules.get("triton") is not None or importlib.util.find_spec("triton") is not None
+    return sys.modules.get("triton") is not None or _is_installed("triton", importlib.util.find_spec)
+
+
+@functools.cache
+def _is_installed(package: str, find_spec: Callable[[str], Any]) -> bool:
+    return find_spec(package) is not None
 
 
 def _tuned_row(op: Declaration, request: Request, key: Mapping[str, Any],

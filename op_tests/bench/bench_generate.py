@@ -52,7 +52,7 @@ class Bench:
     """One model, and the ways to run it."""
 
     def __init__(self, is_tiny: bool, num_prompt: int, num_new: int, repeats: int):
-        self.is_tiny, self.num_prompt, self.num_new, self.returns_relaunch = is_tiny, num_prompt, num_new, repeats
+        self.is_tiny, self.num_prompt, self.num_new, self.repeats = is_tiny, num_prompt, num_new, repeats
         self.device = torch.device("cpu" if is_tiny else "cuda")
         torch.manual_seed(0)
         with self.device:
@@ -103,7 +103,7 @@ class Bench:
 
         checked = run(keep=True)
         run()  # CUDA graphs are recorded by the second and third call
-        runs = [run() for _ in range(self.returns_relaunch)]
+        runs = [run() for _ in range(self.repeats)]
         return checked, statistics.median(r.prefill for r in runs), statistics.median(r.decode for r in runs)
 
     @torch.no_grad()

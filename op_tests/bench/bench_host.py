@@ -9,14 +9,18 @@ torch.library.custom_op are the yardstick. What has to be built, the compiler of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
+import bench_fresh
+import bench_steps
 import torch
 import torch.nn.functional as F
 
@@ -211,6 +215,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-simulator-build", action="store_true", help="leave out the simulator's cold build")
     parser.add_argument("--calls", action="store_true", help="calls alone: neither imports nor cold builds")
+    parser.add_argument("--fresh", nargs="*", metavar="OPERATOR",
+                        help="of all operators, or these: sizes not seen before beside repeated ones (bench_fresh.py)")
+    parser.add_argument("--count", type=int, default=400, help="of --fresh: sizes per operator")
+    parser.add_argument("--json", type=Path, help="of --fresh: where to write its rows")
+    parser.add_argument("--steps", action="store_true", help="an engine's steps with a tiny Llama (bench_steps.py)")
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if has_gpu else "simulated MI300X, dry"
@@ -218,19 +227,26 @@ def main() -> None:
     if not has_gpu:
         device.use_simulator(True)
     on = torch.device("cuda" if has_gpu else "cpu")
-    if not options.calls:
+    only = options.fresh is not None or options.steps
+    if not (options.calls or only):
         imports()
         builds(device.target_of(on), not options.no_simulator_build)
     torch.set_num_threads(1)  # a product of one row would wait for others
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        if not has_gpu:
+            sim.load()
+            stack.enter_context(sim.enabled(checks=False, dry=True))
+        if options.fresh is not None:
+            bench_fresh.bench(on, options.count, options.fresh, options.json)
+        if options.steps:
+            bench_steps.bench(on)
+        if only:
+            return
+        calls(on)
         if has_gpu:
-            calls(on)
             beside_torch(on)
         else:
-            sim.load()
-            with sim.enabled(checks=False, dry=True):
-                calls(on)
-                adapters()
+            adapters()
     report("warm load of norm/rms_norm", in_new_process(_LOAD) * 1e3, "ms", 10)
 
 

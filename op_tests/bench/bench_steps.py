@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Host time of an engine's step with a tiny Llama: each prefill of another length, contexts that grow by a token.
+
+`python op_tests/bench/bench_host.py --steps`: through transformers, ours beside stock; and through vLLM's adapters
+where this Python has vLLM (`.engines/vllm/bin/python`, which its tests build), ours with AITER_LIKE=1 and stock
+without. The layers are so narrow that on a GPU, as on a simulated device that computes nothing, the host is what is
+left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+LAYERS = 8
+_PREFILLS, _STEPS, _WARM = 24, 48, 6
+
+
+def longest(on: torch.device) -> int:
+    """Of the prompts, in tokens: a CPU really computes what is no operator of ours."""
+    return 384 if on.type == "cuda" else 48
+
+
+def report(who: str, what: str, seconds: Sequence[float]) -> None:
+    """Milliseconds of the median step and of the slowest of ten."""
+    ordered = sorted(seconds)
+    print(f"{who:<24} {what:<44} {statistics.median(ordered) * 1e3:8.2f} ms, p90 "
+          f"{ordered[int(0.9 * (len(ordered) - 1))] * 1e3:8.2f}", flush=True)
+
+
+def _timed(function: Callable[[], object]) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def transformers_steps(on: torch.device) -> None:
+    """A model's forward as generate() calls it."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    from aiter_like.integrations import transformers as integration
+
+    most = longest(on)
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=LAYERS, intermediate_size=128, vocab_size=64, head_dim=32,
+                         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=4 * most)
+    with on:
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    lengths = random.Random(0).sample(range(2, most), _WARM + _PREFILLS)
+
+    def prefill(length: int) -> DynamicCache:
+        cache = DynamicCache(config=config)
+        model(input_ids=torch.zeros(1, length, dtype=torch.int64, device=on), past_key_values=cache, logits_to_keep=1)
+        return cache
+
+    def prefills(seen: Sequence[int]) -> list[float]:
+        return [_timed(lambda length=length: prefill(length)) for length in seen]
+
+    def decode(cache: DynamicCache) -> list[float]:
+        token = torch.zeros(1, 1, dtype=torch.int64, device=on)
+        return [_timed(lambda: model(input_ids=token, past_key_values=cache, logits_to_keep=1)) for _ in range(_STEPS)]
+
+    for who in ("transformers, stock", "transformers, ours"):
+        if who.endswith("ours"):
+            integration.enable(model)
+        prefills(lengths[:_WARM])
+        decode(prefill(most + 1))
+        report(who, "prefill of a length not seen before", prefills(lengths[_WARM:]))
+        report(who, "prefill of the same length again", prefills([lengths[-1]] * _PREFILLS))
+        report(who, "decode, the context grows", decode(prefill(lengths[-1])))
+        report(who, "decode of the same contexts again", decode(prefill(lengths[-1])))
+    integration.uninstall()
+
+
+def vllm_steps(on: torch.device) -> None:
+    """LLMEngine.step() with two sequences at a time, the scheduler's and the sampler's time included."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "integrations"))
+    import tiny_checkpoint
+    from vllm import LLM, SamplingParams
+    from vllm_process import LLM_OPTIONS
+
+    from aiter_like import env
+
+    most = longest(on)
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_checkpoint.write(Path(folder), "llama")
+        llm = LLM(folder, **LLM_OPTIONS | {"max_model_len": 2 * (most + _STEPS), "max_num_batched_tokens": most})
+    engine, who = llm.llm_engine, f"vLLM, {'ours' if env.get('AITER_LIKE') else 'stock'}"
+    numbers = iter(range(10**6))
+
+    def generate(length: int, tokens: int) -> list[float]:
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
+        engine.add_request(str(next(numbers)), {"prompt_token_ids": [1] * length}, sampling)
+        times = []
+        while engine.has_unfinished_requests():
+            times.append(_timed(engine.step))
+        return times
+
+    lengths = random.Random(0).sample(range(2, most), _WARM + _PREFILLS)
+    for length in lengths[:_WARM]:
+        generate(length, 2)
+    generate(most - 1, _STEPS)
+    report(who, "prefill of a length not seen before", [generate(length, 1)[0] for length in lengths[_WARM:]])
+    report(who, "prefill of the same length again", [generate(lengths[-1], 1)[0] for _ in range(_PREFILLS)])
+    report(who, "decode, the context grows", generate(lengths[-1], _STEPS)[1:])
+    report(who, "decode of the same contexts again", generate(lengths[-1], _STEPS)[1:])
+
+
+def bench(on: torch.device) -> None:
+    """Of transformers, then of vLLM where it is installed."""
+    transformers_steps(on)
+    if importlib.util.find_spec("vllm"):
+        vllm_steps(on)
