@@ -262,7 +262,8 @@ def test_nothing_is_written_where_the_attention_is_refused(device):
                           ({"window_size": (-2, 0)}, ValueError), ({"window_size": "no"}, TypeError),
                           ({"num_splits": -1}, ValueError), ({"out": q[:1]}, ValueError),
                           ({"out": q.float()}, TypeError), ({"k_descale": k}, (TypeError, ValueError)),
-                          ({"backend": "asm"}, (ValueError, UnsupportedError)), ({"causal": 1}, TypeError)):
+                          ({"backend": "asm"}, (ValueError, UnsupportedError)), ({"causal": 1}, TypeError),
+                          ({"softmax_scale": 1e30, "backend": "hip"}, UnsupportedError)):
         for table in ({}, pages):
             caches = k.clone(), v.clone()
             with pytest.raises(kind):

@@ -25,7 +25,7 @@ AITER_ROUNDING = 1
 """how_v3_bf16_cvt where nobody says otherwise."""
 
 _MIN_SCALE = 1e-8  # Below it a masked score is not below every real one in csrc/attention/flash_attn_softmax.h.
-_MAX_SCALE = 1e30
+_MAX_SCALE = 1e30  # which kernels take no longer
 _MAX_GRID = 65535  # HIP and CUDA alike take so many workgroups in a launch's second and third dimension.
 
 
@@ -263,7 +263,7 @@ def launch_refusal(call: AttentionCall, rows: int, keys: int) -> str | None:
 
 def scale_refusal(softmax_scale: float) -> str | None:
     """Why no kernel can have a scale; None: each can."""
-    return f"softmax_scale beyond fp32 after scaling: {softmax_scale}" if softmax_scale > _MAX_SCALE else None
+    return f"softmax_scale beyond fp32 after scaling: {softmax_scale}" if softmax_scale >= _MAX_SCALE else None
 
 
 def has_aligned_strides(tensor: Tensor) -> bool:
