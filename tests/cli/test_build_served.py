@@ -64,8 +64,9 @@ def test_what_a_model_takes_is_what_first_calls_ask_for(asked, capsys, monkeypat
     hidden, inner = model.hidden_size, model.intermediate_size // 8
     for tokens in (1, 5, 48, 104):
         x, w = torch.zeros(tokens, hidden, dtype=torch.bfloat16), torch.zeros(2 * inner, hidden, dtype=torch.bfloat16)
-        gates = torch.zeros(tokens, 2 * inner, dtype=torch.bfloat16)
+        head, gates = w.new_empty(-(-model.vocab_size // 8), hidden), x.new_zeros(tokens, 2 * inner)
         for function, args in ((aiter_like.rms_norm, (x, x[0], 1e-5)), (aiter_like.gemm_a16w16, (x, w)),
+                               (aiter_like.gemm_a16w16, (x, head)),
                                (aiter_like.silu_and_mul, (gates[:, :inner].clone(), gates))):
             with pytest.raises(Asked):
                 function(*args)

@@ -261,8 +261,9 @@ def _traffic(call: GemmA16w16Call) -> tuple[int, int]:
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """A layer's products, one GPU's part; those of experts are another operator's."""
-    for matrices, n, k in tune_shapes.linear_weights(model, tp):
+    """A layer's products, one GPU's part, and the logits; those of experts are another operator's."""
+    logits = (1, -(-model.vocab_size // tp), model.hidden_size)
+    for matrices, n, k in (*tune_shapes.linear_weights(model, tp), logits):
         if matrices == 1:
             yield {"m": tokens, "n": n, "k": k, "dtype": model.dtype, "out_dtype": model.dtype, "is_shuffled": 0,
                    "is_gated": 0}
