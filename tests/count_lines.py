@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""How many lines surround the operators, to compare one commit with another: `python tests/count_lines.py`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LANGUAGES = (".py", ".h", ".hip", ".cpp")
+
+
+def files(*endings: str, under: str = "") -> Iterator[str]:
+    """The text of each file that git knows."""
+    names = subprocess.run(["git", "ls-files", "-z", "--", under or "."], cwd=ROOT, capture_output=True, text=True,
+                           check=True).stdout.split("\0")
+    yield from ((ROOT / name).read_text(encoding="utf-8") for name in names if name.endswith(endings))
+
+
+def length(text: str) -> int:
+    return len(text.splitlines())
+
+
+def host_lines(text: str) -> int:
+    """Those of a .hip file between `#if AITER_LIKE_HOST_PASS` and its end."""
+    depth, count = 0, 0
+    for line in text.splitlines():
+        if line.startswith(("#if", "# if")):
+            depth += bool(depth) or "AITER_LIKE_HOST_PASS" in line
+        elif line.startswith(("#endif", "# endif")):
+            depth -= bool(depth)
+        else:
+            count += bool(depth) and bool(line.strip())
+    return count
+
+
+def docstring_lines() -> int:
+    """Of the public functions of operators, each function once."""
+    import aiter_like
+
+    named = (getattr(aiter_like, name) for name in dir(aiter_like))
+    public = {id(one): one.__doc__ or "" for one in named if inspect.isfunction(one)
+              and "ops" in Path(inspect.unwrap(one).__code__.co_filename).parts}
+    return sum(map(length, public.values()))
+
+
+def declares(text: str) -> bool:
+    """Whether a module declares an operator."""
+    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Op"
+               for node in ast.walk(ast.parse(text)))
+
+
+def counts() -> dict[str, int]:
+    """What is counted → how many."""
+    package = [*files(".py", under="aiter_like")]
+    return {"files in which text that is executed is made": sum("handing_on(" in text for text in package),
+            "lines of files that declare an operator": sum(map(length, filter(declares, package))),
+            "lines of public docstrings": docstring_lines(),
+            "lines of the host's half in .hip files": sum(map(host_lines, files(".hip", under="csrc"))),
+            "lines in all": sum(map(length, files(*LANGUAGES)))}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    for name, value in counts().items():
+        print(f"{value:8,}  {name}")
