@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import first_calls
+import model_calls
 import pytest
 import torch
 
@@ -156,13 +157,17 @@ def prebuilt(tmp_path, monkeypatch, simulated) -> Path:
     return tmp_path / "built"
 
 
-def test_without_a_compiler_first_calls_load_what_was_built(prebuilt, tmp_path):
+def without_compilers(tmp_path: Path, built: Path, **changed: str) -> dict[str, str]:
+    """The variables of a process that finds no compiler, an empty cache, and what was built."""
     (tmp_path / "bin").mkdir()
     closed = ("AITER_LIKE_TOOLCHAIN", "AITER_LIKE_RECORD", "CC", "CXX", "CUDA_HOME", "HIP_CLANG_PATH", "ROCM_PATH")
-    env = {name: value for name, value in os.environ.items() if name not in closed} | {
+    return {name: value for name, value in os.environ.items() if name not in closed} | {
         "PATH": str(tmp_path / "bin"), "AITER_LIKE_CACHE_DIR": str(tmp_path / "cache"), "AITER_LIKE_SIM": "threads=2",
-        "AITER_LIKE_PREBUILT_DIR": str(prebuilt), "AITER_LIKE_BACKENDS": "hip,torch",
-        "PYTHONPATH": str(Path(aiter_like.__file__).parents[1])}
+        "AITER_LIKE_PREBUILT_DIR": str(built), "PYTHONPATH": str(Path(aiter_like.__file__).parents[1]), **changed}
+
+
+def test_without_a_compiler_first_calls_load_what_was_built(prebuilt, tmp_path):
+    env = without_compilers(tmp_path, prebuilt, AITER_LIKE_BACKENDS="hip,torch")
     run = subprocess.run([sys.executable, first_calls.__file__], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout.endswith("ok\n"), run.stdout + run.stderr
     assert not (tmp_path / "cache").exists() or not [*(tmp_path / "cache").glob("*/*/meta.json")]
@@ -172,3 +177,17 @@ def test_without_a_compiler_first_calls_load_what_was_built(prebuilt, tmp_path):
     for line in told:
         assert f"{prebuilt}: activation/act_and_mul-silu_bf16_v2 is not in it" in line and command in line
         assert "clang" not in line
+
+
+@pytest.mark.exhaustive
+def test_a_model_of_eight_billion_runs_on_what_was_built(monkeypatch, tmp_path, simulated):
+    """Each call of a layer and of what follows the last one, of 128 tokens: without a cache it takes minutes."""
+    monkeypatch.setattr(modules, "TOKENS", (128,))
+    device.reset()
+    words = ("--model", "llama-3-8b", "--tp", "8", "--output", str(tmp_path / "built"))
+    assert main(["build", *model_calls.OPERATORS, "sim", *words]) == 0
+    env = without_compilers(tmp_path, tmp_path / "built", AITER_LIKE_BACKENDS="hip,ck,asm")
+    run = subprocess.run([sys.executable, model_calls.__file__, "llama-3-8b", "8", "128"], env=env, cwd=tmp_path,
+                         capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.endswith("ok\n"), run.stdout + run.stderr
+    assert not [*(tmp_path / "cache").glob("*/*/meta.json")]
