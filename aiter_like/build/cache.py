@@ -68,22 +68,35 @@ def cache_root() -> Path:
     Raises:
         BuildError: others may write the temporary directory, too.
     """
-    override = env.get("AITER_LIKE_CACHE_DIR")
     try:
-        if override:
-            root = Path(override).expanduser().absolute()
-        else:
-            root = platformdirs.user_cache_path("aiter_like", appauthor=False)
-            if not root.is_absolute():
-                raise RuntimeError(f"there is no home directory for {root}")
-        own_folder(root.resolve(), mode=0o700)
-        root = root.resolve()
-        if reason := trust.fault(root, is_folder=True):
-            raise PermissionError(reason)
-        if not os.access(root, os.W_OK | os.X_OK):  # the file system may be read-only
-            raise PermissionError(f"{root} cannot be written")
+        return _chosen_root()
     except (OSError, RuntimeError) as error:
         return _private_root(str(error))
+
+
+def refusal_of_root() -> str:
+    """Why the chosen cache directory is not used; "" where it is."""
+    try:
+        _chosen_root()
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def _chosen_root() -> Path:
+    override = env.get("AITER_LIKE_CACHE_DIR")
+    if override:
+        root = Path(override).expanduser().absolute()
+    else:
+        root = platformdirs.user_cache_path("aiter_like", appauthor=False)
+        if not root.is_absolute():
+            raise RuntimeError(f"there is no home directory for {root}")
+    own_folder(root.resolve(), mode=0o700)
+    root = root.resolve()
+    if reason := trust.fault(root, is_folder=True):
+        raise PermissionError(reason)
+    if not os.access(root, os.W_OK | os.X_OK):  # the file system may be read-only
+        raise PermissionError(f"{root} cannot be written")
     return root
 
 

@@ -140,6 +140,7 @@ def _software(problems: list[str], notes: list[str]) -> dict[str, Any]:
     elif packages["triton"] is None:
         packages["triton"] = "version unknown"
     problems += [f"{name} is not installed" for name in ("apache-tvm-ffi", "filelock") if packages[name] is None]
+    notes += _unusable_folders()
     return {"aiter_like": __version__, "data": str(paths.data_root()), "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}", "torch": torch.__version__,
             "torch_hip": torch.version.hip, "torch_cuda": torch.version.cuda, "packages": packages,
@@ -157,6 +158,20 @@ def _lines_of_software(found: dict[str, Any]) -> Iterator[str]:
     yield f"cache        {found['cache']}"
     if found["prebuilt"]:
         yield f"prebuilt     {found['prebuilt']}"
+
+
+def _unusable_folders() -> Iterator[str]:
+    """What is said of folders that processes go on without."""
+    from aiter_like.build import cache
+
+    if reason := cache.refusal_of_root():
+        yield (f"no usable cache directory: {reason}; each process builds its modules anew. Set AITER_LIKE_CACHE_DIR "
+               "to one that only you can write")
+    if folder := env.get("AITER_LIKE_RECORD"):
+        there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if os.path.exists(path))
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = f"{there} is no directory" if not there.is_dir() else f"{there} cannot be written"
+            yield f"AITER_LIKE_RECORD: no shapes are recorded in {folder}: {why}"
 
 
 def _prebuilt(problems: list[str]) -> str:

@@ -39,6 +39,24 @@ def test_doctor_counts_the_prebuilt_modules_that_fit(fake, project, tmp_path, mo
     assert prebuilt() == ("", [f"AITER_LIKE_PREBUILT_DIR: {tmp_path / 'none'} is no directory"])
 
 
+def test_folders_that_cannot_be_had_are_named_with_the_reason(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    assert [*doctor._unusable_folders()] == []
+    monkeypatch.setenv("AITER_LIKE_CACHE_DIR", str(file / "cache"))
+    monkeypatch.setenv("AITER_LIKE_RECORD", str(file / "a" / "b"))
+    cache, record = doctor._unusable_folders()
+    assert "no usable cache directory" in cache and f"Not a directory: '{file / 'cache'}'" in cache
+    assert record == f"AITER_LIKE_RECORD: no shapes are recorded in {file / 'a' / 'b'}: {file} is no directory"
+    notes: list[str] = []
+    doctor._software([], notes)
+    assert notes == [cache, record]
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("AITER_LIKE_CACHE_DIR", str(tmp_path / "open"))
+    assert f"{tmp_path / 'open'}" in next(doctor._unusable_folders())
+
+
 def test_only_rows_of_this_device_are_stale():
     row = SimpleNamespace(key=("sm_90", 132, 1), is_modelled=False, backend="hip", source="x.csv:2")
     backend = SimpleNamespace(name="hip", staleness=lambda row: "another revision")
