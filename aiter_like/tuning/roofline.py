@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The plot of a tuning report: the choices under the device's ceilings, as an inline SVG for light and dark pages."""
+"""The plot of a tuning report: choices under the device's ceilings, as an SVG within a page, whose colours it takes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 500, 104, 44, 24, 64
 _LETTER, _LINE = 7.4, 14  # px: what a letter and a line of labels take at most
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
-STYLE = """svg.roofline{--ink:#1f2328;--faint:#8c959f;--grid:#d8dee4;--fine:#eff2f5;--roof:#b42318;--point:#1858b8;
-font:12px sans-serif;max-width:100%;height:auto}
-@media (prefers-color-scheme:dark){svg.roofline{--ink:#e6edf3;--faint:#9198a1;--grid:#3d444d;--fine:#23282f;
---roof:#ff8a80;--point:#6cb0ff}}
-svg.roofline text{fill:var(--ink)}svg.roofline .grid{stroke:var(--grid)}svg.roofline .fine{stroke:var(--fine)}
-svg.roofline .axis{stroke:var(--faint)}svg.roofline .roof{stroke:var(--roof);stroke-width:2;fill:none}
-svg.roofline text.roof{fill:var(--roof);stroke:none}svg.roofline circle{fill:var(--point);fill-opacity:.8}"""
+_STYLE = """svg.roofline .fine { stroke: var(--card) } svg.roofline circle { fill: var(--accent); fill-opacity: .8 }
+svg.roofline .roof { stroke: var(--bad); stroke-width: 2; fill: none }
+svg.roofline text.roof { fill: var(--bad); stroke: none }"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ def svg(outcome: Outcome) -> str:
     scale = _Scale(x_low, x_high, y_low, y_high)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" class="roofline" width="{_WIDTH}" height="{_HEIGHT}" '
              f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{html.escape(outcome.op)} under its roofline</title>'
-             f"<style>{STYLE}</style>"]
+             f"<style>{_STYLE}</style>"]
     parts += _axes(scale, has_flops)
     taken: list[tuple[float, float, float, float]] = []
     if outcome.ceilings:
@@ -91,7 +87,7 @@ def _axes(scale: _Scale, has_flops: bool) -> Iterator[str]:
                     yield _text(x, bottom + 18, "middle", quantity(value, x_unit))
                 elif digit == 1:
                     yield _text(_LEFT - 8, y + 4, "end", quantity(value, y_unit))
-    yield f'<path class="axis" fill="none" d="M{_LEFT},{_TOP}V{bottom}H{right}"/>'
+    yield f'<path class="axis" d="M{_LEFT},{_TOP}V{bottom}H{right}"/>'
     across = "arithmetic intensity: flop per useful byte of a call" if has_flops else "useful bytes of a call"
     up = "flop per second" if has_flops else "useful bytes per second"
     yield _text((_LEFT + right) / 2, _HEIGHT - 16, "middle", across)
@@ -107,27 +103,27 @@ def _roof(scale: _Scale, ceilings: tuple[float, float], has_flops: bool, taken: 
     line = " ".join("{:.1f},{:.1f}".format(*scale.at(x, y)) for x, y in zip(xs, ys))
     yield f'<polyline class="roof" points="{line}"/>'
     taken += [(x - 2, y - 2, 12, 4) for x, y in (scale.at(x, y) for x, y in zip(xs, ys))]
-    texts = [(10.0 ** scale.x_high, f"bf16 matrix product, {quantity(ceilings[1], 'flop/s')}", ceilings[1], "end")
-             ] if has_flops else []
-    over = next((x for x, y in zip(xs, ys) if y > floor), xs[0])
-    height = min(ceilings[1], over * ceilings[0]) if has_flops else ceilings[0]
-    texts.append((over, f"copy, {quantity(ceilings[0], 'B/s')}", height, "start"))
-    for value, text, limit, anchor in texts:
-        x, y = scale.at(value, max(limit, floor))
-        x, y = (x - 4, y - 6) if anchor == "end" else (x + 8, y + 18 if has_flops else y - 6)
+    texts = [f"copy, {quantity(ceilings[0], 'B/s')}"]
+    if has_flops:
+        texts.append(f"bf16 matrix product, {quantity(ceilings[1], 'flop/s')}")
+    places = [scale.at(x, y) for x, y in zip(xs, ys)]
+    slope = [place for x, y, place in zip(xs, ys, places) if floor < y < ceilings[1]] or places
+    for text, (x, _) in zip(texts, (slope[len(slope) // 2] if has_flops else places[0], places[-1])):
         width = _LETTER * len(text)
-        taken.append((x - width if anchor == "end" else x, y - _LINE, width, _LINE))
-        yield f'<text class="roof" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+        x = max(x - 6, _LEFT + 8 + width)
+        y = min(up for across, up in places if across <= x) - 6  # the roof rises: the text lies above it
+        taken.append((x - width, y - _LINE, width, _LINE))
+        yield f'<text class="roof" x="{x:.1f}" y="{y:.1f}" text-anchor="end">{html.escape(text)}</text>'
 
 
 def _points(scale: _Scale, points: Sequence[Point], taken: list[tuple[float, float, float, float]]) -> Iterator[str]:
     """The choices, each with its label where there is room for one; every one has a title, and a line in the table."""
     places = [scale.at(point.x, point.y) for point in points]
-    taken += [(x - 5, y - 5, 10, 10) for x, y in places]
+    taken += [(x - 8, y - 5, 16, 10) for x, y in places]
     for point, (x, y) in zip(points, places):
         yield (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"><title>{html.escape(point.title)}</title></circle>')
         width = _LETTER * len(point.label)
-        for left, top in ((x + 8, y - 7), (x - 8 - width, y - 7), (x - width / 2, y - 22), (x - width / 2, y + 8),
+        for left, top in ((x + 10, y - 7), (x - 10 - width, y - 7), (x - width / 2, y - 22), (x - width / 2, y + 8),
                           (x + 8, y - 21), (x + 8, y + 7), (x - 8 - width, y - 21), (x - 8 - width, y + 7)):
             box = (left, top, width, _LINE)
             if _LEFT < left and left + width < _WIDTH - 2 and top > 0 and not any(_overlap(box, one) for one in taken):

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import html
 import json
-import math
 import re
 import shutil
 import statistics
@@ -21,27 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import measured_plot
+
 FOLDER = Path(__file__).parent
 MEASURED, MODELLED, PUBLISHED = (FOLDER / f"{name}.json" for name in ("measured", "modelled", "published"))
 KERNELS, VALIDATION = (FOLDER.parents[1] / f"csrc/sim/timing/{name}.md" for name in ("KERNELS", "VALIDATION"))
-PAGE, PLOT, README = FOLDER / "MEASURED.md", FOLDER / "measured.svg", FOLDER.parents[1] / "README.md"
+PAGE, README = FOLDER / "MEASURED.md", FOLDER.parents[1] / "README.md"
+PLOT, NARROW_PLOT = FOLDER / "measured.svg", FOLDER / "measured_phone.svg"
 _MODES = ("graph", "eager")
-_STYLE = """svg{--page:#ffffff;--ink:#1f2328;--faint:#59636e;--grid:#d8dee4;--good:#1a7f37;--less:#bc4c00;--bar:#1858b8;
-font:13px system-ui,sans-serif}
-@media (prefers-color-scheme:dark){svg{--page:#0d1117;--ink:#e6edf3;--faint:#9198a1;--grid:#3d444d;--good:#3fb950;
---less:#f0883e;--bar:#6cb0ff}}
-.page{fill:var(--page)}text{fill:var(--ink)}.faint{fill:var(--faint)}.head{font-weight:600}.grid{stroke:var(--grid)}
-.one{stroke:var(--faint);stroke-dasharray:4 3}.good{fill:var(--good);stroke:var(--good)}
-.less{fill:var(--less);stroke:var(--less)}.bar{fill:var(--bar)}
-.hollow{fill:none;stroke-width:2}"""
 _INTRODUCTION = """Figures are the best peer's time over ours: above 1 ours is faster. Ours is the public function
 without `backend=`, checked against float64 before it is timed. "Graph": captured, cold caches, the device's time alone.
 "Eager": call after call over several sets of tensors, the host's time with it. None of it says anything of an MI300X:
 see [MODELLED.md](MODELLED.md). Written by `measured_page.py` from [measured.json](measured.json), which is what this
 command wrote on the GPU:
 """
-_WIDTH, _LABELS, _RIGHT, _LINE = 820, 300, 64, 26
-_LOW, _HIGH = 0.125, 8.0  # of the axis of ratios
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
            "--json measured.json")
     yield "```"
     yield ""
-    yield "![the same as a plot](measured.svg)"
+    yield from picture("the same as a plot", "")
     yield ""
     yield "| family | shapes | graph: geomean | worst | eager: geomean | worst | served by |"
     yield "|---|---|---|---|---|---|---|"
@@ -140,6 +131,13 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
             yield _line(row)
 
 
+def picture(text: str, folder: str) -> Iterator[str]:
+    """The plot within a page."""
+    yield f'<picture><source media="(max-width: 600px)" srcset="{folder}{NARROW_PLOT.name}">'
+    yield f'<img alt="{text}"'
+    yield f'src="{folder}{PLOT.name}"></picture>'
+
+
 def _line(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return f"| {_shape(row)} | failed: {row['failed'].replace('|', '/')} | | | | | |"
@@ -152,77 +150,20 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"| {_shape(row)} | {served} | {row[mode]['ours']:.1f} | {name or reasons[:120]} | {theirs} | {ratios} |"
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{html.escape(text)}</text>'
-
-
-def plot(found: Mapping[str, Any], modelled: Mapping[str, Any]) -> str:
-    """Ratios on the GPU above, shares of the bound on the modelled MI300X below."""
-    parts, top = [], 0.0
-    for lines, height in (_ratios(found), _shares(modelled)):
-        parts += [f'<g transform="translate(0 {top:.0f})">', *lines, "</g>"]
-        top += height
-    title = html.escape(f"Speed beside peers, {_about(found)}; share of the bound on a modelled MI300X")
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top:.0f}" width="{_WIDTH}" '
-                      f'height="{top:.0f}" role="img"><title>{title}</title><style>{_STYLE}</style>',
-                      '<rect class="page" width="100%" height="100%"/>', *parts, "</svg>"])
-
-
-def _across(value: float) -> float:
-    """Pixels of a ratio, on a logarithmic axis."""
-    share = math.log(min(max(value, _LOW), _HIGH) / _LOW) / math.log(_HIGH / _LOW)
-    return _LABELS + share * (_WIDTH - _LABELS - _RIGHT)
-
-
-def _kind(value: float) -> str:
-    return "good" if value >= 1 else "less"
-
-
-def _ratios(found: Mapping[str, Any]) -> tuple[list[str], float]:
-    """The measured panel, and its height."""
-    shown = [one for one in families(found) if one.plotted]
-    bottom = 58 + _LINE * len(shown)
-    parts = [_text(0, 18, f"Measured on {found['device']}, {found['date']}: best peer's time / ours", "head"),
-             _text(0, 38, "● CUDA graphs, ○ eager: geometric means; — worst to best shape, none tuned", "faint")]
-    for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8):
-        x = _across(tick)
-        kind = "one" if tick == 1 else "grid"
-        parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="48" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 18, f"{tick:g} ×", "faint", "middle"))
-    for index, one in enumerate(shown):
-        y, ratios = 66 + _LINE * index, one.plotted
-        first, last = _across(min(ratios)), _across(max(ratios))
-        mean = statistics.geometric_mean(ratios)
-        kind = _kind(mean)
-        hollow = statistics.geometric_mean(one.ratios("eager"))
-        parts += [_text(_LABELS - 12, y + 4, one.title, "", "end"),
-                  f'<line class="{kind}" stroke-width="2" x1="{first:.1f}" x2="{last:.1f}" y1="{y}" y2="{y}"/>',
-                  f'<circle class="{kind}" cx="{_across(mean):.1f}" cy="{y}" r="5"/>' if one.ratios("graph") else "",
-                  f'<circle class="{_kind(hollow)} hollow" cx="{_across(hollow):.1f}" cy="{y}" r="5"/>',
-                  _text(_WIDTH - _RIGHT + 14, y + 4, f"{mean:.2f} ×")]
-    return parts, bottom + 44
+def plots(found: Mapping[str, Any], modelled: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """The plot as files: for pages, and narrow for phones."""
+    about = f"Speed beside peers, {_about(found)}; share of the bound on a modelled MI300X"
+    rows = [measured_plot.Row(one.title, one.ratios("graph"), one.ratios("eager")) for one in families(found)
+            if one.plotted]
+    shares = {name: share_of_bound(one)[0] for name, one in modelled.items()}
+    heads = f"Measured: {found['device']}, {found['date']}", "Modelled, not measured: MI300X, simulated"
+    for path, is_narrow in ((PLOT, False), (NARROW_PLOT, True)):
+        yield path, measured_plot.plot(about, heads, rows, shares, is_narrow) + "\n"
 
 
 def share_of_bound(one: Mapping[str, Any]) -> tuple[float, str]:
     """The larger of the shares of memory's rate and of the matrix units' peak."""
     return max((one["rate"], "of published memory rate"), (one["matrix"], "of matrix peak"))
-
-
-def _shares(modelled: Mapping[str, Any]) -> tuple[list[str], float]:
-    """The modelled panel, and its height."""
-    parts = [_text(0, 18, "Modelled, not measured: gfx942 kernels on the simulated MI300X, share of the bound", "head"),
-             _text(0, 38, "of the memory rate that others measured, or the matrix peak; at sustained clocks", "faint")]
-    end = _WIDTH - _RIGHT
-    for index, (name, one) in enumerate(modelled.items()):
-        y, (share, _) = 66 + _LINE * index, share_of_bound(one)
-        parts += [_text(_LABELS - 12, y + 4, name, "", "end"),
-                  f'<rect class="bar" x="{_LABELS}" y="{y - 7}" width="{min(share, 1.1) * (end - _LABELS) / 1.1:.1f}" '
-                  'height="14" rx="2"/>', _text(end + 14, y + 4, f"{share:.0%}")]
-    bottom = 58 + _LINE * len(modelled)
-    x = _LABELS + (end - _LABELS) / 1.1
-    parts += [f'<line class="one" x1="{x:.1f}" x2="{x:.1f}" y1="48" y2="{bottom}"/>',
-              _text(x, bottom + 18, "100%", "faint", "middle")]
-    return parts, bottom + 28
 
 
 _SHOWN = {  # family → the case of modelled.json that stands beside it in the README
@@ -289,7 +230,8 @@ def main() -> None:
             shutil.copyfile(given, kept)
     found, modelled = (json.loads(path.read_text(encoding="utf-8")) for path in (MEASURED, MODELLED))
     PAGE.write_text("\n".join(page(found)) + "\n", encoding="utf-8")
-    PLOT.write_text(plot(found, modelled) + "\n", encoding="utf-8")
+    for path, text in plots(found, modelled):
+        path.write_text(text, encoding="utf-8")
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     before, begin, rest = README.read_text(encoding="utf-8").partition("<!-- figures: ")
     mark, _, after = rest.partition(" -->\n")

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 
+import pages_in_browser
 import pytest
 
 from aiter_like import cli
 from aiter_like.sim.profiling import comparison, page, summary
 
 _CALL = ["rms_norm", "input=bf16[64,1024]", "weight=bf16[1024]", "epsilon=1e-6"]
-_BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-_OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +96,7 @@ def test_lines_that_moved_are_matched_by_their_text(profiles):
     assert any(old is None and new == changed for old, new in rows)
 
 
-@pytest.mark.skipif(_BROWSER is None, reason="no Chromium here")
+@pytest.mark.skipif(pages_in_browser.BROWSER is None, reason="no Chromium here")
 def test_in_a_browser(profiles, tmp_path):
     """Every part is drawn, and clicks lead from a load to its wait, and from a line to its instructions."""
     compared = comparison.of(*comparison.pair(profiles["short"], profiles["wide"]))
@@ -111,10 +107,7 @@ def test_in_a_browser(profiles, tmp_path):
       goToSource(C.p.instructions[load].source);
       document.body.dataset.lit = $("rows").querySelectorAll("tr.lit").length;
       document.body.dataset.timeline = T.height;</script></body>"""
-    file = tmp_path / "page.html"
-    file.write_text(page.page(profiles["wide"], compared).replace("</body>", click))
-    command = [_BROWSER, *_OPTIONS, f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", f"file://{file}"]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    dom = pages_in_browser.dom(page.page(profiles["wide"], compared).replace("</body>", click), tmp_path)
     dom = re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
     assert "This page failed" not in dom
     for part in ("compare", "overview", "roofline", "timeline", "code", "memory", "banks"):

@@ -108,7 +108,7 @@ class Balanced(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        if tag != "rect":
+        if tag not in ("meta", "rect"):
             assert self.open.pop() == tag
 
 

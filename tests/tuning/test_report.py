@@ -11,6 +11,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
+from aiter_like import pages
 from aiter_like.tuning import report, roofline
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.tuner import Outcome, Result
@@ -93,11 +94,11 @@ def test_labels_are_what_differs_and_never_lie_on_one_another(outcome):
 
 def test_light_and_dark(outcome):
     page = report.page(outcome)
-    assert "color-scheme:light dark" in page and "prefers-color-scheme:dark" in page
-    colours = [dict(re.findall(r"--(\w+):(#\w+)", half)) for half in roofline.STYLE.split("@media")]
+    assert pages.COLOURS in page
+    colours = [dict(re.findall(r"--(\w+): (#\w+)", half)) for half in pages.COLOURS.split("@media")]
     assert colours[0].keys() == colours[1].keys() and not set(colours[0].values()) & set(colours[1].values())
-    plot = roofline.svg(outcome).split("</style>")[1]
-    assert "#" not in plot and "black" not in plot, "every colour comes from the style"
+    plot = roofline.svg(outcome)
+    assert "#" not in plot and "black" not in plot, "every colour is the page's"
 
 
 @pytest.mark.parametrize(("value", "unit", "text"), [
@@ -129,7 +130,7 @@ def test_what_is_modelled_says_so_and_has_no_plot_and_no_rates(outcome):
     outcome.results[0].finals = {1: {"value": 7.0, "text": "modelled: 900 clk"}, 0: {"error": "hung: no answer"}}
     for text in (report.markdown(outcome), report.page(outcome)):
         assert "Values in modelled us (version 7)." in text and "None of it is measured." in text
-        assert "a smaller key" in text and "judged at rows=2" in text and "svg" not in text
+        assert "a smaller key" in text and "judged at rows=2" in text and "<svg" not in text
     text = report.markdown(outcome)
     assert "| candidate | status | clk | against the first | rounds | final, modelled us (version 7) |" in text
     assert "| ok | 10.00 | 1.000 ± 0.010 | 7 | 7.00 | 0.001 | modelled: 900 clk |" in text

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from aiter_like import pages
 from aiter_like.sim.profiling import sources, summary
 
 LAUNCHES, TIMELINES = 24, 6
@@ -40,4 +41,4 @@ def _template() -> str:
         return (Path(__file__).with_name("assets") / name).read_text()
 
     scripts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
-    return asset("page.html").replace("/*STYLE*/", asset("page.css")).replace("/*SCRIPT*/", scripts)
+    return pages.page("Modelled profile", asset("page.html"), asset("page.css"), scripts)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from aiter_like import pages
 from aiter_like.sim import names
 from aiter_like.sim.profiling import sources
 
@@ -26,8 +27,8 @@ _WHOLE = {"load": "reads", "store": "writes", "atomic": "changes"}
 def page(launches: Sequence[dict]) -> str:
     """The page of traces that `traced` has found, in their order."""
     parts = [_launch(number, launch) for number, launch in enumerate(launches, 1)]
-    return _asset("page.html").replace("/*STYLE*/", _asset("page.css")).replace("/*BODY*/", "\n".join(parts)).replace(
-        "/*SCRIPT*/", _asset("lanes.js"))
+    body = "\n".join([_asset("page.html"), *parts])
+    return pages.page("Memory accesses of a workgroup", body, _asset("page.css"), _asset("lanes.js"))
 
 
 @cache
@@ -93,24 +94,25 @@ def _layout(written: dict[int, tuple[int, int, dict]]) -> str:
     rows = sorted({dword // _BANKS for dword in written})
     shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
     has_waves = len({wave for wave, _, _ in written.values()}) > 1
-    parts = _lds_frame(shown)
+    cell = _CELL_W + 4 * (has_waves and max(wave for wave, _, _ in written.values()) > 9)  # of "15.32"
+    parts = _lds_frame(shown, cell)
     for dword, (wave, lane, one) in sorted(written.items()):
         if dword // _BANKS in shown:
-            parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
+            parts.append(_cell(_LABEL_W + dword % _BANKS * cell, 16 + shown[dword // _BANKS] * _CELL_H, cell,
                                [lane], f"wave {wave} lane {lane}: {one['text']} ({sources.where(one)})", "who",
                                f"{wave}.{lane}" if has_waves else ""))
     what = "wave.lane" if has_waves else "the lane"
     return (f'<h2>LDS here</h2><p class="dim">{what} that wrote each dword last, of the accesses that are shown</p>'
-            + _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + _more(rows))
+            + _svg(_LABEL_W + _BANKS * cell + 2, 18 + len(shown) * _CELL_H, parts) + _more(rows))
 
 
-def _lds_frame(shown: dict[int, int]) -> list[str]:
-    parts = [f'<text class="head" x="{_LABEL_W + (bank + .5) * _CELL_W:.1f}" y="12">{bank}</text>'
+def _lds_frame(shown: dict[int, int], cell: int = _CELL_W) -> list[str]:
+    parts = [f'<text class="head" x="{_LABEL_W + (bank + .5) * cell:.1f}" y="12">{bank}</text>'
              for bank in range(_BANKS)]
     for row, number in shown.items():
         y = 16 + number * _CELL_H
         parts.append(f'<text class="label" x="{_LABEL_W - 8}" y="{y + 14}">LDS {row * 128:#06x}</text>'
-                     f'<rect class="row" x="{_LABEL_W}" y="{y}" width="{_BANKS * _CELL_W}" height="{_CELL_H}"/>')
+                     f'<rect class="row" x="{_LABEL_W}" y="{y}" width="{_BANKS * cell}" height="{_CELL_H}"/>')
     return parts
 
 
@@ -169,8 +171,8 @@ def _colour(lane: int) -> str:
     """A hue for each row of 16 lanes, lighter along it: neighbours look alike, and blocks of 16 apart. Dark enough for
     white numbers, yellow and green most of all."""
     row, place = divmod(lane, 16)
-    hue, dark = (212, 285, 18, 140)[row], (34, 36, 30, 24)[row]
-    return f"hsl({hue + place * 2} 60% {dark + place * 1.2:.0f}%)"
+    hue, dark = (212, 285, 12, 140)[row], (36, 36, 24, 19)[row]
+    return f"hsl({hue + place * 1.2:.1f} 60% {dark + place * .8:.1f}%)"
 
 
 def _cell(x: float, y: float, width: float, lanes: Sequence[int], tip: str, mark: str = "", label: str = "") -> str:
@@ -201,8 +203,9 @@ def _lds(one: dict) -> str:
                    f'<td class="{"bad" if clk > 1 else ""}">{clk}</td><td class="l">{html.escape(who)}</td></tr>'
                    for phase, places, clk, who in worst)
     return (f'{whole}<details{" open" if one["conflict_clk"] else ""}><summary title="{html.escape(order)}">'
-            f"{len(by_phase)} phases</summary><table><thead><tr><th>phase</th><th class=\"l\">lanes</th><th>clk</th>"
-            f'<th class="l">busiest bank</th></tr></thead><tbody>{rows}</tbody></table></details>')
+            f"{len(by_phase)} phases</summary><div class=\"wide\"><table><thead><tr><th>phase</th>"
+            f'<th class="l">lanes</th><th>clk</th><th class="l">busiest bank</th></tr></thead><tbody>{rows}</tbody>'
+            "</table></div></details>")
 
 
 def _lds_tips(one: dict) -> list[str]:

@@ -43,7 +43,8 @@ function figures(list, withBars) {
   const rows = list.filter(row => row.before || row.after).map(row => tr([td(esc(row.name), "l"),
     td(figure(row.before, row.unit)), td(figure(row.after, row.unit)),
     change(row.before, row.after, NEUTRAL.test(row.name)), withBars ? twoBars(row.before, row.after, most) : ""]));
-  return table([["", "l"], ["before"], ["after"], ["change"], ...withBars ? [["", "l"]] : []], rows);
+  const heads = [["", "l"], ["before"], ["after"], ["change"], ...withBars ? [["", "l"]] : []];
+  return `<div class="wide">${table(heads, rows)}</div>`;
 }
 
 function changedLines(c) {

@@ -23,7 +23,7 @@ function launches() {
   if (profiles.length < 2) return;
   const all = sum(profiles.map(p => p.modelled_clk)) || 1;
   const rows = profiles.map((p, n) => tr([td(esc(p.title.slice(0, 90)), "l", p.name), td(count(p.modelled_clk)),
-    td(pct(p.modelled_clk / all)), td(bar([[p.modelled_clk / all, "--accent"]], "9rem"), "l"),
+    td(pct(p.modelled_clk / all)), td(bar([[p.modelled_clk / all, "--accent"]], "6rem"), "l"),
     td(esc(p.bound), "l reason")], `class="click" data-n="${n}"`));
   const heads = [["launch", "l"], ["modelled clk"], ["share", "", "of the launches here"], ["", "l"],
     ["bound by", "l"]];
@@ -35,5 +35,5 @@ function launches() {
 launches();
 compare();
 show(0);
-addEventListener("resize", drawTimeline);
+addEventListener("resize", () => { drawRoofline(); drawTimeline() });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawTimeline);

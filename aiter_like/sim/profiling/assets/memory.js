@@ -33,7 +33,8 @@ function levelTable(p) {
     rows.unshift(row(`${esc(p.call.operator)} needs`, least, "", "",
       `what the operator declares that a call needs at least${launches}`));
   }
-  return table([["level", "l"], ["bytes"], ["of the minimum"], ["lines"], ["hits"], ["", "l"]], rows, "");
+  const heads = [["level", "l"], ["bytes"], ["of the minimum"], ["lines"], ["hits"], ["", "l"]];
+  return `<div class="wide">${table(heads, rows, "")}</div>`;
 }
 
 function memoryRows(p) {

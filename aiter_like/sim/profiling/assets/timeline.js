@@ -128,7 +128,8 @@ function labels(c, w, X) {
     c.textAlign = align;
     c.fillText(text, x, y);
   };
-  const raw = (T.view[1] - T.view[0]) / 8, power = 10 ** Math.floor(Math.log10(raw));
+  const ticks = Math.min(8, Math.max(2, (w - LEFT) / 95)), raw = (T.view[1] - T.view[0]) / ticks;
+  const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find(m => m * power >= raw);
   for (let t = Math.ceil(T.view[0] / step) * step; t <= T.view[1]; t += step) {
     if (X(t) < LEFT || X(t) > w - 50) continue;
@@ -192,8 +193,8 @@ function listen(canvas) {
     zoomAt(timeAt(at(event)[0]), Math.exp(event.deltaY * .002));
   };
   canvas.ondblclick = event => zoomAt(timeAt(at(event)[0]), .4);
-  canvas.onmousedown = event => { drag = {x: event.clientX, view: T.view, moved: false} };
-  canvas.onmousemove = event => {
+  canvas.onpointerdown = event => { drag = {x: event.clientX, view: T.view, moved: false} };
+  canvas.onpointermove = event => {
     if (drag && event.buttons & 1) {
       const by = (drag.x - event.clientX) / scale(canvas.clientWidth);
       drag.moved ||= Math.abs(drag.x - event.clientX) > 3;
@@ -209,7 +210,7 @@ function listen(canvas) {
     drag = null;
     if (e) goToInstruction(e[1]);
   };
-  canvas.onmouseleave = event => {
+  canvas.onpointerleave = event => {
     drag = T.mark = null;
     drawTimeline();
     showTip(event, "");
