@@ -168,7 +168,8 @@ def _unusable_folders() -> Iterator[str]:
         yield (f"no usable cache directory: {reason}; each process builds its modules anew. Set AITER_LIKE_CACHE_DIR "
                "to one that only you can write")
     if folder := env.get("AITER_LIKE_RECORD"):
-        there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if os.path.exists(path))
+        above = (Path(folder).absolute(), *Path(folder).absolute().parents)
+        there = next(path for path in above if os.path.exists(path))
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             why = f"{there} is no directory" if not there.is_dir() else f"{there} cannot be written"
             yield f"AITER_LIKE_RECORD: no shapes are recorded in {folder}: {why}"

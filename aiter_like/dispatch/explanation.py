@@ -17,7 +17,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch.backend import Backend, Candidate
 from aiter_like.dispatch.declaration import Declaration
 from aiter_like.dispatch.selection import Request, Selection, refusal
-from aiter_like.dispatch.table import Row, is_text, normalised
+from aiter_like.dispatch.table import Row, is_amount, normalised
 from aiter_like.errors import BuildError
 
 # What applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
@@ -207,12 +207,12 @@ def _note(op: Declaration, row: Row, state: str, key: tuple, why: str) -> RowNot
 
 
 def _is_same_kind(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> bool:
-    """Whether a row may tell of the same kernel: a head dimension has kernels of its own, as a dtype has."""
-    return all(one == other for name, one, other in zip(fields, theirs, ours)
-               if "head_dim" in name or name.endswith("dtype"))
+    """Whether a row may tell of the same kernel: it differs in amounts alone, of which 0 says that something is not
+    there."""
+    return all(one == other or is_amount(name) and one and other for name, one, other in zip(fields, theirs, ours))
 
 
 def _distance(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> float:
-    """How far two keys are apart: texts that differ first, then the sizes' ratios."""
-    return sum((1e3 if one != other else 0.0) if is_text(name) else abs(math.log2((abs(one) + 1) / (abs(other) + 1)))
-               for name, one, other in zip(fields, theirs, ours))
+    """How far two keys of one kind are apart: the sum of what their amounts' ratios are, in powers of two."""
+    return sum(abs(math.log2(abs(one / other))) for name, one, other in zip(fields, theirs, ours)
+               if is_amount(name) and one and other)

@@ -27,6 +27,10 @@ MEASURED, MODELLED = "measured:", "modelled:"
 """How the `origin` of a row begins: the device's name follows, or the cycle model's version and clock."""
 
 VALUE_COLUMNS = ("backend", "kernel", "params", "us", "err", "toolchain", "kernel_rev", "origin")
+_AMOUNTS = frozenset((
+    "batch", "channels", "columns", "elements", "experts", "groups", "heads", "hidden", "k", "k_hidden", "k_rows",
+    "kv_heads", "m", "matrices", "n", "pairs", "parts", "patches", "positions", "q_hidden", "q_rows", "rows", "samples",
+    "second_hidden", "seqlen_k", "seqlen_q", "sequences", "slots", "tiles", "tokens", "topk"))
 _told: set[str] = set()
 _PARAM = re.compile(r"[A-Za-z_]\w*")
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -43,6 +47,12 @@ def columns(fields: Sequence[str]) -> tuple[str, ...]:
 def is_text(name: str) -> bool:
     """Whether a key field holds text (dtypes, layouts, masks …); any other is an integer, a flag 0 or 1."""
     return name in ("features", "packing") or name.endswith(("dtype", "layout", "mask"))
+
+
+def is_amount(name: str) -> bool:
+    """Whether a key field says how much there is to do: a row of another amount may tell of the same kernel. Any other
+    field, such as a flag, a dtype, a number of bits or a head dimension, says of what kind it is."""
+    return name.startswith("num_") or name in _AMOUNTS
 
 
 @dataclass(frozen=True)

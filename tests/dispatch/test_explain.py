@@ -8,7 +8,7 @@ import torch
 from toys import FIELDS, SIMULATED, FakeJit, make_op, public, run, scale_ref
 
 from aiter_like import device, dispatch
-from aiter_like.dispatch import Backend, explain, explanation, is_tuned, table, use_backend
+from aiter_like.dispatch import Backend, explain, is_tuned, table, use_backend
 from aiter_like.errors import BuildError
 from aiter_like.sim import modelling
 
@@ -243,10 +243,3 @@ class TestDeclaration:
     def test_unknown_backend_kind(self):
         with pytest.raises(ValueError, match="backend must be one of"):
             Backend("cuda", scale_ref)
-
-
-def test_the_nearest_row_has_this_head_dimension():
-    fields, ours = ("rows", "head_dim", "dtype"), (16, 128, "bf16")
-    assert explanation._is_same_kind(fields, (4096, 128, "bf16"), ours)
-    assert not explanation._is_same_kind(fields, (16, 64, "bf16"), ours)
-    assert not explanation._is_same_kind(fields, (16, 128, "fp16"), ours)
