@@ -95,7 +95,7 @@ def _facts(outcome: Outcome) -> list[str]:
                      "before any cache; intensity is the call's flops per byte moved, where the operator states flops, "
                      "else operations of vector lanes (op).")
     if outcome.skipped:
-        facts.append(f"{len(outcome.skipped)} shapes had a row already.")
+        facts.append(f"{len(outcome.skipped)} shape{'s' * (len(outcome.skipped) > 1)} had a row already.")
     if not outcome.is_complete:
         facts.append("The budget was spent before all candidates were tried.")
     return facts

@@ -110,8 +110,8 @@ def _roof(scale: _Scale, ceilings: tuple[float, float], has_flops: bool, taken: 
     slope = [place for x, y, place in zip(xs, ys, places) if floor < y < ceilings[1]] or places
     for text, (x, _) in zip(texts, (slope[len(slope) // 2] if has_flops else places[0], places[-1])):
         width = _LETTER * len(text)
-        x = max(x - 6, _LEFT + 8 + width)
-        y = min(up for across, up in places if across <= x) - 6  # the roof rises: the text lies above it
+        x = max(x - 12, _LEFT + 8 + width)
+        y = min(up for across, up in places if across <= x) - 8  # the roof rises: the text lies above it
         taken.append((x - width, y - _LINE, width, _LINE))
         yield f'<text class="roof" x="{x:.1f}" y="{y:.1f}" text-anchor="end">{html.escape(text)}</text>'
 
@@ -128,7 +128,8 @@ def _points(scale: _Scale, points: Sequence[Point], taken: list[tuple[float, flo
             box = (left, top, width, _LINE)
             if _LEFT < left and left + width < _WIDTH - 2 and top > 0 and not any(_overlap(box, one) for one in taken):
                 taken.append(box)
-                yield _text(left, top + _LINE - 3, "start", point.label)
+                is_before = left + width < x  # its end is where the box ends, however wide its letters are
+                yield _text(left + width * is_before, top + _LINE - 3, "end" if is_before else "start", point.label)
                 break
 
 
