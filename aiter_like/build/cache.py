@@ -69,21 +69,13 @@ def cache_root() -> Path:
         BuildError: others may write the temporary directory, too.
     """
     try:
-        return _chosen_root()
+        return chosen_root()
     except (OSError, RuntimeError) as error:
         return _private_root(str(error))
 
 
-def refusal_of_root() -> str:
-    """Why the chosen cache directory is not used; "" where it is."""
-    try:
-        _chosen_root()
-    except (OSError, RuntimeError) as error:
-        return str(error)
-    return ""
-
-
-def _chosen_root() -> Path:
+def chosen_root() -> Path:
+    """The cache directory that is asked for; an OSError or RuntimeError says why it cannot be had."""
     override = env.get("AITER_LIKE_CACHE_DIR")
     if override:
         root = Path(override).expanduser().absolute()
@@ -91,7 +83,7 @@ def _chosen_root() -> Path:
         root = platformdirs.user_cache_path("aiter_like", appauthor=False)
         if not root.is_absolute():
             raise RuntimeError(f"there is no home directory for {root}")
-    own_folder(root.resolve(), mode=0o700)
+    trust.own_folder(root.resolve(), mode=0o700)
     root = root.resolve()
     if reason := trust.fault(root, is_folder=True):
         raise PermissionError(reason)
@@ -110,13 +102,6 @@ def _private_root(why: str) -> Path:
     _log.warning("no usable cache directory (%s): modules built by this process go to %s and are lost at its end; "
                  "set AITER_LIKE_CACHE_DIR to one that only you can write", why, private)
     return private
-
-
-def own_folder(path: Path, mode: int = 0o755) -> None:
-    """Makes a folder and those above it that are missing, writable by nobody else under any umask."""
-    if not path.exists():
-        own_folder(path.parent, mode)
-        path.mkdir(mode=mode, exist_ok=True)
 
 
 def _cleared(path: Path, *, is_folder: bool = False) -> Path:
@@ -164,7 +149,7 @@ def write_json(path: Path, value: dict) -> None:
     """Replaces the file at once: a reader sees the old text or the new one. A digest of it shows any later damage."""
     for folder in (path.parent.parent, path.parent):
         if not folder.is_dir():
-            own_folder(_cleared(folder, is_folder=True))
+            trust.own_folder(_cleared(folder, is_folder=True))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_SCRATCH)
     try:
         with os.fdopen(handle, "w") as file:
@@ -178,7 +163,7 @@ def write_json(path: Path, value: dict) -> None:
 def write_log(path: Path, text: str) -> Path | None:
     """Keeps a compiler's output for people; None, with a warning, where that cannot be done."""
     try:
-        own_folder(_cleared(path.parent, is_folder=True))
+        trust.own_folder(_cleared(path.parent, is_folder=True))
         _cleared(path).write_text(text, encoding="utf-8")
     except OSError as error:
         _log.warning("the build's log is not kept: %s", error)
@@ -335,7 +320,7 @@ def locked(module_dir: Path, request: str, timeout: float) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    own_folder(_cleared(module_dir, is_folder=True))
+    trust.own_folder(_cleared(module_dir, is_folder=True))
     path = _cleared(module_dir / f"{request}.lock")
     holder = module_dir / f"{request}.holder"
     lock = FileLock(path)

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from aiter_like import env
-from aiter_like.build import processes
-from aiter_like.build.cache import cache_root, own_folder, read_json, sha256, write_json
+from aiter_like.build import processes, trust
+from aiter_like.build.cache import cache_root, read_json, sha256, write_json
 from aiter_like.errors import BuildError
 
 ROCM_MIN = (6,)
@@ -262,7 +262,7 @@ def _lend(clang: Toolchain) -> tuple[str, ...]:
     if resources.is_dir():
         links[home / "lib" / "clang" / ".".join(map(str, clang.version))] = resources
     for folder in {link.parent for link in links}:
-        own_folder(folder)
+        trust.own_folder(folder)
     for link, target in links.items():
         if not os.path.islink(link) or os.readlink(link) != str(target):
             fresh = link.with_name(f".{link.name}.{os.getpid()}")

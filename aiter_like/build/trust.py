@@ -36,6 +36,13 @@ def own_fault(path: Path, *, is_folder: bool = False) -> str:
     return f"{path} {reason}" if reason else ""
 
 
+def own_folder(path: Path, mode: int = 0o755) -> None:
+    """Makes a folder and those above it that are missing, writable by nobody else under any umask."""
+    if not path.exists():
+        own_folder(path.parent, mode)
+        path.mkdir(mode=mode, exist_ok=True)
+
+
 def _reason(status: os.stat_result, is_folder: bool) -> str:
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
         return "is no directory" if is_folder else "is no plain file"

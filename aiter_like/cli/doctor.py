@@ -164,9 +164,11 @@ def _unusable_folders() -> Iterator[str]:
     """What is said of folders that processes go on without."""
     from aiter_like.build import cache
 
-    if reason := cache.refusal_of_root():
-        yield (f"no usable cache directory: {reason}; each process builds its modules anew. Set AITER_LIKE_CACHE_DIR "
-               "to one that only you can write")
+    try:
+        cache.chosen_root()
+    except (OSError, RuntimeError) as error:
+        yield (f"no usable cache directory: {error}; each process builds its modules anew. Set AITER_LIKE_CACHE_DIR to "
+               "one that only you can write")
     if folder := env.get("AITER_LIKE_RECORD"):
         above = (Path(folder).absolute(), *Path(folder).absolute().parents)
         there = next(path for path in above if os.path.exists(path))
