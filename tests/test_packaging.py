@@ -238,4 +238,8 @@ def test_editable_install_points_at_the_checkout_and_compiles_nothing(tmp_path):
     with zipfile.ZipFile(tmp_path / name) as archive:
         files = sorted(name for name in archive.namelist() if ".dist-info/" not in name)
         assert files == ["_aiter_like.pth", "aiter_like_startup.pth"], "in this order: the second imports by the first"
-        assert archive.read(files[0]).decode().strip() == str(ROOT)
+        folders = archive.read(files[0]).decode().split()
+    assert folders == [str(ROOT), str(ROOT / "op_tests"), str(ROOT / "op_tests" / "bench")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    script = ROOT / "op_tests" / "norm" / "test_rms_norm.py"
+    assert "print a table of times" in run(sys.executable, script, "--help", cwd=tmp_path, env=env), "from anywhere"
