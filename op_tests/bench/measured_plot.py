@@ -151,7 +151,7 @@ def _marks(at: Layout, y: float, row: Row) -> Iterator[str]:
 
 def _shares(at: Layout, title: str, shares: Mapping[str, float]) -> tuple[list[str], float]:
     """The modelled panel, and its height."""
-    parts, y = _head(at, title, "Share of the bound: of the matrix peak, or of the memory rate that others measured; "
+    parts, y = _head(at, title, "Share of the bound: of the matrix peak, or of the memory rate gpu-stream measured; "
                                 "at sustained clocks.")
     top, end = y + 4, at.width - at.edge
     for index, (name, share) in enumerate(shares.items()):
