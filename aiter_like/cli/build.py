@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -84,6 +85,10 @@ def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Generator[_O
 
 
 def _build(args: argparse.Namespace) -> int:
+    if args.jobs < 0:
+        raise ValueError(f"--jobs must be at least 1, got {args.jobs}")
+    if not re.fullmatch(r"gfx[0-9a-f]+|sm_\d+[a-z]?", args.arch):
+        raise ValueError(f"--arch must be like gfx942 or sm_90, got {args.arch!r}")
     specs = selected([] if args.all else args.names, args.arch, _keys(args))
     if args.list:
         print("\n".join(spec.name for spec in specs))
@@ -223,6 +228,8 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
+    if args.days < 0:
+        raise ValueError(f"--days must be at least 0, got {args.days:g}; --all removes every module")
     removed, freed = cache.prune(cache.cache_root(), 0 if args.all else args.days)
     _say(f"removed {removed} directories, {freed / 2**20:.1f} MiB")
     return 0

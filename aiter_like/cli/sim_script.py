@@ -7,6 +7,7 @@ How a script runs within this process; `aiter-like sim check` and `sim profile` 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib.util
 import runpy
@@ -43,6 +44,12 @@ def require_script(script: Path) -> None:
     if not script.is_file():
         raise ValueError(f"{script}: {'is a folder' if script.is_dir() else 'no such file'}")
     require_kind(script, "Python script")
+    text = script.read_bytes()
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        if b"\0" in text or script.suffix != ".py" and not text.startswith(b"#!"):  # else Python says where it errs
+            raise ValueError(f"{script}: it is no Python script: {getattr(error, 'msg', error)}") from None
 
 
 def prepare_script(script: Path, arguments: Sequence[str]) -> None:

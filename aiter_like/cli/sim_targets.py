@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.cli import sim_launch
-from aiter_like.cli.sim_script import prepare_script
+from aiter_like.cli.sim_script import prepare_script, require_script
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,7 @@ def call_of(args: argparse.Namespace, action: str) -> Callable[[], Any]:
     if given:
         raise ValueError(f"sim {action}: {given[0]} is for a code object, and {args.target} is none")
     if target.suffix == ".py":
-        if not target.is_file():
-            raise ValueError(f"{args.target}: {'is a folder' if target.is_dir() else 'no such file'}")
+        require_script(target)
         return lambda: _run_script(args.target, args.rest)
     import torch
 

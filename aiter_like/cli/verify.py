@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import __version__
+from aiter_like.cli.outputs import require_writable
 from aiter_like.dispatch import OPS
 from aiter_like.errors import AiterLikeError, UnsupportedError, did_you_mean
 
@@ -43,6 +44,7 @@ def _verify(args: argparse.Namespace) -> int:
         raise ValueError(f"no operator {', '.join(unknown)}{like}; known: {', '.join(OPS)}")
     if args.device == "gpu" and not torch.cuda.is_available():
         raise ValueError("torch sees no GPU; --device sim runs on the simulated MI300X")
+    require_writable(args.output, "--output")
     is_gpu = args.device == "gpu" or (args.device == "auto" and torch.cuda.is_available())
     if not is_gpu:
         device.use_simulator(True)

@@ -99,3 +99,27 @@ def test_every_public_function_lists_its_arguments(capsys):
             assert cli.main(["explain", name, "no_such_argument=1"]) == 1
             err = capsys.readouterr().err
             assert f"{name}: no argument 'no_such_argument'; its arguments: " in err or name in ("is_tuned", "explain")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("sim check noise", "noise: it is no Python script: "), ("sim script noise", "noise: it is no Python script: "),
+    ("sim check noise.py", "noise.py: it is no Python script: "), ("sim profile noise.py", "it is no Python script"),
+    ("sim debug noise.py", "it is no Python script"), ("sim check words", "words: it is no Python script: "),
+    ("cache prune --days -1", "--days must be at least 0, got -1"),
+    ("build rms_norm -j -3", "--jobs must be at least 1, got -3"),
+    ("build --list --arch nope", "--arch must be like gfx942 or sm_90, got 'nope'")])
+def test_what_is_no_script_and_numbers_that_are_none(files, capsys, monkeypatch, words, said):
+    monkeypatch.setenv("AITER_LIKE_CACHE_DIR", str(files / "cache"))
+    for name in ("noise", "noise.py"):
+        (files / name).write_bytes(b"\x8f\0\xff\1" * 99)
+    (files / "words").write_text("int main() { return 0; }\n")
+    assert cli.main(words.split()) == 1
+    assert f"aiter-like {words.split()[0]}: " in (told := capsys.readouterr().err) and said in told, told
+
+
+@pytest.mark.parametrize("words", ["build rms_norm --output tk/x", "verify rms_norm --output folder.py",
+                                   "verify rms_norm --output tk/x"])
+def test_places_that_cannot_be_written_are_told_before_anything_runs(files, capsys, words):
+    assert cli.main(words.split()) in (1, 2)
+    found, (command, place) = capsys.readouterr(), (words.split()[0], words.split()[-1])
+    assert f"aiter-like {command}: " in found.err and place.split("/")[0] in found.err and not found.out
