@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draws the seed before processes of pytest-xdist get the options: all work on the same cases."""
+    if config.option.device == "gpu" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device gpu: torch sees no GPU; `aiter-like doctor` says what is found")
     if config.option.turn is None:
         config.option.turn = rotation.turn_of(_FOLDER)
     if config.option.seed is None:
@@ -68,7 +70,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Where the tensors of the tests live."""
     if request.config.getoption("--device") == "gpu":
-        assert torch.cuda.is_available(), "--device gpu: torch sees no GPU"
         yield torch.device("cuda", torch.cuda.current_device())
         return
     devices.use_simulator(True)

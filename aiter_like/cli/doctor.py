@@ -233,14 +233,15 @@ def _devices(problems: list[str], notes: list[str]) -> dict[str, str]:
 
 
 def _tuned_tables(problems: list[str], notes: list[str]) -> dict[str, Any]:
-    """Operator → title of a layer of its table → rows; stale ones go to `notes`."""
+    """Operator → title of a layer of its table → rows, and how many are of devices here; stale ones go to `notes`."""
     from aiter_like.dispatch import OPS, table
 
     here = {(target.arch, target.cu_num) for target in _targets().values()}
     found, wrong = {}, dict.fromkeys(str(problem) for problem in table.strays(OPS))
     for op in OPS.values():
         if op.tune_key is not None:
-            found[op.name] = {layer.title: sum(map(len, layer.rows.values())) for layer in op.table.layers}
+            found[op.name] = {layer.title: {"rows": sum(map(len, layer.rows.values())), "here": sum(
+                len(rows) for key, rows in layer.rows.items() if key[:2] in here)} for layer in op.table.layers}
             wrong |= dict.fromkeys(map(str, op.table.problems))
             notes += _stale(op, here)
     problems += wrong
@@ -251,7 +252,9 @@ def _lines_of_tables(found: dict[str, Any]) -> Iterator[str]:
     from aiter_like.sim import modelling
 
     for name, layers in found.items():
-        yield f"{name:20} {'; '.join(f'{title}: {count} rows' for title, count in layers.items()) or 'no file'}"
+        told = (f"{title}: {count['rows']} rows, {count['here'] or 'none'} for devices here"
+                for title, count in layers.items())
+        yield f"{name:20} {'; '.join(told) or 'no file'}"
     if any("modelled" in title for layers in found.values() for title in layers):
         yield (f"The times of modelled rows come from the cycle model of the simulated MI300X, here version "
                f"{modelling.version()}; nothing of them is measured.")

@@ -217,4 +217,4 @@ def _print(outcome: Outcome) -> None:
         print("  the budget is spent: the same command goes on where this run ended")
     if outcome.table is not None:
         what = "rows" if device["is_measured"] else "modelled rows, which come after every measured one"
-        print(f"{what}: {outcome.table}")
+        print(f"{what}: {outcome.table if outcome.table.is_file() else 'none, the choices of before stand'}")

@@ -52,16 +52,22 @@ def _verify(args: argparse.Namespace) -> int:
     facts = environment(target)
     lines = [f"{name}: {value}" for name, value in facts.items()] + [""]
     print("\n".join(lines))
-    records = []
+    records: list[dict[str, Any]] = []
+
+    def write(is_complete: bool) -> None:
+        found = {"environment": facts, "is_complete": is_complete, "results": records}
+        args.output.write_text(json.dumps(found, indent=1) + "\n")
+        args.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+
     for record in report(target, args.ops):
         records.append(record)
         lines.append(_line(record))
         print(lines[-1], flush=True)
+        write(False)  # what is known stays where the command is interrupted
     statuses = [record["status"] for record in records]
     count = {status: statuses.count(status) for status in ("passed", "failed", "refused")}
     lines.append(", ".join(f"{number} {status}" for status, number in count.items()))
-    args.output.write_text(json.dumps({"environment": facts, "results": records}, indent=1) + "\n")
-    args.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    write(True)
     print(f"{lines[-1]}; report: {args.output}, {args.output.with_suffix('.txt')}")
     return 1 if count["failed"] or not count["passed"] else 0
 

@@ -70,7 +70,8 @@ def load(name: str) -> Model:
     """
     path = paths.configs() / "models" / f"{name}.toml"
     if name not in names():
-        raise TuningError(f"no model {name!r}{did_you_mean(name, names())}; there are: {', '.join(names())}")
+        raise TuningError(f"no model {name!r}{did_you_mean(name, names())}; there are: {', '.join(names())}; shapes of "
+                          "another one: AITER_LIKE_RECORD and --recorded, or --shape")
     sizes = tomllib.loads(path.read_text())
     fields = {field.name: field for field in dataclasses.fields(Model)}
     unknown = sorted(sizes.keys() - fields.keys() - {"name"})

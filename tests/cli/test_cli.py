@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -150,7 +151,8 @@ class TestDoctor:
         path.write_text("\n".join([",".join(columns(op.tune_fields)), *rows]) + "\n")
         monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
         status, out, _ = run(capsys, "doctor")
-        assert status == 0 and f"AITER_LIKE_TUNED {path}, measured: 1 rows; AITER_LIKE_TUNED {path}, modelled: 2" in out
+        assert status == 0 and f"AITER_LIKE_TUNED {path}, measured: 1 rows, 1 for devices here; " \
+            f"AITER_LIKE_TUNED {path}, modelled: 2 rows, 2" in out
         assert f"here version {version}; nothing of them is measured." in out
         assert (f"NOTE     rms_norm: 1 of 2 modelled rows are stale and not used, the first: {path}:4: version 0 of "
                 f"the cycle model timed it, this is version {version}; model again: aiter-like tune rms_norm --device "
@@ -194,6 +196,21 @@ class TestVerify:
         text = report.with_suffix(".txt").read_text()
         assert f"PASSED | {op.name} | hip | scale | 3x4 3x4" in text and "1 passed, 1 failed, 1 refused" in text
         assert "1 passed, 1 failed, 1 refused" in out
+
+    def test_what_is_known_stays_where_it_is_interrupted(self, capsys, tmp_path, monkeypatch):
+        from aiter_like.cli import verify
+
+        record = {"op": "toy", "backend": "hip", "kernel": "", "status": "passed", "detail": "", "shapes": []}
+
+        def interrupted(*_):
+            yield record
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(verify, "report", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            run(capsys, "verify", "--device", "sim", "--output", str(tmp_path / "report.json"))
+        found = json.loads((tmp_path / "report.json").read_text())
+        assert found["results"] == [record] and not found["is_complete"]
 
     def test_unknown_operator(self, capsys):
         op = make_op()
