@@ -225,16 +225,15 @@ struct WaveRows {
   }
 };
 
-/// Zeros in the rows of V that no row of the workgroup sees: a weight of zero does not hide a NaN. Each work-item
-/// clears what it writes as a Staged tile.
-template <class Shape>
-__device__ void clear_hidden(typename Shape::ValueTile& values, int first_key, int lowest, int sink) {
+/// Zeros in the rows of V that no row of the workgroup sees: a weight of zero does not hide a NaN. `clear` makes a zero
+/// of what the work-item moves to LDS as chunk i of a Staged tile.
+template <class Shape, class F>
+__device__ void clear_hidden(int first_key, int lowest, int sink, F clear) {
   using Chunks = Staged<typename Shape::ValueTile, Shape::kThreads>;
 #pragma unroll
   for (int i = 0; i < Chunks::kCount; ++i) {
-    const int row = Chunks::row(i), key = first_key + row;
-    if (Chunks::is_inside(i) && key < lowest && key >= sink)
-      values.template at<Chunk>(row, static_cast<int>(Chunks::column(i) * sizeof(typename Shape::Element))) = Chunk{};
+    const int key = first_key + Chunks::row(i);
+    if (Chunks::is_inside(i) && key < lowest && key >= sink) clear(i);
   }
 }
 
@@ -270,8 +269,9 @@ struct QrKsVs {
       typename Shape::P p;
       next_values.load(ValueWindow(v, first_key));
       if (is_seen) p = rows.probabilities(keys, first_key);
+      if (first_key < lowest)
+        clear_hidden<Shape>(first_key, lowest, rows.visible.sink, [&](int i) { next_values.chunks[i] = Chunk{}; });
       next_values.store(values);
-      if (first_key < lowest) clear_hidden<Shape>(values, first_key, lowest, rows.visible.sink);
       workgroup_barrier();  // V is there, and all waves have read K.
 
       if (next_block < blocks.end) next_keys.load(KeyWindow(k, next_block * kBlockN));
@@ -305,7 +305,11 @@ struct QrAsync {
       const RingSlot slot = ring.next(start);
       const int first_key = slot.item * kBlockN;
       if (first_key < lowest) {
-        clear_hidden<Shape>(values[slot.stage], first_key, lowest, rows.visible.sink);
+        using Chunks = Staged<ValueTile, Shape::kThreads>;
+        clear_hidden<Shape>(first_key, lowest, rows.visible.sink, [&](int i) {
+          const int column = static_cast<int>(Chunks::column(i) * sizeof(typename Shape::Element));
+          values[slot.stage].template at<Chunk>(Chunks::row(i), column) = Chunk{};
+        });
         workgroup_barrier();
       }
       if (rows.sees(first_key)) rows.accumulate(values[slot.stage], rows.probabilities(keys[slot.stage], first_key));
