@@ -20,7 +20,7 @@ COLOURS = """:root {
   }
 }
 """
-"""Of text and lines, readable on --bg, --card and --hover; an SVG takes them as a page does."""
+"""Colours of text and lines can be read on --bg, --card and --hover; an SVG takes them as a page does."""
 
 FONT = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif'
 _MONO = 'ui-monospace, "SF Mono", "DejaVu Sans Mono", monospace'

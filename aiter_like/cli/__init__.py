@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `aiter-like doctor | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # of a file or folder that the command was given
+    except OSError as error:
         if error.filename is None or logging.getLogger("aiter_like").isEnabledFor(logging.DEBUG):
             raise
         print(f"aiter-like {command}: {error.filename}: {error.strerror}", file=sys.stderr)

@@ -161,7 +161,7 @@ def _lines_of_software(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _unusable_folders() -> Iterator[str]:
-    """What is said of folders that processes go on without."""
+    """Notes on the folders that were asked for and cannot be had: processes go on without them."""
     from aiter_like.build import cache
 
     try:

@@ -63,7 +63,7 @@ def _verify(args: argparse.Namespace) -> int:
         records.append(record)
         lines.append(_line(record))
         print(lines[-1], flush=True)
-        write(False)  # what is known stays where the command is interrupted
+        write(False)  # An interrupted command leaves what it knows.
     statuses = [record["status"] for record in records]
     count = {status: statuses.count(status) for status in ("passed", "failed", "refused")}
     lines.append(", ".join(f"{number} {status}" for status, number in count.items()))

@@ -213,6 +213,6 @@ def _is_same_kind(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> bool:
 
 
 def _distance(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> float:
-    """How far two keys of one kind are apart: the sum of what their amounts' ratios are, in powers of two."""
+    """Distance of two keys of one kind: the sum of their amounts' ratios, in powers of two."""
     return sum(abs(math.log2(abs(one / other))) for name, one, other in zip(fields, theirs, ours)
                if is_amount(name) and one and other)

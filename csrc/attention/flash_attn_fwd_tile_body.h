@@ -225,8 +225,8 @@ struct WaveRows {
   }
 };
 
-/// Zeros in the rows of V that no row of the workgroup sees: a weight of zero does not hide a NaN. `clear` makes a zero
-/// of what the work-item moves to LDS as chunk i of a Staged tile.
+/// Clears the rows of V that no row of the workgroup sees, since a weight of zero does not hide a NaN. `clear(i)` makes
+/// a zero of the work-item's chunk i of a Staged tile.
 template <class Shape, class F>
 __device__ void clear_hidden(int first_key, int lowest, int sink, F clear) {
   using Chunks = Staged<typename Shape::ValueTile, Shape::kThreads>;

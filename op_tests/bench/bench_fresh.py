@@ -55,7 +55,7 @@ def varied(op: Op, on: torch.device) -> tuple[str, Callable[[int], tuple]]:
     if field is None:
         raise Unvaried(f"none of its sizes varies: {', '.join(op.tune_fields)}")
     for call in op.cases(on).values():
-        key = dict(zip(op.tune_fields, op.tune_key(*call).values()))
+        key = op.tune_key(*call)
         try:
             op.tuning.case(key | {field: key[field] + 1}, on, 0)
         except (ValueError, TypeError, KeyError, RuntimeError):  # a case that the tuner cannot make
@@ -85,9 +85,8 @@ def measure(op: Op, on: torch.device, count: int, seed: int = 0) -> dict[str, An
         synchronize()
         kept.append(calls[0])
     repeated = [_repeated(op, args) for args in kept]
-    ordered = sorted(times)
     return {"op": op.name, "varies": field, "new": round(statistics.median(times), 1),
-            "new_p90": round(ordered[int(0.9 * (len(ordered) - 1))], 1),
+            "new_p90": round(statistics.quantiles(times, n=10)[-1], 1),
             "repeated": round(statistics.median(repeated), 1), "count": len(times)}
 
 

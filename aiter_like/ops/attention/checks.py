@@ -25,7 +25,7 @@ AITER_ROUNDING = 1
 """how_v3_bf16_cvt where nobody says otherwise."""
 
 _MIN_SCALE = 1e-8  # Below it a masked score is not below every real one in csrc/attention/flash_attn_softmax.h.
-_MAX_SCALE = 1e30  # which kernels take no longer
+_MAX_SCALE = 1e30  # Kernels refuse it and what is larger.
 _MAX_GRID = 65535  # HIP and CUDA alike take so many workgroups in a launch's second and third dimension.
 
 

@@ -61,7 +61,7 @@ class Rule(NamedTuple):
     slope_log2: Any  # of this head, times log2 e
     bias: Any
     bias_at: Any  # row 0 of this head
-    rests: Any  # what is left of the LSE beside lse2
+    rests: Any  # LSE - lse2, to base 2
     rests_at: Any  # row 0 of this head
 
 

@@ -94,8 +94,8 @@ __device__ inline float lane_sum(F f) {
 }
 
 #if defined(__HIP__)
-/// What a lane reads that has no element: the kernel's arguments, which nobody writes, while a row that another wave
-/// holds may be written in place. The compiler knows that they lie in global memory, as rows do.
+/// A lane that has no element reads the kernel's arguments: nobody writes these, while a row that another wave holds
+/// may be written in place. The compiler knows that they lie in global memory, as rows do.
 template <class T>
 __device__ inline const T* address_of_no_element() {
   const auto arguments = (uintptr_t)__builtin_amdgcn_kernarg_segment_ptr();
