@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: MIT
 """Runs a Triton kernel by Triton's own launcher, on a GPU or the simulated MI300X. Launchers have it by way of
 ops/common/triton/launch.py; as all that stands outside of ops/, it does not count in a kernel's revision.
+
+A launch is data: a launcher is a function of a call that returns its launches, and starts none. Called with stand-ins
+(traced.py) it returns launches whose numbers and addresses are texts: those of a whole class of calls.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 import triton
+from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from aiter_like.device import Target, target_of
-from aiter_like.jit import repeat
+from aiter_like.traced import Number, Trace, Traced, Untraceable, known
 
 try:
     from triton.language.extra.cuda import gdc_wait
@@ -24,79 +28,212 @@ except ImportError:  # a version before it
     gdc_wait = None
 
 _AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+_ALIGNMENT = 16  # bytes of an address, or a number's factor, by which Triton tells kernels apart
+_NEAR = 2**31  # bytes of a tensor that buffer instructions reach
 
 
-def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, options: dict[str, int],
-           **constants: Any) -> CompiledKernel:
-    """Launch `kernel` over `grid` on the device of its first tensor argument; the kernel that was compiled for them.
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a Triton kernel.
 
-    Where it has a constexpr argument OVERLAPS, which it hands to await_stream, Hopper may start it early.
-
-    Args:
+    Attributes:
         kernel: the `@triton.jit` function.
         grid: up to three counts of programs.
-        args: the kernel's run-time arguments, in order: tensors, None, int, float, bool.
+        arguments: the kernel's run-time arguments, in order: tensors, descriptors of tensors, None, int, float, bool,
+            tuples of them.
         options: num_warps, num_stages and the AMD-only ones, which NVIDIA never sees.
         constants: the kernel's constexpr arguments.
     """
-    options = {"enable_fp_fusion": True, **options}  # Triton's default, which a later version reverses
-    target = target_of(next(arg.device for arg in args if isinstance(arg, torch.Tensor)))
-    if target.platform != "hip":
-        options = {name: value for name, value in options.items() if name not in _AMD_ONLY}
-    if "OVERLAPS" in kernel.arg_names:
-        constants["OVERLAPS"] = overlaps(target)
-        if constants["OVERLAPS"]:
+
+    kernel: triton.JITFunction
+    grid: tuple[int, ...]
+    arguments: tuple
+    options: Mapping[str, Any]
+    constants: Mapping[str, Any]
+
+    def start(self) -> CompiledKernel:
+        """Starts it on the device of its first tensor; the kernel that was compiled for its arguments."""
+        return self._run(self.target)
+
+    @property
+    def target(self) -> Target:
+        """Where it runs."""
+        return target_of(next(each.device for each in self.arguments if isinstance(each, Tensor)))
+
+    def _run(self, target: Target, is_warmup: bool = False) -> CompiledKernel:
+        """Where the kernel has a constexpr argument OVERLAPS, which it hands to await_stream, Hopper may start it
+        early."""
+        options = {"enable_fp_fusion": True, **self.options}  # Triton's default, which a later version reverses
+        if target.platform != "hip":
+            options = {name: value for name, value in options.items() if name not in _AMD_ONLY}
+        constants = self._constants(target)
+        if constants.get("OVERLAPS"):
             options["launch_pdl"] = True
-    with driver_of(target):
-        compiled = kernel[grid](*args, **constants, **options)
-    if repeat.is_recording():
-        repeat.tell(starter(compiled, grid, target), (*args, *_ordered(kernel, len(args), constants)))
-    return compiled
+        with driver_of(target):
+            return self.kernel.run(*self.arguments, grid=self.grid, warmup=is_warmup, **constants, **options)
+
+    def _constants(self, target: Target) -> dict[str, Any]:
+        own = {"OVERLAPS": overlaps(target)} if "OVERLAPS" in self.kernel.arg_names else {}
+        return {**self.constants, **own}
+
+    # ---- of stand-ins
+
+    def planned(self, trace: Trace) -> Planned:
+        """What starts it in any call of the class that `trace` stands for; the kernel is compiled, not started.
+
+        Raises:
+            Untraceable: an argument is neither the call's nor memory that the launcher asked for.
+        """
+        target = self.target
+        arguments = [_Argument(trace, each, parameter.do_not_specialize, parameter.do_not_specialize_on_alignment,
+                               target.platform == "hip")
+                     for each, parameter in zip(self.arguments, self.kernel.params)]
+        real = tuple(each.real for each in arguments)
+        options, constants = ({name: exactly(value) for name, value in given.items()}
+                              for given in (self.options, self.constants))
+        fixed = Launch(self.kernel, tuple(map(known, self.grid)), real, options, constants)
+        compiled = fixed._run(target, is_warmup=True)
+        ordered = _ordered(self.kernel, len(real), fixed._constants(target))
+        grid = (*self.grid, 1, 1)[:3]
+        texts = [each.text for each in arguments] + [trace.object(value) for value in ordered]
+        if any(type(each) is Number and each.leaves for each in grid):
+            start = trace.object(_starting_over(compiled, target))
+            texts.insert(0, f"({', '.join(text_of(trace, each) for each in grid)})")
+        else:
+            start = trace.object(starter(compiled, fixed.grid, target))
+        first = starter(compiled, fixed.grid, target)
+        return Planned(f"{start}({', '.join(texts)})", lambda: first(*real, *ordered))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A launch of a class of calls.
+
+    Attributes:
+        statement: starts it, in a text that sees the leaves of the trace.
+        first: starts it for the call that was traced.
+    """
+
+    statement: str
+    first: Callable[[], None]
+
+
+class _Argument:
+    """A run-time argument of a traced launch: `real`, in the call that is traced, and its `text` in others. What Triton
+    would make another kernel for is asked of the trace.
+    """
+
+    __slots__ = ("real", "text")
+
+    def __init__(self, trace: Trace, value: Any, is_any: bool, is_unaligned: bool, is_amd: bool):
+        if type(value) is Traced:
+            address = value.address()
+            aligned = value.offset % _ALIGNMENT if value.root[0] == "m" else address % _ALIGNMENT
+            bool(aligned == 0)
+            if is_amd and value.root[0] != "m" and value.real.untyped_storage().nbytes() < _NEAR:
+                bool(value.extent() < _NEAR)
+            self.real, self.text = value.real, address.text
+        elif type(value) is Number:
+            if isinstance(value, int):
+                text, low, high = value.text, trace.constant(-2**31), trace.constant(2**31)
+                trace.ask(f"{low} <= {text} < {high}", -2**31 <= value.value < 2**31, value.leaves)
+                if not -2**31 <= value.value < 2**31:
+                    bool(value < 2**63)
+                if not is_any and value != 1 and not is_unaligned:
+                    bool(value % _ALIGNMENT == 0)
+            self.real, self.text = value.value, text_of(trace, value)
+        elif type(value) is tuple:
+            parts = [_Argument(trace, each, is_any, is_unaligned, is_amd) for each in value]
+            self.real = tuple(part.real for part in parts)
+            self.text = f"({''.join(f'{part.text}, ' for part in parts)})"
+        elif isinstance(value, Tensor) or isinstance(value, tuple):
+            raise Untraceable(f"an argument of a launch that is no part of the call: {type(value).__name__}")
+        elif isinstance(base := getattr(value, "base", None), Tensor):
+            self.real, self.text = _descriptor(trace, value, base)
+        else:
+            self.real, self.text = value, trace.object(value)
+
+
+def _descriptor(trace: Trace, value: Any, base: Tensor) -> tuple[Any, str]:
+    """Of a descriptor of a tensor: itself with real numbers, and the text that makes another by them."""
+    if type(base) is not Traced:
+        raise Untraceable("a descriptor of a tensor that is no part of the call")
+    bool((base.offset if base.root[0] == "m" else base.address()) % _ALIGNMENT == 0)
+    facts = vars(value)
+    shape, strides = ([*facts[name]] for name in ("shape", "strides"))
+    others = {name: exactly(tuple(fact)) if isinstance(fact, list) else fact for name, fact in facts.items()
+              if name not in ("base", "shape", "strides")}
+    others = {name: list(fact) if isinstance(facts[name], list) else fact for name, fact in others.items()}
+    make = _maker(type(value), others)
+    texts = (f"[{', '.join(text_of(trace, each) for each in one)}]" for one in (shape, strides))
+    real = make(base.real, [*map(known, shape)], [*map(known, strides)])
+    return real, f"{trace.object(make)}({base.address().text}, {', '.join(texts)})"
+
+
+def _maker(kind: type, facts: Mapping[str, Any]) -> Callable[[Any, list, list], Any]:
+    """Makes descriptors that differ in address, shape and strides; without the constructor and its checks."""
+
+    def made(base: Any, shape: list, strides: list) -> Any:
+        new = object.__new__(kind)
+        vars(new).update(facts, base=base if isinstance(base, Tensor) else _Address(base), shape=shape, strides=strides)
+        return new
+
+    return made
+
+
+class _Address:
+    """What Triton reads an address from, in the place of a descriptor's tensor."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int):
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+class Launcher:
+    """A function of a call that returns its launches, as a backend's function: it starts them.
+
+    Attributes:
+        function: of the fields of a call.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, *args: Any) -> None:
+        for each in self.launches(args):
+            each.start()
+
+    def launches(self, args: tuple) -> tuple[Launch, ...]:
+        """The launches of a call, in order."""
+        found = self.function(*args)
+        return (found,) if isinstance(found, Launch) else tuple(found or ())
 
 
 def starter(compiled: CompiledKernel, grid: tuple[int, ...], target: Target) -> Callable[..., None]:
-    """What launches a compiled kernel over `grid`: a function of all arguments of the kernel, in order."""
+    """What launches a compiled kernel over `grid`: a function of all arguments of the kernel, in order. It takes
+    addresses for tensors.
+    """
     places = (*grid, 1, 1)[:3]
     if not target.simulated:
         return compiled[places]
+    start = _starting_over(compiled, target)
+    return lambda *args: start(places, *args)
 
-    def start(*args: Any) -> None:
+
+def _starting_over(compiled: CompiledKernel, target: Target) -> Callable[..., None]:
+    """As `starter`; the grid is the first argument."""
+
+    def start(places: tuple[int, int, int], *args: Any) -> None:
         with driver_of(target):
             compiled[places](*args)  # asks anew which simulated device is the current one
 
-    return start
-
-
-class Launch:
-    """One launch of a kernel, repeated with other tensors of the same metadata.
-
-    Triton looks at each argument of each launch, 50 µs for the forty of attention. Of tensors that look alike only the
-    address, and on AMD the size of the memory behind it, can make another kernel: only those are looked at here.
-
-    Attributes:
-        kernel, options, constants: as for `launch`.
-        grid: three counts of programs.
-        others: the run-time arguments behind the tensors.
-    """
-
-    def __init__(self, kernel: triton.JITFunction, grid: tuple[int, ...], others: tuple, *, options: dict[str, int],
-                 **constants: Any):
-        self.kernel, self.grid, self.others, self.options, self.constants = kernel, grid, others, options, constants
-        self._ordered = [constants[name] for name in kernel.arg_names if name in constants]
-        self._starters: dict[tuple, Callable[..., None]] = {}
-
-    def __call__(self, *tensors: Any) -> None:
-        """Launches with `tensors`, any of them None or a descriptor, as the first arguments."""
-        target = target_of(tensors[0].device)
-        key = tuple([_traits(x, target.platform) for x in tensors])
-        start = self._starters.get(key)
-        if start is None:
-            compiled = launch(self.kernel, self.grid, *tensors, *self.others, options=self.options, **self.constants)
-            self._starters[key] = starter(compiled, self.grid, target)
-        else:
-            arguments = (*tensors, *self.others, *self._ordered)
-            start(*arguments)
-            repeat.tell(start, arguments)
+    return start if target.simulated else lambda places, *args: compiled[places](*args)
 
 
 @cache
@@ -115,15 +252,7 @@ def driver_of(target: Target) -> AbstractContextManager:
     return simulated.active()
 
 
-def _ordered(kernel: triton.JITFunction, given: int, constants: dict[str, Any]) -> list[Any]:
+def _ordered(kernel: triton.JITFunction, given: int, constants: Mapping[str, Any]) -> list[Any]:
     """The arguments behind the first `given` ones; those that nobody names have their defaults."""
     parameters = inspect.signature(kernel.fn).parameters
     return [constants.get(name, parameters[name].default) for name in kernel.arg_names[given:]]
-
-
-def _traits(argument: Any, platform: str) -> Any:
-    """What Triton specialises on, beyond a tensor's metadata; of a descriptor nothing."""
-    if not isinstance(argument, torch.Tensor):
-        return argument is None
-    is_aligned = argument.data_ptr() % 16 == 0
-    return is_aligned if platform == "cuda" else (is_aligned, argument.untyped_storage().nbytes() < 2**31)

@@ -6,21 +6,26 @@ beside it.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from aiter_like import paths
 from aiter_like.errors import UnsupportedError
-from aiter_like.jit.triton_launch import Launch, launch
+from aiter_like.jit.triton_launch import Launch
+from aiter_like.traced import Number, Traced, known
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # a version before it
     gdc_launch_dependents = gdc_wait = None
 
-__all__ = ["Launch", "await_stream", "config", "launch"]
+__all__ = ["Launch", "await_stream", "config", "launch", "real", "scratch"]
 
 
 @triton.jit
@@ -29,6 +34,26 @@ def await_stream(OVERLAPS: tl.constexpr):
     if OVERLAPS:
         gdc_launch_dependents()
         gdc_wait()
+
+
+def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, options: Mapping[str, Any],
+           **constants: Any) -> Launch:
+    """A launch of `kernel`, which a launcher returns; jit/triton_launch.py says what of."""
+    return Launch(kernel, grid, args, options, constants)
+
+
+def scratch(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Memory of the launches alone, on the device of `like`; a launcher asks nowhere else for some."""
+    if type(like) is not Traced:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    real = torch.empty([*map(known, shape)], dtype=dtype, device=like.device)
+    return Traced.memory(like.trace, real, shape)
+
+
+def real(value: float) -> float:
+    """A number that a kernel gets in floating point, whatever the caller wrote; `float` would make a traced one exact.
+    """
+    return value * 1.0 if type(value) is Number else float(value)
 
 
 @cache

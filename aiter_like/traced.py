@@ -1,0 +1,631 @@
+# SPDX-License-Identifier: MIT
+"""Stand-ins for a call's tensors and numbers that note what a decision asks of them.
+
+A decision that has seen stand-ins holds for every call of which the same questions have the same answers: dispatch
+makes a plan of it (dispatch/classes.py), and nobody has to say which sizes may vary. A number becomes exact only where
+Python's own code needs it: as a key, a bound of `range`, a macro.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Step = tuple[str, str, frozenset]
+"""A statement of a trace: ("", a condition that must hold, …) or (a name, its value's text, …), and the leaves that it
+reads."""
+
+_LONGEST = 48  # letters of an expression before it gets a name
+_NONE: frozenset = frozenset()
+
+
+class Untraceable(BaseException):
+    """A question that a stand-in cannot answer; no `except Exception` of a decision takes it for an answer."""
+
+
+class Trace:
+    """What was asked of the stand-ins of one call.
+
+    Attributes:
+        fields: of the call: a stand-in for each tensor, int and float, else the value itself.
+        steps: conditions and named expressions, in the order in which they came up.
+        constants: name → value, of what conditions compare with.
+        exact: leaf → value, of numbers that the decision holds for alone.
+        allocated: memory that a launch asks for.
+        is_strict: whether showing a number makes it exact; messages show numbers too, decisions do not read them.
+    """
+
+    def __init__(self, args: tuple):
+        self.steps: list[Step] = []
+        self.constants: dict[str, Any] = {}
+        self.exact: dict[str, Any] = {}
+        self.is_strict = True
+        self.allocated: list[Traced] = []
+        self._asked: set[str] = set()
+        self._names: dict[Any, str] = {}
+        self._seen: dict[int, Any] = {}
+        self.fields = tuple(self._stand_in(index, arg) for index, arg in enumerate(args))
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Within the block numbers are shown in messages, which decide nothing."""
+        outer, self.is_strict = self.is_strict, False
+        try:
+            yield
+        finally:
+            self.is_strict = outer
+
+    def ask(self, text: str, answer: bool, leaves: frozenset) -> bool:
+        """Notes that the condition `text` had this answer."""
+        text = text if answer else f"not ({text})"
+        if leaves and text not in self._asked:
+            self._asked.add(text)
+            self.steps.append(("", text, leaves))
+        return answer
+
+    def named(self, text: str, leaves: frozenset) -> str:
+        """A name for an expression."""
+        name = f"e{len(self.steps)}"
+        self.steps.append((name, text, leaves))
+        return name
+
+    def constant(self, value: Any) -> str:
+        """The text of a constant."""
+        if type(value) is int and 0 <= value <= 16:
+            return str(value)
+        key = (type(value), value)
+        if key not in self._names:
+            self._names[key] = f"k{len(self._names)}"
+            self.constants[self._names[key]] = value
+        return self._names[key]
+
+    def object(self, value: Any) -> str:
+        """The text of any object."""
+        if value is None or value is True or value is False:
+            return str(value)
+        if type(value) in (int, float):
+            return self.constant(value)
+        name = f"o{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _stand_in(self, index: int, arg: Any) -> Any:
+        if type(arg) in (int, float):
+            return Number(self, arg, f"arg{index}", frozenset((f"arg{index}",)))
+        if not isinstance(arg, Tensor):
+            return arg
+        if id(arg) not in self._seen:
+            self._seen[id(arg)] = Traced.field(self, index, arg)
+        return self._seen[id(arg)]
+
+
+def known(value: Any) -> Any:
+    """A number as it is in the call that is traced, of what does not decide; of a tuple, each."""
+    if type(value) in (tuple, list, Shape):
+        return tuple(map(known, value))
+    return value.value if type(value) is Number else value
+
+
+def text_of(trace: Trace, value: Any) -> str:
+    """The text that has the value of a stand-in in another call of the class."""
+    return value.text if type(value) is Number else trace.constant(value)
+
+
+def exactly(value: Any) -> Any:
+    """A value whose numbers, in tuples too, the class has from now on."""
+    if type(value) is Number:
+        return value.exactly()
+    if isinstance(value, tuple) and type(value) is not Traced:
+        made = map(exactly, value)
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    return value
+
+
+def _compared(sign: str) -> Callable:
+    compute = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[sign]
+
+    def compare(self: Number, other: Any) -> Any:
+        if type(other) is not Number and not isinstance(other, (int, float)):
+            return NotImplemented
+        return self.trace.ask(f"{self.text} {sign} {text_of(self.trace, other)}", compute(self.value, known(other)),
+                              self.leaves | getattr(other, "leaves", _NONE))
+
+    return compare
+
+
+def _computed(sign: str, compute: Callable, is_reflected: bool = False) -> Callable:
+    def operate(self: Number, other: Any) -> Any:
+        if type(other) is not Number and type(other) not in (int, float, bool):
+            return NotImplemented
+        leaves = self.leaves | getattr(other, "leaves", _NONE)
+        values = (known(other), self.value) if is_reflected else (self.value, known(other))
+        value = compute(*values)
+        if not leaves:
+            return value
+        if type(other) is int and (sign, other) in _NEUTRAL and (not is_reflected or sign in "+*"):
+            return self
+        texts = text_of(self.trace, other), self.text
+        left, right = texts if is_reflected else texts[::-1]
+        return Number.made(self.trace, value, f"({left} {sign} {right})", leaves)
+
+    return operate
+
+
+_NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1), ("<<", 0), (">>", 0)}
+
+
+def _called(function: str) -> Callable:
+    """A function of the number by one of the names that a plan's text sees."""
+
+    def call(self: Number) -> Number:
+        value = getattr(math, function, None) or getattr(builtins, function)
+        return Number.made(self.trace, value(self.value), f"{function}({self.text})", self.leaves)
+
+    return call
+
+
+class Number:
+    """Stands in for an int or float of a call, or for what was computed of some.
+
+    Attributes:
+        value: in the call that is traced.
+        text: what has its value in any call of the class.
+        leaves: the numbers of the call in that text; none in one that has become exact.
+    """
+
+    __slots__ = ("leaves", "text", "trace", "value")
+
+    def __init__(self, trace: Trace, value: float, text: str, leaves: frozenset):
+        self.trace, self.value, self.text, self.leaves = trace, value, text, leaves
+
+    @staticmethod
+    def made(trace: Trace, value: float, text: str, leaves: frozenset) -> Number:
+        """One of an expression, which gets a name where it is long."""
+        return Number(trace, value, text if len(text) <= _LONGEST else trace.named(text, leaves), leaves)
+
+    __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # isinstance asks this
+
+    def exactly(self) -> Any:
+        """The value, which the class has from now on."""
+        if self.leaves:
+            text = self.text
+            if text in self.leaves:
+                self.trace.exact[text] = self.value
+            else:
+                self.trace.ask(f"{text} == {self.trace.constant(self.value)}", True, self.leaves)
+            self.text, self.leaves = self.trace.constant(self.value), _NONE
+        return self.value
+
+    def __eq__(self, other: object) -> Any:
+        if type(other) is not Number and not isinstance(other, (int, float)):
+            return NotImplemented
+        if self is other:
+            return True
+        value = known(other)
+        is_equal = self.value == value
+        others = getattr(other, "leaves", _NONE)
+        if is_equal and not others:
+            self.exactly()
+        elif is_equal and not self.leaves:
+            other.exactly()
+        elif self.text != text_of(self.trace, other):
+            self.trace.ask(f"{self.text} == {text_of(self.trace, other)}", is_equal, self.leaves | others)
+            if is_equal and type(self.value) is type(value):
+                first, second = (self, other) if len(self.text) <= len(other.text) else (other, self)
+                second.text, second.leaves = first.text, first.leaves
+        return is_equal
+
+    def __ne__(self, other: object) -> Any:
+        is_equal = Number.__eq__(self, other)
+        return is_equal if is_equal is NotImplemented else not is_equal
+
+    __lt__, __le__, __gt__, __ge__ = map(_compared, ("<", "<=", ">", ">="))
+    __add__, __radd__ = _computed("+", operator.add), _computed("+", operator.add, True)
+    __sub__, __rsub__ = _computed("-", operator.sub), _computed("-", operator.sub, True)
+    __mul__, __rmul__ = _computed("*", operator.mul), _computed("*", operator.mul, True)
+    __floordiv__, __rfloordiv__ = _computed("//", operator.floordiv), _computed("//", operator.floordiv, True)
+    __mod__, __rmod__ = _computed("%", operator.mod), _computed("%", operator.mod, True)
+    __truediv__, __rtruediv__ = _computed("/", operator.truediv), _computed("/", operator.truediv, True)
+    __pow__, __rpow__ = _computed("**", operator.pow), _computed("**", operator.pow, True)
+    __and__, __rand__ = _computed("&", operator.and_), _computed("&", operator.and_, True)
+    __or__, __ror__ = _computed("|", operator.or_), _computed("|", operator.or_, True)
+    __xor__, __rxor__ = _computed("^", operator.xor), _computed("^", operator.xor, True)
+    __lshift__, __rlshift__ = _computed("<<", operator.lshift), _computed("<<", operator.lshift, True)
+    __rshift__, __rrshift__ = _computed(">>", operator.rshift), _computed(">>", operator.rshift, True)
+    __ceil__, __floor__, __abs__ = _called("ceil"), _called("floor"), _called("abs")
+
+    def __divmod__(self, other: Any) -> tuple:
+        return self // other, self % other
+
+    def __neg__(self) -> Number:
+        return Number.made(self.trace, -self.value, f"(-{self.text})", self.leaves)
+
+    def __pos__(self) -> Number:
+        return self
+
+    def bit_length(self) -> Number:
+        """As of an int."""
+        return Number.made(self.trace, self.value.bit_length(), f"({self.text}).bit_length()", self.leaves)
+
+    def __bool__(self) -> bool:
+        return not Number.__eq__(self, 0)
+
+    def __hash__(self) -> int:
+        return hash(self.exactly())
+
+    def __index__(self) -> int:
+        return operator.index(self.exactly())
+
+    def __int__(self) -> int:
+        return int(self.exactly())
+
+    def __float__(self) -> float:
+        return float(self.exactly())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.exactly(), digits)
+
+    def __trunc__(self) -> int:
+        return math.trunc(self.exactly())
+
+    def _shown(self) -> Any:
+        return self.exactly() if self.trace.is_strict else self.value
+
+    def __repr__(self) -> str:
+        return repr(self._shown())
+
+    __str__ = __repr__
+
+    def __format__(self, form: str) -> str:
+        return format(self._shown(), form)
+
+
+class Shape(tuple):
+    """Sizes, with what torch.Size adds to a tuple."""
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        """Their product."""
+        return math.prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return Shape(found) if isinstance(index, slice) else found
+
+
+class Traced:
+    """Stands in for a tensor of a call, a view of one, or memory that the call allocates.
+
+    Attributes:
+        real: the tensor in the call that is traced; whoever looks there without asking takes it for granted.
+        root: the text of the address of the memory that it is in: "a0" of the first field, "m0" of an allocation.
+        offset: bytes from there.
+        shape, strides: of numbers.
+    """
+
+    __slots__ = ("_index", "_is_contiguous", "offset", "real", "root", "shape", "strides", "trace")
+
+    __class__ = property(lambda self: Tensor)  # type: ignore[assignment]  # isinstance asks this
+
+    def __init__(self, trace: Trace, real: Tensor, root: str, offset: Any, shape: Sequence, strides: Sequence):
+        self.trace, self.real, self.root, self.offset = trace, real, root, offset
+        self.shape, self.strides = Shape(shape), tuple(strides)
+        self._is_contiguous: bool | None = None
+        self._index: int | None = None
+        if known(self.shape) != tuple(real.shape):
+            raise Untraceable(f"a view of shape {tuple(real.shape)} was traced as {known(self.shape)}")
+
+    @staticmethod
+    def field(trace: Trace, index: int, real: Tensor) -> Traced:
+        """The stand-in for the field `index`."""
+        numbers = [[Number(trace, value, f"{letter}{index}_{dim}", frozenset((f"{letter}{index}_{dim}",)))
+                    for dim, value in enumerate(values)]
+                   for letter, values in (("s", real.shape), ("t", real.stride()))]
+        made = Traced(trace, real, f"a{index}", 0, *numbers)
+        made._index = index
+        return made
+
+    @staticmethod
+    def memory(trace: Trace, real: Tensor, shape: Sequence) -> Traced:
+        """The stand-in for memory that a call allocates, contiguous as `real` is."""
+        trace.allocated.append(made := Traced(trace, real, f"m{len(trace.allocated)}", 0, shape, _dense(shape)))
+        made._is_contiguous = True
+        return made
+
+    # ---- what no class leaves open
+
+    dtype = property(lambda self: self.real.dtype)
+    device = property(lambda self: self.real.device)
+    layout = property(lambda self: self.real.layout)
+    ndim = property(lambda self: self.real.ndim)
+    itemsize = property(lambda self: self.real.element_size())
+    requires_grad = property(lambda self: self.real.requires_grad)
+    is_leaf = property(lambda self: self.real.is_leaf)
+    is_meta = property(lambda self: self.real.is_meta)
+    is_cuda = property(lambda self: self.real.is_cuda)
+    is_cpu = property(lambda self: self.real.is_cpu)
+    is_nested = property(lambda self: self.real.is_nested)
+    is_quantized = property(lambda self: self.real.is_quantized)
+    is_sparse = property(lambda self: self.real.is_sparse)
+    _base = property(lambda self: self.real._base)
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.real.ndim
+
+    def element_size(self) -> int:
+        """As of a tensor."""
+        return self.real.element_size()
+
+    def get_device(self) -> int:
+        """As of a tensor."""
+        return self.real.get_device()
+
+    def is_neg(self) -> bool:
+        """As of a tensor."""
+        return self.real.is_neg()
+
+    def is_conj(self) -> bool:
+        """As of a tensor."""
+        return self.real.is_conj()
+
+    def is_floating_point(self) -> bool:
+        """As of a tensor."""
+        return self.real.is_floating_point()
+
+    def is_complex(self) -> bool:
+        """As of a tensor."""
+        return self.real.is_complex()
+
+    # ---- numbers
+
+    def size(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        return self.strides if dim is None else self.strides[dim]
+
+    def __len__(self) -> int:
+        return operator.index(self.shape[0])
+
+    def numel(self) -> Any:
+        """As of a tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> Any:
+        """As of a tensor."""
+        return self.numel() * self.itemsize
+
+    def extent(self) -> Any:
+        """Bytes from the first element to the end of the last, of a tensor that has some."""
+        if self.is_contiguous():
+            return self.nbytes
+        return self.itemsize * (1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides)))
+
+    def data_ptr(self) -> Any:
+        """As of a tensor."""
+        if self._index is None and self.root[0] == "m":
+            raise Untraceable("the address of memory that each call has of its own")
+        return self.address()
+
+    def address(self) -> Number:
+        """Where it begins; of memory that a call allocates with the text of its place."""
+        place = Number(self.trace, self.real.data_ptr() - known(self.offset), self.root, frozenset((self.root,)))
+        return place + self.offset
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """As of a tensor."""
+        if memory_format is not torch.contiguous_format:
+            raise Untraceable(f"whether a tensor is in {memory_format}")
+        if self._is_contiguous is None:
+            self._is_contiguous = self._asks_contiguity() if self._index is None else self.trace.ask(
+                f"arg{self._index}.is_contiguous()", self.real.is_contiguous(), frozenset((f"c{self._index}",)))
+        return self._is_contiguous
+
+    def _asks_contiguity(self) -> bool:
+        expected: Any = 1
+        for size, step in zip(self.shape[::-1], self.strides[::-1]):
+            if size != 1:
+                if step != expected:
+                    return False
+                expected = expected * size
+        return True
+
+    # ---- views
+
+    def _viewed(self, real: Tensor, shape: Sequence, strides: Sequence, offset: Any = 0) -> Traced:
+        return Traced(self.trace, real, self.root, self.offset + offset, shape, strides)
+
+    def _dense(self, real: Tensor, shape: Sequence) -> Traced:
+        """A view of a contiguous tensor that is contiguous too."""
+        made = self._viewed(real, shape, _dense(shape))
+        made._is_contiguous = True
+        return made
+
+    def view(self, *shape: Any) -> Traced:
+        """As of a tensor; nothing is copied."""
+        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+            if shape[0].itemsize != self.itemsize:
+                raise Untraceable("a view in a dtype of another size")
+            return self._viewed(self.real.view(shape[0]), self.shape, self.strides)
+        shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        real = self.real.view(known(shape))
+        if len(shape) == self.ndim and all(one == -1 or one is other for one, other in zip(shape, self.shape)):
+            return self
+        if self.ndim and len(shape) == 2 and shape[0] == -1 and shape[1] == self.shape[-1]:
+            return self.flatten(0, -2) if self.ndim > 1 else self._viewed(real, (1, *self.shape), (0, *self.strides))
+        if len(shape) == 1:
+            return self.flatten()
+        rest = math.prod(each for each in shape if known(each) != -1)
+        shape = [self.numel() // rest if known(each) == -1 else each for each in shape]
+        return self._dense(real, shape) if self.is_contiguous() else self._viewed(real, shape, self._strides_of(shape))
+
+    reshape = view
+
+    def _strides_of(self, shape: Sequence) -> list:
+        """Strides of a view, as torch finds them: dimensions of the view are within groups of ours that lie together.
+        """
+        strides: list = [0] * len(shape)
+        place, base = len(shape) - 1, self.strides[-1] if self.ndim else 1
+        ours: Any = 1
+        theirs: Any = 1
+        for dim in reversed(range(self.ndim)):
+            ours = ours * self.shape[dim]
+            if dim and (self.shape[dim - 1] == 1 or self.strides[dim - 1] == ours * base):
+                continue
+            while place >= 0 and (theirs < ours or shape[place] == 1):
+                strides[place] = theirs * base
+                theirs = theirs * shape[place]
+                place -= 1
+            if theirs != ours:
+                raise Untraceable("a view that no strides describe")
+            if dim:
+                base, ours, theirs = self.strides[dim - 1], 1, 1
+        return strides
+
+    def flatten(self, start: int = 0, end: int = -1) -> Traced:
+        """As of a tensor; nothing is copied."""
+        start, end = start % max(self.ndim, 1), end % max(self.ndim, 1)
+        if start >= end:
+            return self if self.ndim else self.view(1)
+        if self.is_contiguous():
+            merged = math.prod(self.shape[start:end + 1])
+            return self._dense(self.real.flatten(start, end), (*self.shape[:start], merged, *self.shape[end + 1:]))
+        size, step = self.shape[end], self.strides[end]
+        for dim in reversed(range(start, end)):
+            if size == 1:
+                step = self.strides[dim]
+            elif self.shape[dim] != 1 and self.strides[dim] != step * size:
+                raise Untraceable("dimensions that do not lie together are flattened")
+            size = self.shape[dim] * size
+        return self._viewed(self.real.flatten(start, end), (*self.shape[:start], size, *self.shape[end + 1:]),
+                            (*self.strides[:start], step, *self.strides[end + 1:]))
+
+    def unflatten(self, dim: int, sizes: Sequence) -> Traced:
+        """As of a tensor."""
+        dim %= self.ndim
+        rest = math.prod(each for each in sizes if known(each) != -1)
+        sizes = [self.shape[dim] // rest if known(each) == -1 else each for each in sizes]
+        steps = [self.strides[dim] * math.prod(sizes[index + 1:]) for index in range(len(sizes))]
+        return self._viewed(self.real.unflatten(dim, known(sizes)), (*self.shape[:dim], *sizes, *self.shape[dim + 1:]),
+                            (*self.strides[:dim], *steps, *self.strides[dim + 1:]))
+
+    def unsqueeze(self, dim: int) -> Traced:
+        """As of a tensor."""
+        place = dim % (self.ndim + 1)
+        step = self.shape[place] * self.strides[place] if place < self.ndim else 1
+        return self._viewed(self.real.unsqueeze(dim), (*self.shape[:place], 1, *self.shape[place:]),
+                            (*self.strides[:place], step, *self.strides[place:]))
+
+    def squeeze(self, dim: int) -> Traced:
+        """As of a tensor."""
+        place = dim % self.ndim
+        if self.shape[place] != 1:
+            return self
+        return self._viewed(self.real.squeeze(dim), (*self.shape[:place], *self.shape[place + 1:]),
+                            (*self.strides[:place], *self.strides[place + 1:]))
+
+    def permute(self, *dims: Any) -> Traced:
+        """As of a tensor."""
+        dims = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+        return self._viewed(self.real.permute(dims), [self.shape[dim] for dim in dims],
+                            [self.strides[dim] for dim in dims])
+
+    def transpose(self, one: int, other: int) -> Traced:
+        """As of a tensor."""
+        dims = list(range(self.ndim))
+        dims[one], dims[other] = dims[other], dims[one]
+        return self.permute(dims)
+
+    def t(self) -> Traced:
+        """As of a tensor."""
+        return self.transpose(0, 1) if self.ndim == 2 else self
+
+    mT = property(lambda self: self.transpose(-2, -1))
+    T = property(t)
+
+    def expand(self, *shape: Any) -> Traced:
+        """As of a tensor."""
+        shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        more = len(shape) - self.ndim
+        sizes, strides = list(shape), [0] * len(shape)
+        for dim, (size, step) in enumerate(zip(self.shape, self.strides), more):
+            if shape[dim] == -1 or size != 1 or shape[dim] == 1:
+                sizes[dim], strides[dim] = size, step
+        return self._viewed(self.real.expand(known(shape)), sizes, strides)
+
+    def __getitem__(self, index: Any) -> Traced:
+        """As of a tensor, by ints, slices with step 1, None and one Ellipsis."""
+        index = index if isinstance(index, tuple) else (index,)
+        if Ellipsis in (each for each in index if each is Ellipsis):
+            place = next(place for place, each in enumerate(index) if each is Ellipsis)
+            taken = sum(each is not None for each in index) - 1
+            index = (*index[:place], *[slice(None)] * (self.ndim - taken), *index[place + 1:])
+        shape: list = []
+        strides: list = []
+        offset: Any = 0
+        real_index: list = []
+        dim = 0
+        for each in index:
+            if each is None:
+                shape.append(1)
+                strides.append(0)
+                real_index.append(None)
+                continue
+            size, step = self.shape[dim], self.strides[dim]
+            dim += 1
+            if isinstance(each, slice):
+                begin, end = (self._bound(each.start, size, 0), self._bound(each.stop, size, size))
+                if each.step not in (None, 1):
+                    raise Untraceable("a slice with a step")
+                offset = offset + begin * step
+                shape.append(end - begin)
+                strides.append(step)
+                real_index.append(slice(known(begin), known(end)))
+            elif isinstance(each, int):
+                offset = offset + (each + size if each < 0 else each) * step
+                real_index.append(known(each))
+            else:
+                raise Untraceable(f"an index of {type(each).__name__}")
+        return self._viewed(self.real[tuple(real_index)], [*shape, *self.shape[dim:]], [*strides, *self.strides[dim:]],
+                            offset * self.itemsize)
+
+    @staticmethod
+    def _bound(bound: Any, size: Any, default: Any) -> Any:
+        if bound is None:
+            return default
+        if bound < 0:
+            bound = bound + size
+            return bound if bound >= 0 else 0
+        return bound if bound <= size else size
+
+    def select(self, dim: int, index: Any) -> Traced:
+        """As of a tensor."""
+        return self[(*[slice(None)] * (dim % self.ndim), index)]
+
+    def narrow(self, dim: int, start: Any, length: Any) -> Traced:
+        """As of a tensor."""
+        return self[(*[slice(None)] * (dim % self.ndim), slice(start, start + length))]
+
+    def unbind(self, dim: int = 0) -> tuple[Traced, ...]:
+        """As of a tensor."""
+        return tuple(self.select(dim, index) for index in range(operator.index(self.shape[dim])))
+
+    def __getattr__(self, name: str) -> Any:
+        raise Untraceable(f"Tensor.{name}")
+
+
+def _dense(shape: Sequence) -> list:
+    """The strides of a contiguous tensor."""
+    return [math.prod(shape[dim + 1:]) for dim in range(len(shape))]
