@@ -25,7 +25,7 @@ try:
 except ImportError:  # a version before it
     gdc_launch_dependents = gdc_wait = None
 
-__all__ = ["Launch", "await_stream", "config", "launch", "real", "scratch"]
+__all__ = ["Launch", "await_stream", "config", "launch", "power_of_2", "real", "scratch"]
 
 
 @triton.jit
@@ -54,6 +54,11 @@ def real(value: float) -> float:
     """A number that a kernel gets in floating point, whatever the caller wrote; `float` would make a traced one exact.
     """
     return value * 1.0 if type(value) is Number else float(value)
+
+
+def power_of_2(number: int) -> int:
+    """The least power of two that is not below a positive number, in one step that a trace shows."""
+    return 1 << (number - 1).bit_length()
 
 
 @cache
