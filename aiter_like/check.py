@@ -6,7 +6,7 @@ TypeError: wrong kind of object or dtype. ValueError: wrong shape, layout, devic
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Any
@@ -18,6 +18,7 @@ INT32_MAX = 2**31 - 1
 MOST_SEQUENCES = 1 << 20  # of a packed batch
 _NEGATED = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32,
             torch.int64)  # what torch negates where it is read, as operators do (dispatch/op.py)
+_MOST = sys.float_info.max
 _LEAST_FP32, _MOST_FP32 = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
 
@@ -59,11 +60,7 @@ def real(op: str, name: str, value: Any, *, low: float | None = None, above: flo
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{op}: {name} must be a number, got {_show(value)}")
-    try:
-        is_finite = math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        is_finite = False
-    if not is_finite:
+    if not -_MOST <= value <= _MOST:  # an integer may be beyond the largest float
         raise ValueError(f"{op}: {name} must be finite, got {_number(value)}")
     if low is not None and value < low:
         raise ValueError(f"{op}: {name} must be at least {low}, got {_number(value)}")
@@ -113,7 +110,7 @@ def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
     Raises:
         ValueError: it is not.
     """
-    kind = type(value)
+    kind = value.__class__  # not `type`: stand-ins of traced.py answer to that
     if isinstance(value, Enum) and isinstance(value, (int, str)):
         kind = int if isinstance(value, int) else str
     if not any(kind is type(option) and value == option for option in accepted):

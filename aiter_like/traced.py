@@ -38,7 +38,9 @@ class Trace:
         steps: conditions and named expressions, in the order in which they came up.
         constants: name → value, of what conditions compare with.
         exact: leaf → value, of numbers that the decision holds for alone.
+        ranks: position of a field that is a tensor, the first of one that comes twice → its rank.
         allocated: memory that a launch asks for.
+        untraced: why launches are asked for anew by each call.
         is_strict: whether showing a number makes it exact; messages show numbers too, decisions do not read them.
     """
 
@@ -48,19 +50,24 @@ class Trace:
         self.exact: dict[str, Any] = {}
         self.is_strict = True
         self.allocated: list[Traced] = []
+        self.untraced = ""
         self._asked: set[str] = set()
         self._names: dict[Any, str] = {}
         self._seen: dict[int, Any] = {}
         self.fields = tuple(self._stand_in(index, arg) for index, arg in enumerate(args))
+        self.ranks = {each._index: each.ndim for each in self._seen.values()}
 
-    @contextlib.contextmanager
-    def showing(self) -> Iterator[None]:
-        """Within the block numbers are shown in messages, which decide nothing."""
-        outer, self.is_strict = self.is_strict, False
-        try:
-            yield
-        finally:
-            self.is_strict = outer
+    def release(self) -> None:
+        """Lets go of the call's tensors; what was asked of them stays."""
+        self.fields = ()
+        self.allocated.clear()
+        self._seen.clear()
+
+    def fix(self) -> None:
+        """Makes all numbers of the call exact."""
+        for each in self.fields:
+            for number in (*each.shape, *each.strides) if type(each) is Traced else (each,):
+                exactly(number)
 
     def ask(self, text: str, answer: bool, leaves: frozenset) -> bool:
         """Notes that the condition `text` had this answer."""
@@ -104,6 +111,20 @@ class Trace:
         if id(arg) not in self._seen:
             self._seen[id(arg)] = Traced.field(self, index, arg)
         return self._seen[id(arg)]
+
+
+@contextlib.contextmanager
+def showing(fields: Sequence[Any]) -> Iterator[None]:
+    """Within the block numbers of the call are shown in messages, which decide nothing."""
+    trace = next((each.trace for each in fields if type(each) is Traced), None)
+    outer = trace is None or trace.is_strict
+    if trace is not None:
+        trace.is_strict = False
+    try:
+        yield
+    finally:
+        if trace is not None:
+            trace.is_strict = outer
 
 
 def known(value: Any) -> Any:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from aiter_like.dispatch import torch_ops
-from aiter_like.errors import AddressError
+from aiter_like.traced import Trace, Traced, Untraceable, text_of
 
 _STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
 _REMEMBERED = 1024
@@ -21,9 +21,17 @@ _LEAST = 1 << 36  # no memory lies below that, as a rule; what does is asked for
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two indices lead to one element; also true where a long search does not tell."""
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or tensor.is_contiguous():
         return False
-    dims = _merged(tensor)[::-1]
+    span, dims = 0, _merged(tensor)[::-1]
+    for step, size in dims[::-1]:
+        if step <= span:
+            break
+        span = span + step * (size - 1)
+    else:  # each dimension steps over all smaller ones
+        return False
+    if type(tensor) is Traced:
+        raise Untraceable("whether a tensor of such strides overlaps itself")
     if dims and dims[-1][0] == 0:
         return True
     # Two different indices differ first in some dimension, there by at least 1, in later ones by any number.
@@ -82,69 +90,79 @@ def _has_sum(dims: Sequence[tuple[int, int, int]], low: int, high: int) -> bool 
     return False
 
 
+def statement(trace: Trace, writes: frozenset[int], in_place: Container[tuple[int, int]]) -> str:
+    """The statement that checks the addresses of a call of the trace's class, which metadata do not tell: an element
+    lies at a multiple of its size, and what is written shares no memory with another argument, unless it is an input of
+    which the operator says so (`in_place`), with the same shape, strides and dtype. Tensors in lists are not looked at,
+    nor those of the device "meta", which have no address. Where something may be wrong it calls `refuse`, of the
+    arguments.
+    """
+    tensors = {index: one for index in trace.ranks if not (one := trace.fields[index]).is_meta and one.numel() > 0}
+    asked = [f"a{index} < {trace.constant(_LEAST)}" for index in tensors]
+    sizes = sorted({one.itemsize for one in tensors.values()} - {1})
+    asked += [f"({' | '.join(f'a{index}' for index, one in tensors.items() if one.itemsize == size)}) & {size - 1}"
+              for size in sizes]
+    ends = {index: f"a{index} + {text_of(trace, one.extent())}" for index, one in tensors.items()}
+    positions = {index: [place for place, each in enumerate(trace.fields) if each is one]
+                 for index, one in tensors.items()}
+    written = [index for index in tensors if not writes.isdisjoint(positions[index])]
+    for one in written:
+        for other in tensors:
+            if other != one and (other not in written or one < other):
+                may_be = any(pair in in_place for pair in itertools.product(positions[one], positions[other]))
+                is_alike = may_be and _is_alike(tensors[one], tensors[other])
+                apart = f"a{one} != a{other} and " * is_alike
+                asked.append(f"{apart}a{one} < {ends[other]} and a{other} < {ends[one]}")
+    given = "".join(f"arg{index}, " for index in range(len(trace.fields)))
+    return f"if {' or '.join(asked)}: refuse(({given}))" if asked else ""
+
+
 class AddressCheck:
-    """What comes with every call of a plan whose arguments have the metadata of `args`, as no plan knows addresses: an
-    element lies at a multiple of its size, and what is written shares no memory with another argument, unless it is an
-    input of which the operator says so (`in_place`), with the same shape, strides and dtype. Tensors in lists are not
-    looked at, nor those of the device "meta", which have no address. Last it asks the backend's `refusal` of addresses.
-
-    Addresses that have passed are remembered together, as most come again: then a call costs the host about 0.1 µs per
-    tensor for reading them, and as much for the look-up.
-
-    Attributes:
-        statement: of the source text of a function whose parameters are `parameters(len(args))`; "" where there is
-            nothing to check. It sees `cleared` and `refuse`.
-        cleared: the addresses of the tensors of calls that have passed.
+    """What `statement` calls: it raises where something is wrong with the addresses. Arguments that have passed are
+    remembered, as parts of one matrix that lie between one another come here at every call.
     """
 
-    def __init__(self, op: str, fields: Sequence[str], args: tuple, writes: Iterable[int],
-                 in_place: Container[tuple[int, int]] = (), refusal: Callable[..., str | None] | None = None):
-        self._op, self._fields, self._refusal = op, fields, refusal
-        tensors = {index: arg for index, arg in enumerate(args)
-                   if isinstance(arg, Tensor) and arg.numel() and not arg.is_meta}
-        written = [index for index in writes if index in tensors]
-        self._sizes = {index: arg.element_size() for index, arg in tensors.items()}  # no tensor is kept alive
-        self._pairs = [(one, other, -_extent(tensors[other]), _extent(tensors[one]),
-                        (one, other) in in_place and _is_alike(tensors[one], tensors[other]))
-                       for one in written for other in tensors if other not in written or one < other]
-        self.cleared: set[tuple[int, ...]] = set()
-        self._known: dict[tuple[int, int, int], bool] = {}
-        names = parameters(len(args))
-        addresses = "".join(f"{names[index]}.data_ptr(), " for index in tensors)
-        self.statement = (f"if (at := ({addresses})) not in cleared: refuse(at, ({', '.join(names)},))"
-                          if tensors else "")
+    def __init__(self, op: str, fields: Sequence[str], writes: Iterable[int],
+                 in_place: Container[tuple[int, int]] = ()):
+        self._op, self._fields, self._writes, self._in_place = op, fields, tuple(writes), in_place
+        self._cleared: set[tuple] = set()
 
-    def refuse(self, at: tuple[int, ...], args: tuple) -> None:
-        """Checks addresses `at` of the tensors of `args`.
+    def __call__(self, args: tuple) -> None:
+        """Checks the tensors of a call.
 
         Raises:
-            ValueError: they are wrong.
-            AddressError: the backend cannot take them.
+            ValueError: an address is wrong.
         """
-        for (index, size), address in zip(self._sizes.items(), at, strict=True):
-            refuse_missing(self._op, self._fields[index], args[index], address)
-            if address % size:
+        tensors = {index: arg for index, arg in enumerate(args)
+                   if isinstance(arg, Tensor) and not arg.is_meta and arg.numel()}
+        places = {index: one.data_ptr() for index, one in tensors.items()}
+        key = tuple((index, at, tensors[index].shape, tensors[index].stride()) for index, at in places.items())
+        if key in self._cleared:
+            return
+        for index, one in tensors.items():
+            size = one.element_size()
+            refuse_missing(self._op, self._fields[index], one, places[index])
+            if places[index] % size:
                 raise ValueError(f"{self._op}: {self._fields[index]} must lie at a multiple of its elements' size, "
-                                 f"{size} bytes, got address {address:#x}")
-        places = dict(zip(self._sizes, at))
-        for one, other, low, high, is_alike in self._pairs:
-            distance = places[other] - places[one]
-            if low < distance < high and (distance or not is_alike) and self._meet(one, other, distance, args):
-                got = f"two that begin {distance} bytes from one another" if distance else "the same memory for both"
-                raise ValueError(f"{self._op}: {self._fields[one]} must not overlap {self._fields[other]}, got {got}")
-        if self._refusal is not None and (reason := self._refusal(*args)) is not None:
-            raise AddressError(f"{self._op}: {reason}")
-        if len(self.cleared) >= _REMEMBERED:
-            self.cleared.clear()
-        self.cleared.add(at)
+                                 f"{size} bytes, got address {places[index]:#x}")
+        written = [index for index in self._writes if index in tensors]
+        for one in written:
+            for other in tensors:
+                if other != one and (other not in written or one < other):
+                    self._refuse_overlap(one, other, tensors, places[other] - places[one])
+        if len(self._cleared) >= _REMEMBERED:
+            self._cleared.clear()
+        self._cleared.add(key)
 
-    def _meet(self, one: int, other: int, distance: int, args: tuple) -> bool:
-        key = one, other, distance
-        if key not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = meet(args[one], args[other], distance)
-        return self._known[key]
+    def _refuse_overlap(self, one: int, other: int, tensors: Mapping[int, Tensor], distance: int) -> None:
+        first, second = tensors[one], tensors[other]
+        if not -_extent(second) < distance < _extent(first):
+            return
+        if not distance and (one, other) in self._in_place and _is_alike(first, second):
+            return
+        if meet(first, second, distance):
+            got = f"two that begin {distance} bytes from one another" if distance else "the same memory for both"
+            raise ValueError(f"{self._op}: {self._fields[one]} must not overlap {self._fields[other]}, got {got}")
 
 
 def refuse_missing(op: str, name: str, tensor: Tensor, address: int) -> None:
@@ -215,13 +233,8 @@ def refuse_overlaps(op: str, names: str, groups: Mapping[Hashable, Sequence[Tens
     _apart.add(at)
 
 
-def parameters(count: int) -> list[str]:
-    """The names by which a plan's source text has its arguments."""
-    return [f"arg{index}" for index in range(count)]
-
-
-def _is_alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+def _is_alike(one: Tensor | Traced, other: Tensor | Traced) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _extent(tensor: Tensor) -> int:

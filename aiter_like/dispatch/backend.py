@@ -19,7 +19,6 @@ from aiter_like.device import Target
 from aiter_like.dispatch.surroundings import with_defaults, without_autocast
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.jit.repeat import Repeated
 
 OWN_KINDS = ("hip", "ck", "asm", "triton")
 KINDS = (*OWN_KINDS, "vendor", "torch")
@@ -34,8 +33,8 @@ class Backend:
         name: one of KINDS.
         function: a `compile_ops` stub; "<module>:<function>", a module of this package that is imported on first use
             ("ops.norm.triton.rms_norm:rms_norm"); or a function. It takes the call object; a tuned row's params arrive
-            by keyword (at a stub: in its gen_func). One of a triton backend is called twice for a plan and then, where
-            it does nothing but launch kernels, left out: jit/repeat.py.
+            by keyword (at a stub: in its gen_func). One of a triton backend launches nothing: it returns its launches
+            (jit/triton_launch.py).
         refusal: of (target, call): None, or the reason why this backend cannot serve the call.
         kernels: of (target, call, **params): names of its kernels that have these parameters, best first, where it has
             several; the chosen one arrives by keyword as `kernel`.
@@ -47,10 +46,8 @@ class Backend:
         self_check: of (device, call): a small call that takes the same kernel as this one; for a backend with more
             kernels than the operator's own cases can name.
         address_refusal: of (call): None, or the reason why it cannot take the addresses of these tensors, as
-            ops/common/vectors.py tells it. It is asked once for addresses that come again; then the call goes on to
-            the next backend. A launcher's own check, an AddressError too, is for those that call it past dispatch.
-        returns_relaunch: a call of the function returns what serves later calls whose arguments have the same metadata,
-            as a function of the call's fields and at less cost on the host; or None, then the function itself goes on.
+            ops/common/vectors.py tells it; then the call goes on to the next backend. A launcher's own check, an
+            AddressError, is for those that call it past dispatch.
         call: the operator's call object, which `Op` enters.
         home: the operator's module, which `Op` enters: it counts in the kernel's revision.
     """
@@ -64,7 +61,6 @@ class Backend:
     cost: Callable[..., float] | None = None
     self_check: Callable[..., tuple] | None = None
     address_refusal: Callable[..., str | None] | None = None
-    returns_relaunch: bool = False
     call: type | None = None
     home: str = ""
 
@@ -165,8 +161,11 @@ class Backend:
         function = _import(self.function) if isinstance(self.function, str) else self.function
         function = functools.partial(function, **params) if params else function
         function = with_fields(self.call, function) if self.call is not None else function
-        function = _Relaunched(function) if self.returns_relaunch else function
-        return Repeated(function) if self.name == "triton" else function
+        if self.name != "triton":
+            return function
+        from aiter_like.jit.triton_launch import Launcher  # which imports Triton
+
+        return Launcher(function)
 
     def module(self, target: Target, args: tuple, candidate: Candidate) -> ModuleSpec:
         """The module that `bind` builds or loads, of a backend that is compiled."""
@@ -174,21 +173,6 @@ class Backend:
 
     def _params(self, candidate: Candidate) -> dict[str, Any]:
         return {**candidate.params, **({} if self.kernels is None else {"kernel": candidate.kernel})}
-
-
-class _Relaunched:
-    """A function of a backend that `returns_relaunch`, in one plan."""
-
-    __slots__ = ("function", "relaunch")
-
-    def __init__(self, function: Callable):
-        self.function, self.relaunch = function, None
-
-    def __call__(self, *args: Any) -> None:
-        if self.relaunch is None:
-            self.relaunch = self.function(*args)
-        else:
-            self.relaunch(*args)
 
 
 def _import(name: str) -> Callable:

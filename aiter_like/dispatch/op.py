@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Op: an operator that can be called; the call picks one of its backends.
 
-A call whose arguments look like an earlier one goes straight to the function bound then (plans.py); everything that
-metadata decides is decided once: checks, backend (selection.py), tuned row, build. Needs no GPU.
+A call of a class that is known (classes.py) goes straight to what serves that class; what no class knows is decided
+here: checks, backend (selection.py), tuned row, build. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,28 +22,29 @@ from aiter_like import device, env, log
 from aiter_like.call import entry, with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
+from aiter_like.dispatch.addresses import AddressCheck, statement
 from aiter_like.dispatch.backend import KINDS, Candidate
-from aiter_like.dispatch.checked import checked
+from aiter_like.dispatch.classes import CallClass, Classes
 from aiter_like.dispatch.declaration import SKIP, Declaration, tell_unknown_disabled
 from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
 from aiter_like.dispatch.kinds import check_kinds, check_outputs
-from aiter_like.dispatch.plans import PlanCache
+from aiter_like.dispatch.plan import Plan, plan_of
 from aiter_like.dispatch.registry import OPS
-from aiter_like.dispatch.selection import Request, Selection, select
-from aiter_like.dispatch.table import Row
+from aiter_like.dispatch.selection import OfAddresses, Request, Selection, select
 from aiter_like.dispatch.torch_ops import each_tensor
-from aiter_like.errors import AddressError, BuildError, UnsupportedError
+from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.traced import Trace, Untraceable, known, showing
 
 _log = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
-# What most calls take: all that is not like a recent one, or that its plan refuses, goes on to Op._serve.
+# What most calls take: all that no recent class serves goes on to Op._serve.
 _RECENT = """\
 if not is_tracing() and derivatives._current_level < 0:
     chosen = selected()
     chosen = backend if chosen is None else (chosen, backend)
-    for serves in plans.serving:
+    for serves in classes.recent:
         if serves(chosen, FIELDS): return"""
 
 
@@ -61,13 +63,13 @@ class Op(Declaration):
     def __init__(self, name: str, **declared: Any):
         super().__init__(name, **declared)
         self.answers: dict[Any, Any] = {}
-        self._plans = PlanCache(self._detour)
-        self._detours = PlanCache(self._detour)  # Here are calls whose plan's kernel cannot take an address.
-        self._recent = self._plans.recent
+        self._classes = Classes()
+        self._writes = frozenset(self.write_indices)
+        self._check_addresses = AddressCheck(name, self.call._fields, self.write_indices, self.in_place)
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
-        self.run = entry(self.call, self._serve, _RECENT, is_tracing=_is_tracing, selected=_selected, plans=self._plans,
-                         derivatives=forward_ad)
+        self.run = entry(self.call, self._serve, _RECENT, is_tracing=_is_tracing, selected=_selected,
+                         classes=self._classes, derivatives=forward_ad)
         self.prepare = entry(self.call, self._prepare)
 
     def __call__(self, call: tuple, *, backend: str | None = None) -> None:
@@ -84,16 +86,14 @@ class Op(Declaration):
         if _is_tracing():
             self._out_op(*args, backend=backend)
             return
-        chosen = _selected()
-        chosen = backend if chosen is None else (chosen, backend)
-        plan = None if torch_ops.has_dual_level() else self._recent(chosen, args)
+        context = _selected()
+        chosen = backend if context is None else (context, backend)
         try:
-            if plan is None:
-                plan = self._find(chosen, args)
-            try:
-                plan(*args)
-            except AddressError:
-                self._detour(chosen, args)(*args)
+            serve = self._otherwise(chosen, args)
+            if serve is not None:
+                serve(*args)
+            elif self._classes.find(chosen, args) is None:
+                self._decide(chosen, args)
         except (ValueError, TypeError, UnsupportedError) as error:
             error.fields = dict(zip(self.call._fields, args))  # public.py looks up which parameters these are
             raise
@@ -101,19 +101,16 @@ class Op(Declaration):
     def _prepare(self, args: tuple, backend: str | None) -> None:
         if _is_tracing() or isinstance(context := _selected(), Recorder):
             return
+        chosen = backend if context is None else (context, backend)
         try:
-            chosen = backend if context is None else (context, backend)
-            plan = self._find(chosen, args)
-            try:
-                getattr(plan, "refuse_addresses", _nothing)(*args)
-            except AddressError:
-                getattr(self._detour(chosen, args), "refuse_addresses", _nothing)(*args)
+            if self._otherwise(chosen, args) is None and self._classes.find(chosen, args, runs=False) is None:
+                self._decide(chosen, args, runs=False)
         except (ValueError, TypeError, UnsupportedError) as error:
             error.fields = dict(zip(self.call._fields, args))
             raise
 
     def reset(self) -> None:
-        """Forget plans, failures and tuned rows."""
+        """Forget classes, failures and tuned rows."""
         self.forget_plans()
         self._reported.clear()
         self.failures.clear()
@@ -122,33 +119,30 @@ class Op(Declaration):
 
     def forget_plans(self) -> None:
         """Let each call be decided again."""
-        self._plans.clear()
-        self._detours.clear()
+        self._classes.clear()
         self.answers.clear()
 
     def select(self, args: tuple, forced: str | None = None, forced_by: str = "") -> Selection:
         """The backends for a call, in order, with the reasons of the others."""
-        return select(self, self._request(args, forced, forced_by))
+        return select(self, self._request(args, args, forced, forced_by))
 
     def _eager(self, *args: Any, backend: str | None = None) -> None:
         """The kernel of the registered operator: as `__call__`, without routing back into torch.library."""
         args = tuple(self.call(*args))  # torch.library leaves out what equals the schema's defaults
-        chosen = _selected()
-        chosen = backend if chosen is None else (chosen, backend)
-        plan = self._plans.find(chosen, args) or self._plan(chosen, args)
-        try:
-            plan(*args)
-        except AddressError:
-            self._detour(chosen, args)(*args)
+        context = _selected()
+        chosen = backend if context is None else (context, backend)
+        if self._classes.find(chosen, args) is None:
+            self._decide(chosen, args)
 
-    def _find(self, chosen: Any, args: tuple) -> Callable:
+    def _otherwise(self, chosen: Any, args: tuple) -> Callable | None:
+        """What serves a call whose tensors are not what they look like: transformed, fake, negated where read."""
         if torch_ops.differentiated(args):
             return self._differentiable(chosen, args)
         if torch_ops.intercepted(args):
             return functools.partial(self._out_op, backend=chosen[1] if isinstance(chosen, tuple) else chosen)
         if any(map(_is_lazy, each_tensor(args))):
             return functools.partial(self._resolved, chosen)
-        return self._plans.find(chosen, args) or self._plan(chosen, args)
+        return None
 
     def _differentiable(self, chosen: Any, args: tuple) -> Callable:
         """What serves a call that torch.func transforms, or whose tensors have tangents; nothing else may.
@@ -191,74 +185,86 @@ class Op(Declaration):
             if id(tensor) in copies:
                 tensor.copy_(copies[id(tensor)])
 
-    def _plan(self, chosen: Any, args: tuple) -> Callable:
-        """Decides a call of new metadata: check, select, bind."""
+    def _decide(self, chosen: Any, args: tuple, runs: bool = True) -> None:
+        """Decides a call of no known class, serves it if it `runs`, and keeps its class."""
         log.first_use()
         tell_unknown_disabled()
         forced, forced_by, recorder = _read(self, chosen)
-        check_kinds(self.name, self.call, args)
-        skip = self.check is not None and self.check(*args) is SKIP
         if recorder is not None:
-            recorder.found.append(self._explain(args, forced, forced_by, skip))
-            return _nothing
-        if skip:
-            plan = torch_ops.plan_of_empty(self, forced, args) or _nothing
-            self._plans.store(chosen, args, plan)
-            return plan
-        request = self._request(args, forced, forced_by)
+            recorder.found.append(self._explain(args, forced, forced_by))
+            return
+        trace = Trace(args)
+        try:
+            if env.get("AITER_LIKE_RECORD"):  # which is to see each size
+                trace.fix()
+            plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
+            addresses = statement(trace, self._writes, self.in_place)
+        except (Exception, Untraceable) as why:  # what is wrong is told of the arguments, not of stand-ins
+            trace = Trace(args)
+            trace.fix()
+            plan = self._planned(self._request(args, args, forced, forced_by), trace)
+            addresses = statement(trace, self._writes, self.in_place)
+            _log.debug("%s: decided for these sizes alone: %r", self.name, why)
+        self._check_addresses(args)
+        if runs and (again := plan.run(self, args)) is not None:
+            tuned_rows.drop_row(self, plan.row, again)
+            self._decide(chosen, args)
+        elif plan.is_final and (runs or plan.row is None):
+            used = {"refuse": self._check_addresses, **plan.used}
+            made = CallClass(chosen, args, trace, addresses, plan.statements, used)
+            trace.release()
+            self._classes.keep(chosen, args, made)
+
+    def _planned(self, request: Request, trace: Trace) -> Plan:
+        """Check, select, bind. `request` has stand-ins, or the arguments themselves."""
+        args, real = request.args, request.real
+        with showing(args):
+            check_kinds(self.name, self.call, args)
+            if self.check is not None and self.check(*args) is SKIP:
+                return plan_of(self, torch_ops.plan_of_empty(self, request.forced, real), args, trace)
         selection = select(self, request)
         if selection.candidates:  # else the reasons of the backends say more
             check_outputs(self.name, self.call, args, self.write_indices)
             if all(tensor.is_meta for tensor in each_tensor(args)):  # of which there is nothing to compute
-                self._plans.store(chosen, args, _nothing)
-                return _nothing
+                return plan_of(self, None, args, trace)
         if selection.key is not None:
-            values = table.normalised(self.name, self.tune_fields, selection.key)
+            values = known(table.normalised(self.name, self.tune_fields, selection.key))
             record.record(self.name, self.tune_fields, request.target.arch, request.target.cu_num, values)
-        return self._bind_first(request, selection, self._plans, chosen)
-
-    def _detour(self, chosen: Any, args: tuple) -> Callable:
-        """Decides a call whose addresses the plan's backend has just refused; the plan stays for the others."""
-        refused = {backend.name: reason for backend in self.backends if backend.address_refusal is not None
-                   and (reason := backend.address_refusal(*args)) is not None}
-        key = (chosen, *refused)  # other addresses may leave other backends
-        plan = self._detours.find(key, args)
-        if plan is None:
-            forced, forced_by, _ = _read(self, chosen)
-            request = self._request(args, forced, forced_by, of_addresses=True)
-            plan = self._bind_first(request, select(self, request), self._detours, key)
-            for name, reason in refused.items():
+        for name, reason in selection.refused.items():
+            if isinstance(reason, OfAddresses) and request.forced is None:
                 self.tell_once((name, reason), "%s: not %s but the next backend serves calls where %s", self.name, name,
                                reason)
-        return plan
+        return self._bind_first(request, selection, trace)
 
-    def _bind_first(self, request: Request, selection: Selection, cache: PlanCache, chosen: Any) -> Callable:
-        """The plan of the first candidate that builds and, on hardware, passes its self-check. `cache` keeps it, unless
-        a candidate before it could not be judged now.
+    def _bind_first(self, request: Request, selection: Selection, trace: Trace) -> Plan:
+        """The plan of the first candidate that builds and, on hardware, passes its self-check. It is final, unless a
+        candidate before it could not be judged now.
         """
         is_final = True
         for candidate in selection.candidates:
             name = candidate.backend.name
+            is_simulated = request.target.simulated and name != "torch"
             try:
-                if _runs_on_simulator(candidate, request.target):
+                if is_simulated:
                     from aiter_like import sim
 
                     sim.load()  # its settings decide whether this very call is checked
                 function = candidate.backend.bind(request.target, request.args, candidate)
+                plan = plan_of(self, function, request.args, trace, is_simulated, candidate.row)
             except UnsupportedError as error:
                 selection.refused[name] = str(error)
                 continue
             except Exception as error:
                 if candidate.row is not None:  # its kernel stays in use: other parameters of it may be built
                     tuned_rows.drop_row(self, candidate.row, error)
-                    return self._bind_first(request, select(self, request), cache, chosen)
+                    return self._bind_first(request, select(self, request), trace)
                 if not isinstance(error, BuildError) or request.forced is not None:
                     raise
                 self._fail(candidate, request.target, f"does not build: {error}")
                 selection.refused[name] = str(error).partition("\n")[0]
                 continue
             if request.forced is None and self_check.applies(candidate.backend, request.target):
-                verdict = self_check.verdict(self, candidate, request.target, request.args)
+                verdict = self_check.verdict(self, candidate, request.target, request.real)
                 if verdict is self_check.DEFERRED:
                     is_final = False
                     selection.refused[name] = "not checked on this device yet, and a graph is being captured"
@@ -268,42 +274,23 @@ class Op(Declaration):
                     selection.refused[name] = verdict
                     continue
             self._log_choice(candidate, request, selection)
-            is_simulated = _runs_on_simulator(candidate, request.target)
-            refusal = candidate.backend.address_refusal
-            plan = checked(self, function, request.args, is_simulated, refusal=refusal)
-            if is_final and candidate.row is not None:  # behind the check: what it refuses is no fault of the row
-                running = checked(self, function, request.args, is_simulated, of_addresses=False)
-                first = self._first_run(running, plan, candidate.row, request, cache, chosen)
-                plan = checked(self, first, request.args, refusal=refusal)
-            if is_final:
-                cache.store(chosen, request.args, plan)
-            return plan
+            return plan if is_final else replace(plan, is_final=False)
         message = f"{self.name}: no backend serves the call on {request.target.arch}"
         raise UnsupportedError(message, self.name, selection.refused)
 
-    def _first_run(self, running: Callable, plan: Callable, row: Row, request: Request, cache: PlanCache,
-                   chosen: Any) -> Callable:
-        """A tuned row's function, until it has run once: then `plan` is what calls take."""
-        decision = (request.forced, request.forced_by, request.of_addresses)  # not the request: it holds tensors
-
-        def decide(args: tuple) -> Callable:
-            again = self._request(args, *decision)
-            return self._bind_first(again, select(self, again), cache, chosen)
-
-        return tuned_rows.first_run(self, row, running, lambda args: cache.store(chosen, args, plan), decide)
-
-    def _explain(self, args: tuple, forced: str | None, forced_by: str, skip: bool) -> Explanation:
-        request = self._request(args, forced, forced_by, of_addresses=True)
-        if skip:
+    def _explain(self, args: tuple, forced: str | None, forced_by: str) -> Explanation:
+        check_kinds(self.name, self.call, args)
+        request = self._request(args, args, forced, forced_by)
+        if self.check is not None and self.check(*args) is SKIP:
             return Explanation(self.name, request.target, None, None, "", {}, "empty: nothing to compute", {})
         return describe(self, request, select(self, request))
 
-    def _request(self, args: tuple, forced: str | None, forced_by: str, of_addresses: bool = False) -> Request:
+    def _request(self, args: tuple, real: tuple, forced: str | None, forced_by: str) -> Request:
         tensors = [*each_tensor(args)]
         if not tensors:
             raise TypeError(f"{self.name}: no tensor among the arguments")
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        return Request(device.target_of(tensors[0].device), args, forced, forced_by, needs_grad, of_addresses)
+        return Request(device.target_of(tensors[0].device), args, forced, forced_by, needs_grad, real)
 
     def _fail(self, candidate: Candidate, target: Target, why: str) -> None:
         """Takes a kernel out of automatic use, with one warning."""
@@ -362,10 +349,6 @@ def _forget_plans() -> None:
 
 
 device.on_change.append(_forget_plans)
-
-
-def _runs_on_simulator(candidate: Candidate, target: Target) -> bool:
-    return target.simulated and candidate.backend.name != "torch"
 
 
 def _read(op: Declaration, chosen: Any) -> tuple[str | None, str, Recorder | None]:

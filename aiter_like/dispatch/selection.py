@@ -20,8 +20,15 @@ from aiter_like.dispatch import tuned_rows
 from aiter_like.dispatch.backend import KINDS, Backend, Candidate
 from aiter_like.dispatch.declaration import Declaration
 from aiter_like.dispatch.table import Row
+from aiter_like.traced import showing
 
 _log = logging.getLogger("aiter_like")
+
+
+class OfAddresses(str):
+    """Why a backend does not serve a call: where its tensors lie."""
+
+    __slots__ = ()
 
 
 @dataclass
@@ -40,8 +47,8 @@ class Request:
     Attributes:
         forced: the only backend allowed, or None.
         forced_by: who says so: "backend='hip'" or "use_backend('hip')".
+        real: the arguments themselves, where `args` are stand-ins of them (traced.py).
         needs_grad: grad mode is on and an argument requires grad.
-        of_addresses: the decision is for these addresses; else for all tensors with the metadata of `args`.
         compiled_only: no backend counts that is not a compiled module, as where Triton and the vendor's library serve
             nothing.
     """
@@ -51,7 +58,7 @@ class Request:
     forced: str | None = None
     forced_by: str = ""
     needs_grad: bool = False
-    of_addresses: bool = False
+    real: tuple = ()
     compiled_only: bool = False
 
 
@@ -74,7 +81,7 @@ def select(op: Declaration, request: Request) -> Selection:
     row = _tuned_row(op, request, key, accepted) if key is not None else None
     kind = "tuned, modelled" if row and row.is_modelled else "tuned"
     tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"{kind}: {row.source}", row)] if row else []
-    own = [Candidate(backend, lambda one=backend: one.kernel_names(request.target, request.args, {})[0], {}, source)
+    own = [Candidate(backend, functools.partial(_first_kernel, backend, request), {}, source)
            for backend in accepted.values()]
     candidates = []
     for candidate in (*tuned, *own):
@@ -84,6 +91,12 @@ def select(op: Declaration, request: Request) -> Selection:
         else:
             candidates.append(candidate)
     return Selection(candidates, refused, key)
+
+
+def _first_kernel(backend: Backend, request: Request) -> str:
+    """Its best kernel; where it has one alone, its name decides nothing."""
+    args = request.args if backend.kernels is not None else request.real or request.args
+    return backend.kernel_names(request.target, args, {})[0]
 
 
 def _order(op: Declaration, request: Request) -> tuple[list[Backend], str]:
@@ -122,11 +135,12 @@ def refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool
     if backend.name == "triton" and not _has_triton():
         return "triton is not installed (pip install aiter_like[triton])"
     if backend.refusal is not None:
-        reason = backend.refusal(request.target, *request.args)
+        with showing(request.args):
+            reason = backend.refusal(request.target, *request.args)
         if reason is not None:
             return reason
-    if request.of_addresses and backend.address_refusal is not None:
-        return backend.address_refusal(*request.args)
+    if backend.address_refusal is not None and (reason := backend.address_refusal(*request.args)) is not None:
+        return OfAddresses(reason)
     return None
 
 
@@ -150,6 +164,6 @@ def _tuned_row(op: Declaration, request: Request, key: Mapping[str, Any],
             op.tell_once((backend.name, reason), "%s: tuned row ignored, as all of %s %s like it: %s", row.source,
                          op.name, backend.name, reason)
             return False
-        return tuned_rows.fits(op, backend, row, request.target, request.args)
+        return tuned_rows.fits(op, backend, row, request.target, request.args, request.real or request.args)
 
     return op.table.find(request.target.arch, request.target.cu_num, key, usable)

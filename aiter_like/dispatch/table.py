@@ -9,6 +9,7 @@ one, whichever file each is in.
 from __future__ import annotations
 
 import csv
+import functools
 import logging
 import math
 import re
@@ -19,6 +20,7 @@ from typing import Any
 
 from aiter_like import env, paths
 from aiter_like.errors import TuningError
+from aiter_like.traced import Number, known, text_of
 
 _log = logging.getLogger("aiter_like")
 
@@ -125,6 +127,7 @@ class Table:
     round_field: str | None
     layers: list[Layer] = field(default_factory=list)
     problems: list[TuningError] = field(default_factory=list)
+    _groups: dict[tuple, list] = field(default_factory=dict)
 
     def find(self, arch: str, cu_num: int, key: Mapping[str, Any], usable: Callable[[Row], bool]) -> Row | None:
         """The row for a call, or None.
@@ -135,10 +138,39 @@ class Table:
         return next((row for row in self.matching(arch, cu_num, key) if usable(row)), None)
 
     def matching(self, arch: str, cu_num: int, key: Mapping[str, Any]) -> Iterator[Row]:
-        """The rows that speak of a call, in the order in which `find` asks for them."""
-        for layer in self.layers:
-            for values in self._keys(key):
-                yield from layer.rows.get((arch, cu_num, *values), ())
+        """The rows that speak of a call, in the order in which `find` asks for them. Where the key has stand-ins, it is
+        asked of them which rows these are, and nothing else.
+        """
+        values = normalised(self.op, self.fields, key)
+        open_ones = tuple(index for index, (name, value) in enumerate(zip(self.fields, values))
+                          if name == self.round_field or type(value) is Number and value.leaves)
+        place = next((place for place, index in enumerate(open_ones) if self.fields[index] == self.round_field), None)
+        shut = (arch, cu_num, *(known(value) for index, value in enumerate(values) if index not in open_ones))
+        layers = [layer[shut] for layer in self._grouped(open_ones) if shut in layer]
+        if not layers:
+            return
+        found = _look_up(layers, place, *(known(values[index]) for index in open_ones))
+        numbers = [values[index] for index in open_ones if type(values[index]) is Number]
+        if numbers:
+            trace = numbers[0].trace
+            answer = trace.object(functools.partial(_look_up, layers, place))
+            texts = ", ".join(text_of(trace, values[index]) for index in open_ones)
+            trace.ask(f"{answer}({texts}) == {trace.object(found)}", True,
+                      frozenset().union(*(number.leaves for number in numbers)))
+        for rows in found:
+            yield from rows
+
+    def _grouped(self, open_ones: tuple[int, ...]) -> list[dict[tuple, dict[tuple, tuple[Row, ...]]]]:
+        """Of each layer: device and values of the other fields → values of the open ones → rows."""
+        if open_ones not in self._groups:
+            groups: list[dict] = []
+            for layer in self.layers:
+                groups.append({})
+                for key, rows in layer.rows.items():
+                    shut = tuple(value for index, value in enumerate(key, -2) if index not in open_ones)
+                    groups[-1].setdefault(shut, {})[tuple(key[index + 2] for index in open_ones)] = tuple(rows)
+            self._groups[open_ones] = groups
+        return self._groups[open_ones]
 
     def rows(self) -> Iterator[Row]:
         """Every valid row."""
@@ -146,13 +178,14 @@ class Table:
             for rows in layer.rows.values():
                 yield from rows
 
-    def _keys(self, key: Mapping[str, Any]) -> Iterator[tuple]:
-        values = normalised(self.op, self.fields, key)
-        yield values
-        if self.round_field is not None:
-            index = self.fields.index(self.round_field)
-            for size in rounded(values[index]):
-                yield (*values[:index], size, *values[index + 1:])
+
+def _look_up(layers: Sequence[Mapping[tuple, tuple[Row, ...]]], place: int | None, *values: Any
+             ) -> tuple[tuple[Row, ...], ...]:
+    """The rows of these values, and of those with the one at `place` rounded, layer by layer."""
+    keys = [values]
+    if place is not None:
+        keys += [(*values[:place], size, *values[place + 1:]) for size in rounded(values[place])]
+    return tuple(rows for layer in layers for key in keys if (rows := layer.get(key)))
 
 
 def normalised(op: str, fields: Sequence[str], key: Mapping[str, Any]) -> tuple:

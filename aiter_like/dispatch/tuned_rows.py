@@ -37,12 +37,13 @@ def drop_row(op: Declaration, row: Row, why: Exception | str) -> None:
     logger.warning("tuned row ignored: %s", problem)
 
 
-def fits(op: Declaration, backend: Backend, row: Row, target: Target, args: tuple) -> bool:
+def fits(op: Declaration, backend: Backend, row: Row, target: Target, args: tuple, real: tuple) -> bool:
     """Whether a row's kernel can serve the call and takes the row's parameters, as far as that shows before a build;
-    a row whose does not is dropped.
+    a row whose does not is dropped. real: the arguments, of which `args` may be stand-ins.
     """
     try:
-        known = backend.kernel_names(target, args, row.params)
+        known = backend.kernel_names(target, real, row.params)
+        known = known if args is real else backend.kernel_names(target, args, row.params)
     except Exception as error:  # each kernel refuses parameters in its own way
         logger.debug("%s: %s", row.source, row.kernel, exc_info=True)
         drop_row(op, row, error)
@@ -50,7 +51,7 @@ def fits(op: Declaration, backend: Backend, row: Row, target: Target, args: tupl
     if row.kernel not in known:
         drop_row(op, row, f"kernel must be one of {', '.join(known)} for this call, got {row.kernel!r}")
         return False
-    if strange := _strange(backend, row, target, args):
+    if strange := _strange(backend, row, target, real):
         drop_row(op, row, strange)
     return not strange
 
@@ -71,32 +72,9 @@ def _strange(backend: Backend, row: Row, target: Target, args: tuple) -> str:
     return ""
 
 
-def first_run(op: Declaration, row: Row, plan: Callable, keep: Callable, decide: Callable) -> Callable:
-    """The plan of a row until it has run once: much of what its parameters can have wrong shows only when the kernel is
-    compiled for its first launch.
-
-    Args:
-        keep: of the arguments, after the first run: later calls take `plan` itself.
-        decide: of the arguments: the plan of the next choice.
-    """
-
-    def attempt(*args: Any) -> None:
-        try:
-            plan(*args)
-        except Exception as error:
-            if _has_run(error):
-                raise
-            drop_row(op, row, error)
-            decide(args)(*args)
-        else:
-            keep(args)
-
-    return attempt
-
-
-def _has_run(error: Exception) -> bool:
-    """Whether a call failed for other reasons than a row's parameters: an address, memory, or a fault in a kernel that
-    has run and may have written.
+def has_run(error: Exception) -> bool:
+    """Whether a row's first call failed for other reasons than its parameters: an address, memory, or a fault in a kernel
+    that has run and may have written. Much of what parameters can have wrong shows only at the first launch.
     """
     is_fault = isinstance(error, SimulatorError) and any(not report["refused"] for report in error.reports)
     return is_fault or isinstance(error, (AddressError, torch.OutOfMemoryError))

@@ -26,6 +26,7 @@ from aiter_like.call import call_type, signature
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
 from aiter_like.jit.hip_runtime import load_hip_runtime
+from aiter_like.traced import exactly
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
 
@@ -176,7 +177,8 @@ class JitFunction:
     def _instance(self, args: Sequence[Any], params: Mapping[str, Any]) -> Instance:
         if self._gen_func is None:
             return Instance()
-        return self._gen_func(self.call(*args), **params) if self.call else self._gen_func(*args, **params)
+        made = self._gen_func(self.call(*args), **params) if self.call else self._gen_func(*args, **params)
+        return Instance(made.name, {name: exactly(value) for name, value in made.defines.items()})
 
     def _resolve(self, target: Target, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Callable, str]:
         if target.platform not in self.platforms:

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: MIT
+"""Classes of calls: calls of which a decision's questions have the same answers (traced.py) share its plan.
+
+A class is one function, made from source text: it compares what the decision asked, checks addresses and launches. What
+a new size of a known class costs is that and nothing else; there are as many classes as answers, however many sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like.call import handing_on
+from aiter_like.errors import UnsupportedError
+from aiter_like.traced import Trace
+
+try:  # the check behind torch.compile's guards: the metadata of all tensors in one C++ call
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # private to torch, so it may go: then Python compares, some µs slower
+    TensorGuards = None
+
+_is_grad_enabled = torch.is_grad_enabled
+
+RECENT = 8  # a decoder layer and the head take five products in turn; a miss here costs 0.4 µs per entry
+_OF_A_KIND = 32  # classes that are looked through
+_KINDS = 1024
+_REFUSALS = (TypeError, ValueError, UnsupportedError)
+_WORD = re.compile(r"[a-z]\w*")
+_FUNCTIONS = {"ceil": math.ceil, "floor": math.floor, "abs": abs}
+
+
+def kind_of_call(args: tuple) -> tuple:
+    """What no class leaves open, as a key: types, dtypes, ranks, devices, flags; of lists of tensors all metadata.
+
+    Raises:
+        TypeError: an argument has no hash (a list of other than tensors, a symbolic size).
+        RuntimeError: a sparse tensor among others, which has no strides.
+    """
+    key: list = []
+    grad = _is_grad_enabled()
+    for arg in args:
+        if isinstance(arg, Tensor):
+            key += (type(arg), arg.ndim, arg.dtype, arg.device, grad and arg.requires_grad, arg.layout, arg.is_neg(),
+                    arg.is_conj())
+        elif _is_tensors(arg):
+            key.append(metadata(arg))
+        elif type(arg) is int or type(arg) is float:
+            key.append(type(arg))
+        else:
+            key += (type(arg), arg)
+    return tuple(key)
+
+
+def metadata(tensors: Iterable[Tensor]) -> tuple:
+    """Of each tensor of a list all that is not its contents or address, as a key; classes leave nothing of it open."""
+    grad = _is_grad_enabled()
+    return tuple((type(each), each.shape, each.stride(), each.dtype, each.device, grad and each.requires_grad,
+                  each.layout, each.is_neg(), each.is_conj()) if isinstance(each, Tensor) else (type(each), each)
+                 for each in tensors)
+
+
+def _is_tensors(arg: Any) -> bool:
+    return type(arg) in (tuple, list) and len(arg) > 0 and isinstance(arg[0], Tensor)
+
+
+def parameters(count: int) -> list[str]:
+    """The names by which a class's text has its arguments."""
+    return [f"arg{index}" for index in range(count)]
+
+
+class CallClass:
+    """The calls of which a trace's questions have the same answers, and what serves them.
+
+    Attributes:
+        serves: of a selector and arguments: whether the call is one of the class and was served. It was not where the
+            class's checks refuse it, before it wrote anything. It is made when it is first asked.
+        admits: of the same: whether the call is one of the class and its addresses are right; nothing runs.
+        trace: what was asked.
+    """
+
+    def __init__(self, selector: Any, args: tuple, trace: Trace, addresses: str, body: Sequence[str],
+                 used: Mapping[str, Any]):
+        """addresses: the statement that checks them; body: those that serve the call. Both see `used`, the leaves of
+        the trace and `parameters(len(args))`.
+        """
+        self.trace, self._addresses, self._body = trace, addresses, body
+        self._names = parameters(len(args))
+        self._used = {"selector": selector, "is_grad_enabled": _is_grad_enabled, "refusals": _REFUSALS,
+                      "metadata": metadata, **_FUNCTIONS, **trace.constants, **used}
+        self._questions = self._kind(args, trace)
+        self.serves = self._make_serves
+        self.admits = self._make_admits
+
+    def _kind(self, args: tuple, trace: Trace) -> list[str]:
+        """The questions of the kind, numbers that have become exact among them, as conditions."""
+        first: dict[int, int] = {}  # id of a tensor → its first position; TensorGuards refuses one that comes twice
+        asked, name = [], self._used
+        for index, arg in enumerate(args):
+            if isinstance(arg, Tensor):
+                if first.setdefault(id(arg), index) != index:
+                    asked.append(f"arg{index} is arg{first[id(arg)]}")
+            elif arg is None or arg is True or arg is False:
+                asked.append(f"arg{index} is {arg}")
+            else:
+                name[f"type{index}"] = type(arg)
+                asked.append(f"type(arg{index}) is type{index}")
+                if type(arg) not in (int, float) or f"arg{index}" in trace.exact:
+                    is_list = _is_tensors(arg)
+                    name[f"value{index}"] = metadata(arg) if is_list else arg
+                    asked.append(f"{'metadata' * is_list}(arg{index}) == value{index}")
+        if first:
+            tensors, places = [args[index] for index in first.values()], list(first.values())
+            name["check"] = _guard(tensors, *([[trace.exact.get(f"{letter}{place}_{dim}") for dim in range(one.ndim)]
+                                               for place, one in zip(places, tensors)] for letter in "st"))
+            names = [f"arg{place}" for place in places]
+            # Nested tensors have no strides: TensorGuards would end the process.
+            asked[:0] = [f"not ({' or '.join(f'{each}.is_nested' for each in names)})", f"check({', '.join(names)})"]
+        return ["chosen == selector", *asked, f"is_grad_enabled() is {_is_grad_enabled()}"]
+
+    def _text(self, runs: bool) -> list[str]:
+        """The statements of `serves`, or of `admits`; an expression that none of them names is left out."""
+        trace, kept = self.trace, []
+        last = [self._addresses or "pass", *self._body * runs]
+        words = set(_WORD.findall("\n".join(last)))
+        for name, text, leaves in reversed(trace.steps):
+            if name in words if name else not leaves <= trace.exact.keys():
+                kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
+                words.update(_WORD.findall(text))
+        return ["try:", f"    if not ({' and '.join(self._questions)}): return False",
+                *(f"    {line}" for line in (*_readings(trace, words), *_joined(kept[::-1]))),
+                "except (TypeError, RuntimeError, AttributeError): return False", "try:",
+                *(f"    {line}" for line in last), "except refusals: return False", "return True"]
+
+    def _made(self, name: str, runs: bool) -> Callable[..., bool]:
+        exact = {leaf: value for leaf, value in self.trace.exact.items() if leaf not in self._names}
+        every = dict.fromkeys(("chosen", *self._names), Parameter.empty)
+        return handing_on(name, every, {}, self._text(runs), **{**self._used, **exact})
+
+    def _make_serves(self, *args: Any) -> bool:
+        self.serves = self._made("serves", True)
+        return self.serves(*args)
+
+    def _make_admits(self, *args: Any) -> bool:
+        self.admits = self._made("admits", False)
+        return self.admits(*args)
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """Conditions that follow one another, as one statement."""
+    found: list[str] = []
+    before, behind = "if not (", "): return False"
+    for line in lines:
+        if line.startswith(before) and found and found[-1].startswith(before):
+            found[-1] = f"{found[-1][:-len(behind)]} and {line[len(before):]}"
+        else:
+            found.append(line)
+    return found
+
+
+def _readings(trace: Trace, words: set[str]) -> Iterable[str]:
+    """Statements that read the numbers of tensors which a text names."""
+    for index, rank in trace.ranks.items():
+        for letter, whole, one in (("s", "shape", "size"), ("t", "stride()", "stride")):
+            leaves = [f"{letter}{index}_{dim}" for dim in range(rank)]
+            named = [dim for dim, leaf in enumerate(leaves) if leaf in words and leaf not in trace.exact]
+            if len(named) > 1:
+                places = "".join(f"{leaf if dim in named else '_'}, " for dim, leaf in enumerate(leaves))
+                yield f"{places}= arg{index}.{whole}"
+            elif named:
+                yield f"{leaves[named[0]]} = arg{index}.{one}({named[0]})"
+        if f"a{index}" in words:
+            yield f"a{index} = arg{index}.data_ptr()"
+
+
+def _guard(tensors: Sequence[Tensor], sizes: list, strides: list) -> Callable[..., bool]:
+    """Whether tensors are like these; None among `sizes` and `strides` accepts any."""
+    if TensorGuards is not None:
+        return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    wanted = kind_of_call(tuple(tensors))
+
+    def check(*others: Tensor) -> bool:
+        return len({*map(id, others)}) == len(others) and kind_of_call(others) == wanted and all(
+            asked is None or asked == got for other, size, stride in zip(others, sizes, strides)
+            for asked, got in zip((*size, *stride), (*other.shape, *other.stride())))
+
+    return check
+
+
+class Classes:
+    """The classes of an operator's calls; of a kind and of all kinds those leave first that served longest ago.
+
+    Attributes:
+        recent: what the last few classes serve with: functions of a selector and arguments.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple, tuple[CallClass, ...]] = {}
+        self._last: tuple[CallClass, ...] = ()
+        self.recent: tuple[Callable[..., bool], ...] = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds.values()))
+
+    def find(self, selector: Any, args: tuple, runs: bool = True) -> CallClass | None:
+        """The class that has served the call, or, unless it `runs`, that would; None: there is none, or it refuses."""
+        try:
+            key = (selector, *kind_of_call(args))
+            known = self._kinds.get(key, ())
+        except (TypeError, RuntimeError):  # no key: such a call has no class, its check says what is wrong
+            return None
+        for each in known:
+            if (each.serves if runs else each.admits)(selector, *args):
+                if runs:
+                    self._keep(key, each)
+                return each
+        return None
+
+    def keep(self, selector: Any, args: tuple, made: CallClass) -> None:
+        """Keeps a class."""
+        try:
+            key = (selector, *kind_of_call(args))
+            hash(key)
+        except (TypeError, RuntimeError):
+            return
+        while len(self._kinds) >= _KINDS and key not in self._kinds:
+            self._kinds.pop(next(iter(self._kinds)), None)
+        self._kinds[key] = (made, *self._kinds.get(key, ())[:_OF_A_KIND - 1])
+
+    def _keep(self, key: tuple, used: CallClass) -> None:
+        others = self._kinds.get(key, ())
+        if others and others[0] is not used:
+            self._kinds[key] = (used, *(each for each in others if each is not used))
+        self._last = (used, *[each for each in self._last if each is not used][:RECENT - 1])
+        self.recent = tuple(each.serves for each in self._last)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._kinds.clear()
+        self._last, self.recent = (), ()
