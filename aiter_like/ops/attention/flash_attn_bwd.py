@@ -248,7 +248,7 @@ flash_attn_bwd = Op(
     tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
     backends=(Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
                       refusal=_triton_refusal, space=_triton_space,
-                      cost=_triton_cost, returns_relaunch=True),
+                      cost=_triton_cost),
               Backend("torch", flash_attn_bwd_ref)))
 
 

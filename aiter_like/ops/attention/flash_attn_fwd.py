@@ -251,5 +251,5 @@ flash_attn_fwd = Op(
               Backend("ck", flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
                       refusal=_triton_refusal, kernels=triton_kernels,
-                      space=_triton_space, cost=_triton_cost, returns_relaunch=True),
+                      space=_triton_space, cost=_triton_cost),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

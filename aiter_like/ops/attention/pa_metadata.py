@@ -196,8 +196,7 @@ pa_metadata_op = Op(
     _OP, call=PaMetadataCall, reference=pa_metadata_ref, check=_check, cases=_cases,
     writes=("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"),
     backends=(Backend("hip", _pa_metadata_hip, refusal=_refusal),
-              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=_refusal,
-                      returns_relaunch=True),
+              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=_refusal),
               Backend("torch", pa_metadata_ref)))
 
 

@@ -227,7 +227,7 @@ paged_attention_op = Op(
     tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("workspace",)),
     backends=(Backend("hip", paged_attention_hip, refusal=hip_refusal),
               Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
-                      space=_triton_space, returns_relaunch=True),
+                      space=_triton_space),
               Backend("torch", paged_attention_ref)))
 
 

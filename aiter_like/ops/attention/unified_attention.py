@@ -205,8 +205,7 @@ unified_attention_op = Op(
               Backend("ck", unified_attention_ck, refusal=unified_ck_refusal,
                       address_refusal=unified_ck_address_refusal),
               Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
-                      refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space,
-                      returns_relaunch=True),
+                      refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space),
               Backend("torch", unified_attention_ref)))
 
 

@@ -179,7 +179,7 @@ mla_decode_op = Op(
     backends=(Backend("ck", _mla_decode_ck, refusal=ck_refusal, space=_ck_space,
                       address_refusal=vectors.begin_at({"q": 8, "kv": 16, "out": 2})),
               Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=triton_refusal,
-                      kernels=triton_kernels, space=triton_space, returns_relaunch=True),
+                      kernels=triton_kernels, space=triton_space),
               Backend("torch", mla_decode_ref)))
 
 

@@ -192,7 +192,7 @@ mla_metadata_op = Op(
     _OP, call=MlaMetadataCall, reference=mla_metadata_ref, check=_check, cases=_cases,
     writes=("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"),
     backends=(Backend("hip", _mla_metadata_hip, refusal=_refusal),
-              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=_refusal, returns_relaunch=True),
+              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=_refusal),
               Backend("torch", mla_metadata_ref)))
 
 

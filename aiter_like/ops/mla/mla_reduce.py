@@ -156,8 +156,7 @@ mla_reduce_op = Op(
     tune_fields=("tiles", "seqlen_q", "num_heads", "head_dim_v", "parts", "dtype"), round_field="parts",
     writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic), sums_in_fp32=True,
     backends=(Backend("hip", _mla_reduce_hip, refusal=_refusal),
-              Backend("triton", "ops.mla.triton.mla_reduce:mla_reduce", refusal=_refusal, space=_triton_space,
-                      returns_relaunch=True),
+              Backend("triton", "ops.mla.triton.mla_reduce:mla_reduce", refusal=_refusal, space=_triton_space),
               Backend("torch", mla_reduce_ref)))
 
 

@@ -124,5 +124,5 @@ moe_gemm = Op(
               Backend("ck", moe_gemm_ck.moe_gemm_ck, refusal=moe_gemm_ck.ck_refusal, space=moe_gemm_ck.ck_space,
                       cost=moe_gemm_ck.ck_cost),
               Backend("triton", "ops.moe.triton.moe_gemm:moe_gemm", refusal=moe_gemm_blocks.refusal,
-                      kernels=moe_gemm_blocks.kernels, space=moe_gemm_blocks.space, returns_relaunch=True),
+                      kernels=moe_gemm_blocks.kernels, space=moe_gemm_blocks.space),
               Backend("torch", moe_gemm_ref)))
