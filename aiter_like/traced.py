@@ -482,9 +482,9 @@ class Traced:
             return self._viewed(self.real.view(shape[0]), self.shape, self.strides)
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         real = self.real.view(known(shape))
-        if len(shape) == self.ndim and all(one == -1 or one is other for one, other in zip(shape, self.shape)):
+        if len(shape) == self.ndim and all(one is other or known(one) == -1 for one, other in zip(shape, self.shape)):
             return self
-        if self.ndim and len(shape) == 2 and shape[0] == -1 and shape[1] == self.shape[-1]:
+        if self.ndim and len(shape) == 2 and known(shape[0]) == -1 and shape[1] == self.shape[-1]:
             return self.flatten(0, -2) if self.ndim > 1 else self._viewed(real, (1, *self.shape), (0, *self.strides))
         if len(shape) == 1:
             return self.flatten()

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from aiter_like.device import Target, target_of
-from aiter_like.traced import Number, Trace, Traced, Untraceable, known
+from aiter_like.traced import Number, Trace, Traced, Untraceable, exactly, known, text_of
 
 try:
     from triton.language.extra.cuda import gdc_wait

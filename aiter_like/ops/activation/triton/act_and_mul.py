@@ -12,7 +12,7 @@ from aiter_like.ops.activation.act_and_mul import ActAndMulCall
 from aiter_like.ops.activation.triton.parts import activated, gated
 from aiter_like.ops.common.quant_rule import DTYPES, largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 
 _TILE = 2048  # elements of out of one program: 8 per lane
 _MAX_GRID = 65535  # programs along the second and third dimension
@@ -49,17 +49,17 @@ def _act_and_mul_kernel(out, x, scale, expert_ids, bias, out_stride, x_stride, b
     tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
 
 
-def act_and_mul(call: ActAndMulCall, num_warps: int | None = None) -> None:
-    """Writes `out`, with Triton's `num_warps`."""
+def act_and_mul(call: ActAndMulCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out`, with Triton's `num_warps`."""
     out, bias, columns = call.out, call.bias, call.out.shape[-1]
     y, x = out.view(-1, columns), call.input.view(-1, call.input.shape[-1])
-    block_n = min(triton.next_power_of_2(columns), _TILE)
-    block_m = max(1, min(_TILE // block_n, triton.next_power_of_2(y.shape[0])))
+    block_n = min(power_of_2(columns), _TILE)
+    block_m = max(1, min(_TILE // block_n, power_of_2(y.shape[0])))
     blocks = triton.cdiv(y.shape[0], block_m)
     grid = (triton.cdiv(columns, block_n), min(blocks, _MAX_GRID), triton.cdiv(blocks, _MAX_GRID))
     top = largest(out.dtype) if out.dtype in DTYPES else 0.0
-    launch(_act_and_mul_kernel, grid, y, x, call.scale, call.expert_ids, bias, y.stride(0), x.stride(0),
-           0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
-           float(call.limit) or None, ACTIVATION=call.activation, IS_GATED=call.is_gated, LARGEST=top,
-           IS_BF16=out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
-           options={"num_warps": num_warps or _TILE // (8 * target_of(call.input.device).wave_size)})
+    return launch(_act_and_mul_kernel, grid, y, x, call.scale, call.expert_ids, bias, y.stride(0), x.stride(0),
+                  0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
+                  real(call.limit) or None, ACTIVATION=call.activation, IS_GATED=call.is_gated, LARGEST=top,
+                  IS_BF16=out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
+                  options={"num_warps": num_warps or _TILE // (8 * target_of(call.input.device).wave_size)})

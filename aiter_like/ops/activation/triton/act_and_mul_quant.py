@@ -10,7 +10,7 @@ from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall
 from aiter_like.ops.activation.triton.parts import gated
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 
 _MAX_BLOCK = 4096  # elements of a row that one program keeps in registers, gate and up
 
@@ -49,18 +49,18 @@ def _gated(column, columns, operands, ACTIVATION: tl.constexpr):
     return y
 
 
-def act_and_mul_quant(call: ActAndMulQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def act_and_mul_quant(call: ActAndMulQuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     out, scale, weights, columns = call.out, call.scale, call.weights, call.out.shape[-1]
     y, x = out.view(-1, columns), call.input.view(-1, 2 * columns)
-    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    block = min(power_of_2(columns), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
     groups = columns // call.group_size if call.group_size else 1
     is_matrix = scale is not None and scale.ndim == 2 and scale.shape[1] == groups
     strides = scale.stride() if is_matrix else (groups, 1)
     weights = weights.view(-1, columns if call.has_weight_each else 1) if weights is not None else None
-    launch(_act_and_mul_quant_kernel, (y.shape[0],), y, scale, x, weights, y.stride(0), x.stride(0),
-           0 if weights is None else weights.stride(0), *strides, int(call.has_weight_each), columns,
-           float(call.limit) or None, ACTIVATION=call.activation, BLOCK=block, IS_WHOLE=columns <= block,
-           GROUP=call.group_size, LARGEST=0.0 if scale is None else largest(out.dtype),
-           options={"num_warps": num_warps})
+    return launch(_act_and_mul_quant_kernel, (y.shape[0],), y, scale, x, weights, y.stride(0), x.stride(0),
+                  0 if weights is None else weights.stride(0), *strides, int(call.has_weight_each), columns,
+                  real(call.limit) or None, ACTIVATION=call.activation, BLOCK=block, IS_WHOLE=columns <= block,
+                  GROUP=call.group_size, LARGEST=0.0 if scale is None else largest(out.dtype),
+                  options={"num_warps": num_warps})

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.activation.elementwise import MOST_DIMS, ElementwiseCall
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 
 _TILE = 2048  # elements of one program
 
@@ -56,13 +56,13 @@ def _elementwise_kernel(out, input, other, total, size_0, size_1, size_2, out_0,
     tl.store(out + at_0 * out_0 + at_1 * out_1 + at_2 * out_2 + at_3 * out_3, z.to(out.dtype.element_ty), mask=mask)
 
 
-def elementwise(call: ElementwiseCall, num_warps: int = 4) -> None:
-    """Writes `out`, with Triton's `num_warps`."""
+def elementwise(call: ElementwiseCall, num_warps: int = 4) -> Launch:
+    """The launch that writes `out`, with Triton's `num_warps`."""
     dims = call.dims
     dims += [[1, 0, 0, 0]] * (MOST_DIMS - len(dims))
     sizes = [dim[0] for dim in dims[:-1]]
     steps = [dim[i] for i in (1, 2, 3) for dim in dims]
     total = call.out.numel()
-    launch(_elementwise_kernel, (triton.cdiv(total, _TILE),), call.out, call.input,
-           call.input if call.other is None else call.other, total, *sizes, *steps, OPERATION=call.operation,
-           HAS_OTHER=call.other is not None, TILE=_TILE, options={"num_warps": num_warps})
+    return launch(_elementwise_kernel, (triton.cdiv(total, _TILE),), call.out, call.input,
+                  call.input if call.other is None else call.other, total, *sizes, *steps, OPERATION=call.operation,
+                  HAS_OTHER=call.other is not None, TILE=_TILE, options={"num_warps": num_warps})

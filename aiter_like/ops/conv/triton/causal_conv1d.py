@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.conv.causal_conv1d import CausalConv1dCall
 
 
@@ -105,17 +105,19 @@ def _store_state(states, x, x_strides, state_strides, dim, line, has_state, star
     tl.store(base + place[:, None].to(tl.int64) * state_strides[2], tl.where(is_old[:, None], old, new), mask=mask)
 
 
-def causal_conv1d(call: CausalConv1dCall, num_warps: int = 4, BLOCK_M: int = 32, BLOCK_N: int = 64) -> None:
-    """Writes q, k, v and the states, with Triton's `num_warps`, for BLOCK_M tokens and BLOCK_N channels a program."""
+def causal_conv1d(call: CausalConv1dCall, num_warps: int = 4, BLOCK_M: int = 32, BLOCK_N: int = 64) -> Launch:
+    """The launch that writes q, k, v and the states, with Triton's `num_warps`, for BLOCK_M tokens and BLOCK_N channels
+    a program.
+    """
     dim, tokens = call.x.shape
-    states, count = call.conv_states, len(call.query_start_loc) - 1
-    state_len = 0 if states is None else states.shape[2]
+    states, count = call.conv_states, call.query_start_loc.shape[0] - 1
+    lines, _, state_len = (0, 0, 0) if states is None else states.shape
     grid = (tokens // BLOCK_M + count, triton.cdiv(dim, BLOCK_N))
-    launch(_causal_conv1d_kernel, grid, call.q, call.k, call.v, states, call.x, call.weight,
-           call.bias, call.query_start_loc, call.cache_indices,
-           None if call.has_initial_state is None else call.has_initial_state.view(torch.uint8),
-           (call.q.stride(0), call.k.stride(0), call.v.stride(0)), call.x.stride(), call.weight.stride(),
-           (0, 0, 0) if states is None else states.stride(), tokens, count, 0 if states is None else len(states), dim,
-           call.k.shape[1], call.pad_slot_id, WIDTH=call.weight.shape[1], STATE_LEN=state_len,
-           STATE_BLOCK=triton.next_power_of_2(max(state_len, 1)), IS_SILU=call.is_silu, BLOCK_M=BLOCK_M,
-           BLOCK_N=BLOCK_N, options={"num_warps": num_warps})
+    return launch(_causal_conv1d_kernel, grid, call.q, call.k, call.v, states, call.x, call.weight, call.bias,
+                  call.query_start_loc, call.cache_indices,
+                  None if call.has_initial_state is None else call.has_initial_state.view(torch.uint8),
+                  (call.q.stride(0), call.k.stride(0), call.v.stride(0)), call.x.stride(), call.weight.stride(),
+                  (0, 0, 0) if states is None else states.stride(), tokens, count, lines, dim, call.k.shape[1],
+                  call.pad_slot_id, WIDTH=call.weight.shape[1], STATE_LEN=state_len,
+                  STATE_BLOCK=power_of_2(max(state_len, 1)), IS_SILU=call.is_silu, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+                  options={"num_warps": num_warps})

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.common.philox import threshold
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.dropout_layer_norm import DropoutLayerNormCall
 
 
@@ -39,12 +39,12 @@ def _dropout_layer_norm_kernel(out, residual_out, x, residual_in, weight, bias, 
              mask=is_inside)
 
 
-def dropout_layer_norm(call: DropoutLayerNormCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `residual_out`, with Triton's `num_warps`."""
+def dropout_layer_norm(call: DropoutLayerNormCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `residual_out`, with Triton's `num_warps`."""
     hidden = call.input.shape[-1]
-    block = max(triton.next_power_of_2(hidden), 4)
+    block = max(power_of_2(hidden), 4)
     num_warps = num_warps or min(max(block // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
     matrices = [tensor.view(-1, hidden) for tensor in (call.out, call.residual_out, call.input, call.residual_in)]
-    launch(_dropout_layer_norm_kernel, (matrices[0].shape[0],), *matrices, call.weight, call.bias,
-           *(matrix.stride(0) for matrix in matrices), hidden, call.seed, call.offset, threshold(call.p),
-           1.0 / (1.0 - call.p), float(call.epsilon), BLOCK=block, options={"num_warps": num_warps})
+    return launch(_dropout_layer_norm_kernel, (matrices[0].shape[0],), *matrices, call.weight, call.bias,
+                  *(matrix.stride(0) for matrix in matrices), hidden, call.seed, call.offset, threshold(call.p),
+                  1.0 / (1.0 - call.p), real(call.epsilon), BLOCK=block, options={"num_warps": num_warps})

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.fused_qk_rmsnorm import FusedQkRmsnormCall
 from aiter_like.ops.norm.triton.parts import rows_of_a_program
 
@@ -39,14 +39,14 @@ def _normed(out, x, weight, epsilon, out_stride, x_stride, first, rows, hidden, 
     tl.store(out + row * out_stride + column, (scaled * w).to(out.dtype.element_ty), mask=mask)
 
 
-def fused_qk_rmsnorm(call: FusedQkRmsnormCall, num_warps: int | None = None) -> None:
-    """Writes `q_out` and `k_out`, with Triton's `num_warps`."""
+def fused_qk_rmsnorm(call: FusedQkRmsnormCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `q_out` and `k_out`, with Triton's `num_warps`."""
     sizes = [call.q.shape[-1], call.k.shape[-1]]
-    blocks = [triton.next_power_of_2(size) for size in sizes]
+    blocks = [power_of_2(size) for size in sizes]
     q_out, k_out, q, k = (tensor.view(-1, tensor.shape[-1]) for tensor in (call.q_out, call.k_out, call.q, call.k))
     block_m = rows_of_a_program(q, max(blocks), q.shape[0] + k.shape[0])
     num_warps = num_warps or min(max(max(blocks) * block_m // 512, 1), 16)  # at least 8 elements per lane on 64
     grid = triton.cdiv(q.shape[0], block_m) + triton.cdiv(k.shape[0], block_m)
-    launch(_fused_qk_rmsnorm_kernel, (grid,), q_out, k_out, q, call.q_weight, float(call.q_eps), k, call.k_weight,
-           float(call.k_eps), *(tensor.stride(0) for tensor in (q_out, k_out, q, k)), q.shape[0], k.shape[0], *sizes,
-           Q_BLOCK=blocks[0], K_BLOCK=blocks[1], ROWS=block_m, options={"num_warps": num_warps})
+    return launch(_fused_qk_rmsnorm_kernel, (grid,), q_out, k_out, q, call.q_weight, real(call.q_eps), k, call.k_weight,
+                  real(call.k_eps), *(tensor.stride(0) for tensor in (q_out, k_out, q, k)), q.shape[0], k.shape[0],
+                  *sizes, Q_BLOCK=blocks[0], K_BLOCK=blocks[1], ROWS=block_m, options={"num_warps": num_warps})

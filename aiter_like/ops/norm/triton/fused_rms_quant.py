@@ -10,7 +10,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.fused_rms_quant import FusedRmsQuantCall
 from aiter_like.ops.norm.triton.parts import load_sum
 
@@ -69,21 +69,21 @@ def _normed(values, weight, epsilon, column, hidden, dtype: tl.constexpr, IS_ROU
     return tl.where(column < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
 
 
-def fused_rms_quant(call: FusedRmsQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out`, `scale`, `plain_out`, `residual_out` and `second_out`, with Triton's `num_warps`."""
+def fused_rms_quant(call: FusedRmsQuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out`, `scale`, `plain_out`, `residual_out` and `second_out`, by `num_warps`."""
     scale, group_size = call.scale, call.group_size
     sizes = [call.input.shape[-1], 1 if call.second is None else call.second.shape[-1]]
-    blocks = [triton.next_power_of_2(size) for size in sizes]
+    blocks = [power_of_2(size) for size in sizes]
     num_warps = num_warps or min(max(max(blocks) // 1024, 1), 16)  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, tensor.shape[-1]) for tensor in (
         call.out, call.plain_out, call.residual_out, call.second_out, call.input, call.residual_in, call.second)]
     y, plain, total, other, x, residual, more = matrices
     groups = sizes[0] // group_size if group_size else 1
     is_matrix = scale is not None and scale.ndim == 2 and scale.shape[1] == groups
-    launch(_fused_rms_quant_kernel, (x.shape[0] + (0 if more is None else more.shape[0]),), y, scale, plain, total,
-           other, x, call.weight, float(call.epsilon), residual, more, call.second_weight, float(call.second_epsilon),
-           *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
-           *(scale.stride() if is_matrix else (groups, 1)), x.shape[0], *sizes, BLOCK=blocks[0],
-           SECOND_BLOCK=blocks[1], GROUP=group_size, LARGEST=0.0 if y is None else largest(y.dtype),
-           IS_STATIC=call.is_static, IS_ROUNDED=call.is_rounded, IS_GEMMA=call.gemma_norm,
-           options={"num_warps": num_warps})
+    return launch(_fused_rms_quant_kernel, (x.shape[0] + (0 if more is None else more.shape[0]),), y, scale, plain,
+                  total, other, x, call.weight, real(call.epsilon), residual, more, call.second_weight,
+                  real(call.second_epsilon), *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
+                  *(scale.stride() if is_matrix else (groups, 1)), x.shape[0], *sizes, BLOCK=blocks[0],
+                  SECOND_BLOCK=blocks[1], GROUP=group_size, LARGEST=0.0 if y is None else largest(y.dtype),
+                  IS_STATIC=call.is_static, IS_ROUNDED=call.is_rounded, IS_GEMMA=call.gemma_norm,
+                  options={"num_warps": num_warps})

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.gated_rms_norm import GatedRmsNormCall
 from aiter_like.ops.norm.triton.parts import rows_of_a_program
 
@@ -62,15 +62,15 @@ def _gated(x, gate, weight, column, is_row, hidden, inverse_rms):
     return values * inverse_rms * w * (z / (1.0 + tl.exp(-z)))
 
 
-def gated_rms_norm(call: GatedRmsNormCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def gated_rms_norm(call: GatedRmsNormCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     hidden, scale = call.input.shape[-1], call.scale
-    block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
+    block = min(power_of_2(hidden), _MAX_BLOCK)
     is_column = scale is not None and scale.ndim == 2 and scale.shape[1] == 1
     out, input, gate = (tensor.view(-1, hidden) for tensor in (call.out, call.input, call.gate))
     block_m = rows_of_a_program(input, block, input.shape[0])
     num_warps = num_warps or min(max(block * block_m // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
-    launch(_gated_rms_norm_kernel, (triton.cdiv(input.shape[0], block_m),), out, scale, input, gate, call.weight,
-           out.stride(0), input.stride(0), gate.stride(0), scale.stride(0) if is_column else 1, *input.shape,
-           float(call.epsilon), ROWS=block_m, BLOCK=block, IS_WHOLE=hidden <= block,
-           LARGEST=0.0 if scale is None else largest(out.dtype), options={"num_warps": num_warps})
+    return launch(_gated_rms_norm_kernel, (triton.cdiv(input.shape[0], block_m),), out, scale, input, gate, call.weight,
+                  out.stride(0), input.stride(0), gate.stride(0), scale.stride(0) if is_column else 1, *input.shape,
+                  real(call.epsilon), ROWS=block_m, BLOCK=block, IS_WHOLE=hidden <= block,
+                  LARGEST=0.0 if scale is None else largest(out.dtype), options={"num_warps": num_warps})

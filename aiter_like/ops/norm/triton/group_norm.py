@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
 from aiter_like.ops.common import slices
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.group_norm import GroupNormCall
 from aiter_like.ops.norm.triton.parts import moments
 
@@ -258,7 +256,7 @@ def _tile(start, count, channel, channels, BLOCK_P: tl.constexpr):
     return position.to(tl.int64) * channels + channel[None, :], (position < count) & (channel < channels)[None, :]
 
 
-def _channels_last(call: GroupNormCall, num_warps: int) -> None:
+def _channels_last(call: GroupNormCall, num_warps: int) -> tuple[Launch, ...]:
     """Long groups of channels last, in three launches: channels of slices, groups, results."""
     input, parts, num_groups = call.input, call.parts, call.num_groups
     samples, channels = input.shape[:2]
@@ -266,43 +264,43 @@ def _channels_last(call: GroupNormCall, num_warps: int) -> None:
     if not is_right or not parts.is_contiguous():
         raise ValueError(f"group_norm: parts must be [{samples}, slices + 1, {channels}, 2], got {tuple(parts.shape)}")
     count, positions = parts.shape[1] - 1, input.numel() // (samples * channels)
-    block_c = min(triton.next_power_of_2(channels), _CHANNELS)
+    block_c = min(power_of_2(channels), _CHANNELS)
     grid, tile = (samples * count, triton.cdiv(channels, block_c)), {"BLOCK_P": _TILE // block_c, "BLOCK_C": block_c}
     options = {"num_warps": num_warps}
-    launch(_channels_kernel, grid, parts, input, positions, count, channels, **tile, options=options)
-    launch(_group_moments_kernel, (samples * num_groups,), parts, positions, count, num_groups, channels // num_groups,
-           float(input.numel() // (samples * num_groups)), BLOCK=1024, options={"num_warps": 4})
-    launch(_positions_kernel, grid, call.out, parts, input, call.weight, call.bias, positions, count, num_groups,
-           channels // num_groups, float(call.epsilon), IS_SILU=call.silu, **tile, options=options)
+    return (launch(_channels_kernel, grid, parts, input, positions, count, channels, **tile, options=options),
+            launch(_group_moments_kernel, (samples * num_groups,), parts, positions, count, num_groups,
+                   channels // num_groups, real(input.numel() // (samples * num_groups)), BLOCK=1024,
+                   options={"num_warps": 4}),
+            launch(_positions_kernel, grid, call.out, parts, input, call.weight, call.bias, positions, count,
+                   num_groups, channels // num_groups, real(call.epsilon), IS_SILU=call.silu, **tile, options=options))
 
 
-def group_norm(call: GroupNormCall, num_warps: int | None = None, slice: int | None = None) -> None:
-    """Writes `out` and `parts`, with Triton's `num_warps` and slices of `slice` elements, a power of two.
+def group_norm(call: GroupNormCall, num_warps: int | None = None, slice: int | None = None) -> tuple[Launch, ...]:
+    """The launches that write `out` and `parts`, with Triton's `num_warps` and slices of `slice` elements, 2^n.
 
     Raises:
         ValueError: `parts` is too small for slices of this length.
     """
     is_last = call.is_channels_last
     if is_last and call.parts is not None:
-        _channels_last(call, num_warps or 4)
-        return
+        return _channels_last(call, num_warps or 4)
     out, parts, input, num_groups = call.out, call.parts, call.input, call.num_groups
     rows = input.shape[0] * num_groups
     channels, size = input.shape[1] // num_groups, input.numel() // rows
     slice = slice or slices.default(target_of(input.device), rows, size, input.element_size())
-    block = triton.next_power_of_2(min(slice, size))
-    vec = math.gcd(channels if is_last else size // channels, block, 16 // input.element_size())
+    block = power_of_2(min(slice, size))
+    run, most = channels if is_last else size // channels, min(block, 16 // input.element_size())
+    vec = next(vec for vec in (8, 4, 2, 1) if vec <= most and run % vec == 0)
     options = {"num_warps": num_warps or min(max(block // 512, 1), 16)}  # at least 8 elements per lane of a wave of 64
-    shape, epsilon = (size, num_groups, channels), float(call.epsilon)
+    shape, epsilon = (size, num_groups, channels), real(call.epsilon)
     constants = {"BLOCK": block, "VEC": vec, "options": options}
     if slice >= size:
-        launch(_group_norm_kernel, (rows,), out, input, call.weight, call.bias, *shape, size // channels, float(size),
-               epsilon, IS_CHANNELS_LAST=is_last, IS_SILU=call.silu, **constants)
-        return
+        return (launch(_group_norm_kernel, (rows,), out, input, call.weight, call.bias, *shape, size // channels,
+                       real(size), epsilon, IS_CHANNELS_LAST=is_last, IS_SILU=call.silu, **constants),)
     count = triton.cdiv(size, block)
     if parts is None or parts.numel() < 2 * rows * count or not parts.is_contiguous():
         raise ValueError(f"group_norm: parts must have room for {count} slices of each of {rows} groups")
-    launch(_group_norm_parts_kernel, (rows * count,), parts, input, *shape, count, **constants)
-    launch(_group_norm_slices_kernel, (rows * count,), out, parts, input, call.weight, call.bias, *shape,
-           size // channels, count, float(size), epsilon, PARTS=min(triton.next_power_of_2(count), _MAX_PARTS),
-           IS_SILU=call.silu, **constants)
+    return (launch(_group_norm_parts_kernel, (rows * count,), parts, input, *shape, count, **constants),
+            launch(_group_norm_slices_kernel, (rows * count,), out, parts, input, call.weight, call.bias, *shape,
+                   size // channels, count, real(size), epsilon, PARTS=min(power_of_2(count), _MAX_PARTS),
+                   IS_SILU=call.silu, **constants))

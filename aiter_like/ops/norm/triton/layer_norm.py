@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.layer_norm import LayerNormCall
 from aiter_like.ops.norm.triton.parts import load_sum, moments
 
@@ -109,16 +109,17 @@ def _normed(scaled, w, b, x_scale, column, hidden):
     return scaled
 
 
-def layer_norm(call: LayerNormCall, num_warps: int | None = None) -> None:
-    """Writes `out`, `scale` and `residual_out`, with Triton's `num_warps`."""
+def layer_norm(call: LayerNormCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out`, `scale` and `residual_out`, with Triton's `num_warps`."""
     hidden, scale = call.input.shape[-1], call.scale
-    block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
+    block = min(power_of_2(hidden), _MAX_BLOCK)
     num_warps = num_warps or max(block // 1024, 1)  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
                 for tensor in (call.out, call.residual_out, call.input, call.residual_in)]
     is_column = scale is not None and scale.ndim == 2 and scale.shape[1] == 1
-    launch(_layer_norm_kernel, (call.input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2],
-           call.weight, call.bias, call.x_bias, matrices[3], call.x_scale,
-           *(0 if matrix is None else matrix.stride(0) for matrix in matrices), scale.stride(0) if is_column else 1,
-           hidden, float(hidden), float(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
-           LARGEST=0.0 if scale is None else largest(call.out.dtype), options={"num_warps": num_warps})
+    return launch(_layer_norm_kernel, (call.input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2],
+                  call.weight, call.bias, call.x_bias, matrices[3], call.x_scale,
+                  *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
+                  scale.stride(0) if is_column else 1, hidden, real(hidden), real(call.epsilon), BLOCK=block,
+                  IS_WHOLE=hidden <= block, LARGEST=0.0 if scale is None else largest(call.out.dtype),
+                  options={"num_warps": num_warps})

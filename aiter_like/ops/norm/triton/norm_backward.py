@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import launch
+from aiter_like.ops.common.triton.launch import Launch, launch, power_of_2, real
 from aiter_like.ops.norm.norm_backward import NormBackwardCall
 
 _LONGEST, _BLOCK = 16384, 8192  # elements of a row that 16 waves keep whole; of a block of a longer one
@@ -123,7 +123,7 @@ def _block(x, dout, weight, mean, column, hidden):
 
 @triton.jit
 def _add(parts, part, column, hidden, values, IS_SUM: tl.constexpr):
-    """Writes values to a row of `parts`, or adds them to it; nothing where there are no parts."""
+    """The launch that writes values to a row of `parts`, or adds them to it; nothing where there are no parts."""
     if parts is not None:
         place = parts + part.to(tl.int64) * hidden + column
         if IS_SUM:
@@ -131,13 +131,13 @@ def _add(parts, part, column, hidden, values, IS_SUM: tl.constexpr):
         tl.store(place, values, mask=column < hidden)
 
 
-def norm_backward(call: NormBackwardCall, num_warps: int | None = None) -> None:
-    """Writes `dx`, `dweight` and `dbias`, with Triton's `num_warps`."""
+def norm_backward(call: NormBackwardCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `dx`, `dweight` and `dbias`, with Triton's `num_warps`."""
     hidden = call.x.shape[-1]
     kernel = _norm_backward_kernel if hidden <= _LONGEST else _long_norm_backward_kernel
-    block = triton.next_power_of_2(hidden) if hidden <= _LONGEST else _BLOCK
+    block = power_of_2(hidden) if hidden <= _LONGEST else _BLOCK
     num_warps = num_warps or min(max(block // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
     dx, dout, x = (tensor.view(-1, hidden) for tensor in (call.dx, call.dout, call.x))
-    launch(kernel, (call.parts,), dx, call.dweight, call.dbias, dout, x, call.weight, dx.stride(0), dout.stride(0),
-           x.stride(0), x.shape[0], hidden, float(call.epsilon), BLOCK=block, HAS_MEAN=call.has_mean,
-           options={"num_warps": num_warps})
+    return launch(kernel, (call.parts,), dx, call.dweight, call.dbias, dout, x, call.weight, dx.stride(0),
+                  dout.stride(0), x.stride(0), x.shape[0], hidden, real(call.epsilon), BLOCK=block,
+                  HAS_MEAN=call.has_mean, options={"num_warps": num_warps})

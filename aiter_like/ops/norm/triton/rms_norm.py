@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.rms_norm import RmsNormCall
 from aiter_like.ops.norm.triton.parts import load_sum, times
 
@@ -50,15 +50,15 @@ def row_rms(x, residual, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.cons
     return values, tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
 
 
-def rms_norm(call: RmsNormCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `residual_out`, with Triton's `num_warps`."""
+def rms_norm(call: RmsNormCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `residual_out`, with Triton's `num_warps`."""
     hidden = call.input.shape[-1]
-    block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
+    block = min(power_of_2(hidden), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
                 for tensor in (call.out, call.input, call.residual_in, call.residual_out)]
     strides = [0 if matrix is None else matrix.stride(0) for matrix in matrices]
-    launch(_rms_norm_kernel, (matrices[0].shape[0],), matrices[0], matrices[1], call.weight, *matrices[2:], *strides,
-           hidden, float(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
-           IS_MODEL_SENSITIVE=bool(call.use_model_sensitive_rmsnorm), IS_GEMMA=call.gemma_norm,
-           options={"num_warps": num_warps})
+    return launch(_rms_norm_kernel, (matrices[0].shape[0],), matrices[0], matrices[1], call.weight, *matrices[2:],
+                  *strides, hidden, real(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
+                  IS_MODEL_SENSITIVE=bool(call.use_model_sensitive_rmsnorm), IS_GEMMA=call.gemma_norm,
+                  options={"num_warps": num_warps})

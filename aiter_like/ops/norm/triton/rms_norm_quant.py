@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.norm.rms_norm_quant import RmsNormQuantCall
 from aiter_like.ops.norm.triton.parts import load_sum, times
 
@@ -106,17 +106,18 @@ def _smooth(y, x_scale, column, hidden):
     return y
 
 
-def rms_norm_quant(call: RmsNormQuantCall, **options: int) -> None:
-    """Writes `out`, `scale`, `residual_out` and `plain_out`, with Triton's options."""
+def rms_norm_quant(call: RmsNormQuantCall, **options: int) -> Launch:
+    """The launch that writes `out`, `scale`, `residual_out` and `plain_out`, with Triton's options."""
     hidden, scale = call.input.shape[-1], call.scale
-    block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
+    block = min(power_of_2(hidden), _MAX_BLOCK)
     options.setdefault("num_warps", max(block // 1024, 1))  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
                 for tensor in (call.out, call.residual_out, call.plain_out, call.input, call.residual_in)]
     groups = hidden // call.group_size if call.group_size else 1
     strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
-    launch(_rms_norm_quant_kernel, (call.input.numel() // hidden,), matrices[0], scale, *matrices[1:4], call.weight,
-           matrices[4], call.x_scale, *(0 if matrix is None else matrix.stride(0) for matrix in matrices), *strides,
-           hidden, float(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block, GROUP=call.group_size,
-           LARGEST=largest(call.out.dtype), IS_MODEL_SENSITIVE=bool(call.use_model_sensitive_rmsnorm),
-           IS_GEMMA=call.gemma_norm, options=options)
+    return launch(_rms_norm_quant_kernel, (call.input.numel() // hidden,), matrices[0], scale, *matrices[1:4],
+                  call.weight, matrices[4], call.x_scale,
+                  *(0 if matrix is None else matrix.stride(0) for matrix in matrices), *strides, hidden,
+                  real(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block, GROUP=call.group_size,
+                  LARGEST=largest(call.out.dtype), IS_MODEL_SENSITIVE=bool(call.use_model_sensitive_rmsnorm),
+                  IS_GEMMA=call.gemma_norm, options=options)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.block_quant import BlockQuantCall
 
 _TILE = 16384  # elements of a block that a program keeps: 32 per lane at 8 waves of 64
@@ -46,12 +46,12 @@ def _block_quant_kernel(out, scale, x, out_stride, x_stride, rows, columns, row_
         tl.store(out + index * out_stride + column, q, mask=mask)
 
 
-def block_quant(call: BlockQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def block_quant(call: BlockQuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     (rows, columns), block_rows, block_columns = call.input.shape[-2:], call.block_rows, call.block_columns
     y, x = call.out.view(-1, columns), call.input.view(-1, columns)
-    tile = min(triton.next_power_of_2(block_rows), _TILE // block_columns)
-    launch(_block_quant_kernel, (call.scale.numel(),), y, call.scale, x, y.stride(0), x.stride(0), rows, columns,
-           *call.scale.shape[-2:], BLOCK_ROWS=block_rows, TILE_ROWS=tile, BLOCK_COLUMNS=block_columns,
-           LARGEST=largest(call.out.dtype),
-           options={"num_warps": num_warps or min(max(tile * block_columns // 2048, 1), 8)})
+    tile = min(power_of_2(block_rows), _TILE // block_columns)
+    return launch(_block_quant_kernel, (call.scale.numel(),), y, call.scale, x, y.stride(0), x.stride(0), rows, columns,
+                  *call.scale.shape[-2:], BLOCK_ROWS=block_rows, TILE_ROWS=tile, BLOCK_COLUMNS=block_columns,
+                  LARGEST=largest(call.out.dtype),
+                  options={"num_warps": num_warps or min(max(tile * block_columns // 2048, 1), 8)})

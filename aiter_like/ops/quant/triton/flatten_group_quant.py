@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.flatten_group_quant import FlattenGroupQuantCall
 
 _MAX_BLOCK = 8192  # elements of a row that a program keeps
@@ -38,12 +38,12 @@ def _flatten_group_quant_kernel(out, scale, x, out_stride, scale_stride, group_s
         tl.store(place, tl.reshape(own, [ROWS, BLOCK // GROUP]), mask=(row < rows) & (group * GROUP < columns))
 
 
-def flatten_group_quant(call: FlattenGroupQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def flatten_group_quant(call: FlattenGroupQuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     tokens, heads, columns = call.input.shape
-    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
-    count = max(1, min(_TILE // block, triton.next_power_of_2(tokens * heads)))
-    launch(_flatten_group_quant_kernel, (triton.cdiv(tokens * heads, count),), call.out, call.scale, call.input,
-           call.out.stride(0), *call.scale.stride(), *call.input.stride()[:2], tokens * heads, heads, columns,
-           ROWS=count, BLOCK=block, GROUP=call.group_size, LARGEST=largest(call.out.dtype),
-           options={"num_warps": num_warps or min(max(count * block // 512, 1), 8)})
+    block = min(power_of_2(columns), _MAX_BLOCK)
+    count = max(1, min(_TILE // block, power_of_2(tokens * heads)))
+    return launch(_flatten_group_quant_kernel, (triton.cdiv(tokens * heads, count),), call.out, call.scale, call.input,
+                  call.out.stride(0), *call.scale.stride(), *call.input.stride()[:2], tokens * heads, heads, columns,
+                  ROWS=count, BLOCK=block, GROUP=call.group_size, LARGEST=largest(call.out.dtype),
+                  options={"num_warps": num_warps or min(max(count * block // 512, 1), 8)})

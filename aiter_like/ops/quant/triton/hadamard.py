@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.hadamard import HadamardCall
 
 _TILE = 1024  # elements of one program, where a row has no more
@@ -31,11 +31,11 @@ def _hadamard_kernel(out, x, out_stride, x_stride, rows, scale, COLUMNS: tl.cons
     tl.store(out + row * out_stride + column, (values * scale).to(out.dtype.element_ty), mask=row < rows)
 
 
-def hadamard(call: HadamardCall, num_warps: int = 4) -> None:
-    """Writes `out`, with Triton's `num_warps`."""
+def hadamard(call: HadamardCall, num_warps: int = 4) -> Launch:
+    """The launch that writes `out`, with Triton's `num_warps`."""
     columns = call.out.shape[-1]
     y, x = call.out.view(-1, columns), call.input.view(-1, columns)
-    block_m = max(1, min(_TILE // columns, triton.next_power_of_2(y.shape[0])))
-    launch(_hadamard_kernel, (triton.cdiv(y.shape[0], block_m),), y, x, y.stride(0), x.stride(0), y.shape[0],
-           call.scale, COLUMNS=columns, STAGES=columns.bit_length() - 1, BLOCK_M=block_m,
-           options={"num_warps": num_warps})
+    block_m = max(1, min(_TILE // columns, power_of_2(y.shape[0])))
+    return launch(_hadamard_kernel, (triton.cdiv(y.shape[0], block_m),), y, x, y.stride(0), x.stride(0), y.shape[0],
+                  call.scale, COLUMNS=columns, STAGES=columns.bit_length() - 1, BLOCK_M=block_m,
+                  options={"num_warps": num_warps})

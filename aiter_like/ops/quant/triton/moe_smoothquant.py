@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.moe_smoothquant import MoeSmoothquantCall
 
 _MAX_BLOCK = 8192  # elements of a row that a program keeps
@@ -51,11 +51,12 @@ def _smoothed(x, factor, column, columns):
     return values * tl.load(factor + column, mask=column < columns, other=0.0)
 
 
-def moe_smoothquant(call: MoeSmoothquantCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def moe_smoothquant(call: MoeSmoothquantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     input, factors, ids, columns = call.input, call.x_scale, call.topk_ids, call.input.shape[-1]
-    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    block = min(power_of_2(columns), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
-    launch(_moe_smoothquant_kernel, (ids.numel(),), call.out, call.scale, input, factors, ids, call.out.stride(0),
-           input.stride(0), factors.stride(0), *input.shape, ids.shape[1], factors.shape[0], BLOCK=block,
-           IS_WHOLE=columns <= block, LARGEST=largest(call.out.dtype), options={"num_warps": num_warps})
+    return launch(_moe_smoothquant_kernel, (ids.numel(),), call.out, call.scale, input, factors, ids,
+                  call.out.stride(0), input.stride(0), factors.stride(0), *input.shape, ids.shape[1], factors.shape[0],
+                  BLOCK=block, IS_WHOLE=columns <= block, LARGEST=largest(call.out.dtype),
+                  options={"num_warps": num_warps})

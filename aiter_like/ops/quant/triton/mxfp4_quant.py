@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.mxfp4_quant import GROUP, NAN_SCALE, ROUNDING, Mxfp4QuantCall
 
 _TILE = 4096  # elements of a program
@@ -45,12 +45,12 @@ def _mxfp4_quant_kernel(out, scale, x, out_stride, scale_stride, x_stride, rows,
              mask=(row < rows) & (group * _GROUP < columns))
 
 
-def mxfp4_quant(call: Mxfp4QuantCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def mxfp4_quant(call: Mxfp4QuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     columns = call.input.shape[-1]
     y, s, x = (tensor.view(-1, tensor.shape[-1]) for tensor in (call.out, call.scale, call.input))
-    block_n = min(triton.next_power_of_2(columns), _TILE)
-    block_m = max(1, min(_TILE // block_n, triton.next_power_of_2(x.shape[0])))
+    block_n = min(power_of_2(columns), _TILE)
+    block_m = max(1, min(_TILE // block_n, power_of_2(x.shape[0])))
     grid = (triton.cdiv(x.shape[0], block_m), triton.cdiv(columns, block_n))
-    launch(_mxfp4_quant_kernel, grid, y, s, x, y.stride(0), s.stride(0), x.stride(0), x.shape[0], columns,
-           ROUNDING[call.round_mode], BLOCK_M=block_m, BLOCK_N=block_n, options={"num_warps": num_warps or 4})
+    return launch(_mxfp4_quant_kernel, grid, y, s, x, y.stride(0), s.stride(0), x.stride(0), x.shape[0], columns,
+                  ROUNDING[call.round_mode], BLOCK_M=block_m, BLOCK_N=block_n, options={"num_warps": num_warps or 4})

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.pack_int4 import PackInt4Call
 
 _PACKED = 2048  # bytes of a program: 16 numbers per lane at 4 waves of 64
@@ -32,12 +32,13 @@ def _pack_int4_kernel(out, x, out_stride, x_stride, rows, columns, IS_UNPACKING:
         tl.store(out + row * out_stride + column, (low & 15) | (high << 4), mask=is_byte)
 
 
-def pack_int4(call: PackInt4Call, num_warps: int | None = None) -> None:
-    """Writes `out`, with Triton's `num_warps`."""
+def pack_int4(call: PackInt4Call, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out`, with Triton's `num_warps`."""
     out, input, columns = call.out, call.input, call.packed_columns
     y, x = out.view(-1, out.shape[-1]), input.view(-1, input.shape[-1])
-    block_n = min(triton.next_power_of_2(columns), _PACKED)
-    block_m = max(1, min(_PACKED // block_n, triton.next_power_of_2(x.shape[0])))
+    block_n = min(power_of_2(columns), _PACKED)
+    block_m = max(1, min(_PACKED // block_n, power_of_2(x.shape[0])))
     grid = (triton.cdiv(x.shape[0], block_m), triton.cdiv(columns, block_n))
-    launch(_pack_int4_kernel, grid, y, x, y.stride(0), x.stride(0), x.shape[0], columns,
-           IS_UNPACKING=call.is_unpacking, BLOCK_M=block_m, BLOCK_N=block_n, options={"num_warps": num_warps or 4})
+    return launch(_pack_int4_kernel, grid, y, x, y.stride(0), x.stride(0), x.shape[0], columns,
+                  IS_UNPACKING=call.is_unpacking, BLOCK_M=block_m, BLOCK_N=block_n,
+                  options={"num_warps": num_warps or 4})

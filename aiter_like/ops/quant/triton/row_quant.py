@@ -8,7 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.row_quant import RowQuantCall
 
 _MAX_BLOCK = 16384  # elements that one program keeps in registers: 32 fp32 per lane at 16 waves of 32
@@ -41,14 +41,15 @@ def _smoothed(column, columns, operands, VARIANT: tl.constexpr):
     return values
 
 
-def row_quant(call: RowQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out` and `scale`, with Triton's `num_warps`."""
+def row_quant(call: RowQuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out` and `scale`, with Triton's `num_warps`."""
     scale, group_size, columns = call.scale, call.group_size, call.input.shape[-1]
-    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    block = min(power_of_2(columns), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8 if block <= 8192 else 16)  # at least 8 elements per lane of 64
     y, x = call.out.view(-1, columns), call.input.view(-1, columns)
     groups = columns // group_size if group_size else 1
     strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
-    launch(_row_quant_kernel, (x.shape[0],), y, scale, x, call.smooth_scale, call.scale_ub, call.num_rows,
-           call.num_rows_factor, y.stride(0), x.stride(0), *strides, columns, BLOCK=block, IS_WHOLE=columns <= block,
-           GROUP=group_size, LARGEST=largest(call.out.dtype), options={"num_warps": num_warps})
+    return launch(_row_quant_kernel, (x.shape[0],), y, scale, x, call.smooth_scale, call.scale_ub, call.num_rows,
+                  call.num_rows_factor, y.stride(0), x.stride(0), *strides, columns, BLOCK=block,
+                  IS_WHOLE=columns <= block, GROUP=group_size, LARGEST=largest(call.out.dtype),
+                  options={"num_warps": num_warps})

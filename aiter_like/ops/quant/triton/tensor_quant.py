@@ -9,7 +9,8 @@ import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import SMALLEST_AMAX, largest
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.fill import fill
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.tensor_quant import TensorQuantCall
 
 _TILE = 4096  # elements of a program
@@ -52,18 +53,18 @@ def _tile(block, num_rows, num_rows_factor, rows, columns, BLOCK_M: tl.constexpr
     return row, column, mask
 
 
-def tensor_quant(call: TensorQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out`, and `scale` where the call is dynamic, with Triton's `num_warps`."""
+def tensor_quant(call: TensorQuantCall, num_warps: int | None = None) -> tuple[Launch, ...]:
+    """The launches that write `out`, and `scale` where the call is dynamic, with Triton's `num_warps`."""
     scale, columns = call.scale, call.input.shape[-1]
     y, x = call.out.view(-1, columns), call.input.view(-1, columns)
-    block_n = min(triton.next_power_of_2(columns), _TILE)
-    block_m = max(1, min(_TILE // block_n, triton.next_power_of_2(x.shape[0])))
+    block_n = min(power_of_2(columns), _TILE)
+    block_m = max(1, min(_TILE // block_n, power_of_2(x.shape[0])))
     grid = (triton.cdiv(x.shape[0], block_m), triton.cdiv(columns, block_n))
-    top, options = largest(call.out.dtype), {"num_warps": num_warps or 4}
-    used = call.num_rows, call.num_rows_factor
-    if call.is_dynamic:
-        scale.fill_(SMALLEST_AMAX / top)
-        launch(_tensor_amax_kernel, grid, scale.view(torch.int32), x, *used, x.stride(0), *x.shape, LARGEST=top,
-               BLOCK_M=block_m, BLOCK_N=block_n, options=options)
-    launch(_tensor_quant_kernel, grid, y, scale, x, *used, y.stride(0), x.stride(0), *x.shape, LARGEST=top,
-           BLOCK_M=block_m, BLOCK_N=block_n, options=options)
+    top, used = largest(call.out.dtype), (call.num_rows, call.num_rows_factor)
+    same = {"LARGEST": top, "BLOCK_M": block_m, "BLOCK_N": block_n, "options": {"num_warps": num_warps or 4}}
+    quantise = launch(_tensor_quant_kernel, grid, y, scale, x, *used, y.stride(0), x.stride(0), *x.shape, **same)
+    if not call.is_dynamic:
+        return (quantise,)
+    return (fill(scale, SMALLEST_AMAX / top),
+            launch(_tensor_amax_kernel, grid, scale.view(torch.int32), x, *used, x.stride(0), *x.shape, **same),
+            quantise)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.common.triton import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.quant.truncated_quant import TruncatedQuantCall
 
 _MAX_BLOCK = 16384  # elements that one program keeps in registers: 32 fp32 per lane at 16 waves of 32
@@ -49,12 +49,12 @@ def _truncated_quant_kernel(out, scale, x, scale_ub, num_rows, num_rows_factor, 
         tl.store(out + row * out_stride + column, y.to(tl.int32).to(tl.int8), mask=column < columns)
 
 
-def truncated_quant(call: TruncatedQuantCall, num_warps: int | None = None) -> None:
-    """Writes `out`, and `scale` where the call is dynamic, with Triton's `num_warps`."""
+def truncated_quant(call: TruncatedQuantCall, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out`, and `scale` where the call is dynamic, with Triton's `num_warps`."""
     columns = call.input.shape[-1]
-    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    block = min(power_of_2(columns), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8 if block <= 8192 else 16)  # at least 8 elements per lane of 64
     y, x = call.out.view(-1, columns), call.input.view(-1, columns)
-    launch(_truncated_quant_kernel, (x.shape[0],), y, call.scale, x, call.scale_ub, call.num_rows,
-           call.num_rows_factor, y.stride(0), x.stride(0), columns, BLOCK=block, IS_WHOLE=columns <= block,
-           IS_DYNAMIC=call.is_dynamic, options={"num_warps": num_warps})
+    return launch(_truncated_quant_kernel, (x.shape[0],), y, call.scale, x, call.scale_ub, call.num_rows,
+                  call.num_rows_factor, y.stride(0), x.stride(0), columns, BLOCK=block, IS_WHOLE=columns <= block,
+                  IS_DYNAMIC=call.is_dynamic, options={"num_warps": num_warps})

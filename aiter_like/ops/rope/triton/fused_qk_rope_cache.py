@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.common.triton.quant_rule import quantised
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall
 from aiter_like.ops.rope.triton.parts import load_pairs, places, row_angles, row_count, row_step
@@ -156,34 +156,35 @@ def _fused_qk_rope_cache_kernel(
              value_dim, 0, 1, LARGEST)
 
 
-def fused_qk_rope_cache(call: FusedQkRopeCacheCall, elements: int | None = None, num_warps: int | None = None) -> None:
-    """Writes the results and the caches.
+def fused_qk_rope_cache(call: FusedQkRopeCacheCall, elements: int | None = None,
+                        num_warps: int | None = None) -> Launch | None:
+    """The launch that writes the results and the caches.
 
     `elements` of the heads are one program's; None for either parameter: what suits most sizes.
     """
     q, k, key_cache, value_cache = call.q, call.k, call.key_cache, call.value_cache
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, rotary_half = k.shape[1], call.rotary_dim // 2
-    block_d = triton.next_power_of_2(head_dim)
-    block_h = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), max((elements or _ELEMENTS) // block_d, 1))
+    block_d, rest = power_of_2(head_dim), head_dim - 2 * rotary_half
+    block_h = min(power_of_2(max(num_heads, num_kv_heads)), max((elements or _ELEMENTS) // block_d, 1))
     q_blocks, kv_blocks = triton.cdiv(num_heads, block_h), triton.cdiv(num_kv_heads, block_h)
     steps = [step for x in (q, k, call.v, call.q_out, call.k_out, call.v_out)
              for step in ((0, 0) if x is None else x.stride()[:2])]
-    if num_heads + num_kv_heads:
-        launch(_fused_qk_rope_cache_kernel, (tokens, q_blocks + kv_blocks), call.q_out, call.k_out, call.v_out,
-               key_cache, value_cache, q, k, call.v, call.q_weight, call.k_weight, call.cos, call.sin, call.positions,
-               call.offsets, call.slot_mapping, call.k_scale, call.v_scale, *steps, *_cache_strides(call),
-               row_step(call.cos), row_step(call.sin), row_count(call.cos), call.positions.stride(0),
-               0 if call.offsets is None else call.offsets.stride(0), num_heads, num_kv_heads, head_dim,
-               float(call.epsilon), rotary_half, call.page_size, call.page_size * key_cache.shape[0],
-               call.slot_mapping.shape[0], q_blocks, BLOCK_H=block_h,
-               BLOCK_P=triton.next_power_of_2(max(rotary_half, 1)),
-               BLOCK_C=triton.next_power_of_2(head_dim - 2 * rotary_half), BLOCK_D=block_d,
-               KEY_PACK=1 if call.layout == "rows" else key_cache.shape[4],
-               VALUE_PACK=value_cache.shape[4] if call.layout == "shuffled" else 1,
-               LARGEST=quant_rule.largest(key_cache.dtype) if call.is_fp8 else 0.0, IS_GPTJ=call.rotate_style == 1,
-               IS_SHARED=call.reuse_freqs_front_part,
-               options={"num_warps": num_warps or (4 if block_h * block_d >= 2048 else 1)})
+    if not num_heads + num_kv_heads:
+        return None
+    return launch(_fused_qk_rope_cache_kernel, (tokens, q_blocks + kv_blocks), call.q_out, call.k_out, call.v_out,
+                  key_cache, value_cache, q, k, call.v, call.q_weight, call.k_weight, call.cos, call.sin,
+                  call.positions, call.offsets, call.slot_mapping, call.k_scale, call.v_scale, *steps,
+                  *_cache_strides(call), row_step(call.cos), row_step(call.sin), row_count(call.cos),
+                  call.positions.stride(0), 0 if call.offsets is None else call.offsets.stride(0), num_heads,
+                  num_kv_heads, head_dim, real(call.epsilon), rotary_half, call.page_size,
+                  call.page_size * key_cache.shape[0], call.slot_mapping.shape[0], q_blocks, BLOCK_H=block_h,
+                  BLOCK_P=power_of_2(max(rotary_half, 1)), BLOCK_C=power_of_2(rest) if rest else 0, BLOCK_D=block_d,
+                  KEY_PACK=1 if call.layout == "rows" else key_cache.shape[4],
+                  VALUE_PACK=value_cache.shape[4] if call.layout == "shuffled" else 1,
+                  LARGEST=quant_rule.largest(key_cache.dtype) if call.is_fp8 else 0.0, IS_GPTJ=call.rotate_style == 1,
+                  IS_SHARED=call.reuse_freqs_front_part,
+                  options={"num_warps": num_warps or (4 if block_h * block_d >= 2048 else 1)})
 
 
 def _cache_strides(call: FusedQkRopeCacheCall) -> list[int]:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
+from aiter_like.ops.common.triton.launch import power_of_2
 
 DEFAULT_ELEMENTS = 4096
 """The elements of either tensor's heads that one program takes."""
@@ -143,8 +144,8 @@ def constants(call: Any, head_dim: int, width: int, tensors: list) -> tuple[list
     rest = head_dim - 2 * rotary_half
     is_in_place = all(x is None or (x.data_ptr() == y.data_ptr() and x.stride() == y.stride()) for x, y in tensors)
     copied = 0 if is_in_place else rest
-    blocks = {"BLOCK_P": triton.next_power_of_2(max(rotary_half, 1)),
-              "BLOCK_C": triton.next_power_of_2(copied) if copied else 0, "IS_GPTJ": call.rotate_style == 1,
+    blocks = {"BLOCK_P": power_of_2(max(rotary_half, 1)),
+              "BLOCK_C": power_of_2(copied) if copied else 0, "IS_GPTJ": call.rotate_style == 1,
               "IS_SHARED": call.reuse_freqs_front_part, "IS_BACKWARD": call.is_backward, "IS_IN_PLACE": is_in_place}
     return [rest if call.nope_first else 0, rotary_half, 0 if call.nope_first else 2 * rotary_half, copied], blocks
 
@@ -159,7 +160,7 @@ def tiles(input: torch.Tensor, counts: list[int], blocks: dict[str, int | bool],
     pairs, wave_size = blocks["BLOCK_P"], target_of(input.device).wave_size
     limit = max(elements // (2 * pairs), 1)
     programs = triton.cdiv(max(counts), 1 << (limit.bit_length() - 1))
-    heads = [triton.next_power_of_2(triton.cdiv(count, programs)) if count else 0 for count in counts]
+    heads = [power_of_2(triton.cdiv(count, programs)) if count else 0 for count in counts]
     num_warps = num_warps or min(max(max(heads) * pairs // (8 * wave_size), 1), _MAX_WARPS)
     lane_pairs = 16 // input.element_size() // (2 if blocks["IS_GPTJ"] else 1)
     least = lane_pairs * wave_size * num_warps // pairs

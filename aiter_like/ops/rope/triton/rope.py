@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.rope.rope import RopeCall
 from aiter_like.ops.rope.triton.parts import (
     DEFAULT_ELEMENTS,
@@ -74,8 +74,8 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
         copy_rest(out_y, y, out_y_head, y_head, y_heads, y_first, copied_begin, copied, BLOCK_Y, BLOCK_C)
 
 
-def rope(call: RopeCall, elements: int | None = None, num_warps: int | None = None) -> None:
-    """Writes `out` and `out_y`.
+def rope(call: RopeCall, elements: int | None = None, num_warps: int | None = None) -> Launch | None:
+    """The launch that writes `out` and `out_y`.
 
     `elements` of either tensor's heads are one program's; None for either parameter: what suits most sizes.
     """
@@ -89,13 +89,13 @@ def rope(call: RopeCall, elements: int | None = None, num_warps: int | None = No
     strides = [stride for tensor in (call.out, input, call.out_y, input_y) for stride in _strides(tensor)]
     indices = [stride for tensor in (call.positions, call.offsets)
                for stride in ((0, 0) if tensor is None or tensor.ndim == 1 else tensor.stride())]
-    if input.shape[0] * batch and programs:
-        launch(_rope_kernel, (input.shape[0] * batch, programs), call.out, call.out_y, input, input_y, call.cos,
-               call.sin, call.positions, call.offsets, *strides, heads, y_heads, row_step(call.cos),
-               0 if call.sin is None else row_step(call.sin), *indices, batch, *sizes, sequences,
-               row_count(call.cos), **blocks,
-               BLOCK_H=block_h, BLOCK_Y=block_y, BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0,
-               options={"num_warps": num_warps})
+    if not (input.shape[0] * batch and programs):
+        return None
+    return launch(_rope_kernel, (input.shape[0] * batch, programs), call.out, call.out_y, input, input_y, call.cos,
+                  call.sin, call.positions, call.offsets, *strides, heads, y_heads, row_step(call.cos),
+                  0 if call.sin is None else row_step(call.sin), *indices, batch, *sizes, sequences,
+                  row_count(call.cos), **blocks, BLOCK_H=block_h, BLOCK_Y=block_y,
+                  BLOCK_S=power_of_2(sequences) if sequences else 0, options={"num_warps": num_warps})
 
 
 def _strides(tensor: torch.Tensor | None) -> tuple[int, int, int]:

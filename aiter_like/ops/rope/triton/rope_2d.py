@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.rope.rope_2d import Rope2dCall
 from aiter_like.ops.rope.triton.parts import (
     DEFAULT_ELEMENTS,
@@ -56,12 +56,12 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
     copy_rest(out, x + half_dim, out_head, x_head, heads, head, copied_begin, copied, BLOCK_H, BLOCK_C)
 
 
-def rope_2d(call: Rope2dCall, elements: int | None = None, num_warps: int | None = None) -> None:
-    """Writes `out`, with the parameters of `rope`."""
+def rope_2d(call: Rope2dCall, elements: int | None = None, num_warps: int | None = None) -> Launch:
+    """The launch that writes `out`, with the parameters of `rope`."""
     batch, patches, heads, head_dim = call.input.shape
     half_dim, tables = head_dim // 2, (call.cos_h, call.sin_h, call.cos_w, call.sin_w)
     sizes, blocks = constants(call, half_dim, call.cos_h.shape[-1], [(call.out, call.input)])
     programs, (block_h,), num_warps = tiles(call.input, [heads], blocks, (elements or DEFAULT_ELEMENTS) // 2, num_warps)
-    launch(_rope_2d_kernel, (batch * patches, programs), call.out, call.input, *tables, *call.out.stride()[:3],
-           *call.input.stride()[:3], heads, *map(row_step, tables), patches, call.img_width, half_dim, *sizes,
-           **blocks, BLOCK_H=block_h, options={"num_warps": num_warps})
+    return launch(_rope_2d_kernel, (batch * patches, programs), call.out, call.input, *tables, *call.out.stride()[:3],
+                  *call.input.stride()[:3], heads, *map(row_step, tables), patches, call.img_width, half_dim, *sizes,
+                  **blocks, BLOCK_H=block_h, options={"num_warps": num_warps})

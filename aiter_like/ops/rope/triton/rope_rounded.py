@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.rope.rope_rounded import RopeRoundedCall
 from aiter_like.ops.rope.triton.parts import (
     DEFAULT_ELEMENTS,
@@ -67,8 +67,8 @@ def _rope_rounded_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, 
               rotary_begin, rotary_half, copied_begin, copied, BLOCK_Y, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
 
 
-def rope_rounded(call: RopeRoundedCall, elements: int | None = None, num_warps: int | None = None) -> None:
-    """Writes `out` and `out_y`.
+def rope_rounded(call: RopeRoundedCall, elements: int | None = None, num_warps: int | None = None) -> Launch | None:
+    """The launch that writes `out` and `out_y`.
 
     `elements` of either tensor's heads are one program's; None for either parameter: what suits most sizes.
     """
@@ -82,7 +82,8 @@ def rope_rounded(call: RopeRoundedCall, elements: int | None = None, num_warps: 
     strides = [stride for tensor in tensors for stride in tensor.stride()[:2]]
     steps = [row_step(call.cos), row_step(call.sin), call.positions.stride(0),
              0 if call.offsets is None else call.offsets.stride(0)]
-    if tokens and programs:
-        launch(_rope_rounded_kernel, (tokens, programs), *tensors, call.cos, call.sin, call.positions, call.offsets,
-               *strides, heads, y_heads, *steps, *sizes, row_count(call.cos), **blocks, BLOCK_H=block_h,
-               BLOCK_Y=block_y, options={"num_warps": num_warps, "enable_fp_fusion": False})
+    if not (tokens and programs):
+        return None
+    return launch(_rope_rounded_kernel, (tokens, programs), *tensors, call.cos, call.sin, call.positions, call.offsets,
+                  *strides, heads, y_heads, *steps, *sizes, row_count(call.cos), **blocks, BLOCK_H=block_h,
+                  BLOCK_Y=block_y, options={"num_warps": num_warps, "enable_fp_fusion": False})
