@@ -66,7 +66,7 @@ def real(op: str, name: str, value: Any, *, low: float | None = None, above: flo
         raise ValueError(f"{op}: {name} must be at least {low}, got {_number(value)}")
     if above is not None and value <= above:
         raise ValueError(f"{op}: {name} must be greater than {above}, got {value}")
-    if value and not _LEAST_FP32 <= abs(value) <= _MOST_FP32:
+    if not (_LEAST_FP32 <= value <= _MOST_FP32 or -_MOST_FP32 <= value <= -_LEAST_FP32 or value == 0):
         raise ValueError(f"{op}: {name} must be 0 or from {_LEAST_FP32:.1e} to {_MOST_FP32:.1e} in size, which fp32 "
                          f"holds, got {_number(value)}")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 Step = tuple[str, str, frozenset]
-"""A statement of a trace: ("", a condition that must hold, …) or (a name, its value's text, …), and the leaves that it
+"""A statement of a class: ("", a condition that must hold, …) or (a name, its value's text, …), and the leaves that it
 reads."""
 
 _LONGEST = 48  # letters of an expression before it gets a name
@@ -35,30 +35,39 @@ class Trace:
 
     Attributes:
         fields: of the call: a stand-in for each tensor, int and float, else the value itself.
-        steps: conditions and named expressions, in the order in which they came up.
         constants: name → value, of what conditions compare with.
         exact: leaf → value, of numbers that the decision holds for alone.
         ranks: position of a field that is a tensor, the first of one that comes twice → its rank.
         allocated: memory that a launch asks for.
+        equal: leaves that are equal.
         untraced: why launches are asked for anew by each call.
         is_strict: whether showing a number makes it exact; messages show numbers too, decisions do not read them.
     """
 
     def __init__(self, args: tuple):
-        self.steps: list[Step] = []
+        self._steps: list[tuple[str, Any, frozenset]] = []
+        self._bounds: dict[str, list] = {}
+        self._unlike: dict[tuple[str, int], None] = {}
         self.constants: dict[str, Any] = {}
         self.exact: dict[str, Any] = {}
         self.is_strict = True
         self.allocated: list[Traced] = []
         self.untraced = ""
+        self.equal: list[tuple[str, str]] = []
         self._asked: set[str] = set()
         self._names: dict[Any, str] = {}
         self._seen: dict[int, Any] = {}
         self.fields = tuple(self._stand_in(index, arg) for index, arg in enumerate(args))
         self.ranks = {each._index: each.ndim for each in self._seen.values()}
 
-    def release(self) -> None:
-        """Lets go of the call's tensors; what was asked of them stays."""
+    def settle(self) -> None:
+        """Ends the questions: what equals an exact number is exact."""
+        waiting = True
+        while waiting:
+            waiting = [(one, other) for pair in self.equal for one, other in (pair, pair[::-1])
+                       if one in self.exact and other not in self.exact]
+            self.exact.update((other, self.exact[one]) for one, other in waiting)
+        # No reference to the call's tensors is kept.
         self.fields = ()
         self.allocated.clear()
         self._seen.clear()
@@ -74,13 +83,73 @@ class Trace:
         text = text if answer else f"not ({text})"
         if leaves and text not in self._asked:
             self._asked.add(text)
-            self.steps.append(("", text, leaves))
+            self._steps.append(("ask", text, leaves))
         return answer
+
+    def has_asked(self, text: str) -> bool:
+        """Whether a condition holds in the class."""
+        return text in self._asked
+
+    def bound(self, base: str, leaves: frozenset, least: float | None, most: float | None) -> None:
+        """Notes that an expression is not below `least`, or not above `most`; the narrowest bounds are asked."""
+        if base not in self._bounds:
+            self._bounds[base] = [0 if base in leaves and base[0] in "st" else None, None]
+            self._steps.append(("bounds", base, leaves))
+        bounds = self._bounds[base]
+        if least is not None and (bounds[0] is None or least > bounds[0]):
+            bounds[0] = least
+        if most is not None and (bounds[1] is None or most < bounds[1]):
+            bounds[1] = most
+
+    def unlike(self, number: Number, constant: float) -> None:
+        """Notes that a number is not equal to a constant."""
+        if constant == 0 and number.factors and not number.shift:
+            for factor in number.factors:
+                bool(factor)
+            return
+        if type(constant) is not int or type(number.value) is not int:
+            self.ask(f"{number.text} == {self.constant(constant)}", False, number.leaves)
+            return
+        value, rest = divmod(constant - number.shift, number.scale)
+        if not rest and (number.base, value) not in self._unlike:
+            self._unlike[number.base, value] = None
+            self.bound(number.base, number.leaves, None, None)
+            self._steps.append(("unlike", (number.base, value), number.leaves))
+
+    def steps(self) -> Iterator[Step]:
+        """What was asked, in order: what bounds say anyway is left out, and what exact numbers say."""
+        for kind, what, leaves in self._steps:
+            if kind == "let":
+                yield (*what, leaves)
+            elif leaves <= self.exact.keys():
+                continue
+            elif kind == "ask":
+                yield "", what, leaves
+            elif kind == "bounds":
+                text = self._within(what, what in leaves)
+                if text:
+                    yield "", text, leaves
+            else:
+                base, value = what
+                least, most = self._bounds[base]
+                if (least is None or value >= least) and (most is None or value <= most):
+                    yield "", f"{base} != {self.constant(value)}", leaves
+
+    def _within(self, base: str, is_leaf: bool) -> str:
+        least, most = self._bounds[base]
+        if least is not None and least == most:
+            return f"{base} == {self.constant(least)}"
+        if least is not None and most is not None and not (least == 0 and is_leaf and base[0] in "st"):
+            return f"{self.constant(least)} <= {base} <= {self.constant(most)}"
+        if most is not None:
+            return f"{base} <= {self.constant(most)}"
+        return "" if least is None or (least == 0 and is_leaf and base[0] in "st") else f"{base} >= " \
+                                                                                        f"{self.constant(least)}"
 
     def named(self, text: str, leaves: frozenset) -> str:
         """A name for an expression."""
-        name = f"e{len(self.steps)}"
-        self.steps.append((name, text, leaves))
+        name = f"e{len(self._steps)}"
+        self._steps.append(("let", (name, text), leaves))
         return name
 
     def constant(self, value: Any) -> str:
@@ -134,7 +203,7 @@ def known(value: Any) -> Any:
     return value.value if type(value) is Number else value
 
 
-def text_of(trace: Trace, value: Any) -> str:
+def text_in(trace: Trace, value: Any) -> str:
     """The text that has the value of a stand-in in another call of the class."""
     return value.text if type(value) is Number else trace.constant(value)
 
@@ -149,14 +218,23 @@ def exactly(value: Any) -> Any:
     return value
 
 
-def _compared(sign: str) -> Callable:
-    compute = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[sign]
+_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
+
+def _compared(sign: str) -> Callable:
     def compare(self: Number, other: Any) -> Any:
         if type(other) is not Number and not isinstance(other, (int, float)):
             return NotImplemented
-        return self.trace.ask(f"{self.text} {sign} {text_of(self.trace, other)}", compute(self.value, known(other)),
-                              self.leaves | getattr(other, "leaves", _NONE))
+        answer = _SIGNS[sign](self.value, known(other))
+        if type(other) is Number and other.leaves:
+            if self.leaves:
+                self.trace.ask(f"{self.text} {sign} {other.text}", answer, self.leaves | other.leaves)
+            else:
+                other.limit(_TURNED[sign], self.value, answer)
+        else:
+            self.limit(sign, known(other), answer)
+        return answer
 
     return compare
 
@@ -166,24 +244,30 @@ def _computed(sign: str, compute: Callable, is_reflected: bool = False) -> Calla
         if type(other) is not Number and type(other) not in (int, float, bool):
             return NotImplemented
         leaves = self.leaves | getattr(other, "leaves", _NONE)
+        if sign == "//" and not is_reflected and type(other) is Number:
+            for factor, rest in (self.factors, self.factors[::-1]) if self.factors else ():
+                if factor.text == other.text and other != 0:
+                    return rest
         values = (known(other), self.value) if is_reflected else (self.value, known(other))
         value = compute(*values)
         if not leaves:
             return value
-        if type(other) is int and (sign, other) in _NEUTRAL and (not is_reflected or sign in "+*"):
-            return self
-        texts = text_of(self.trace, other), self.text
+        if type(values[0]) is type(values[1]) is int and self.leaves and not getattr(other, "leaves", _NONE):
+            affine = self.affine(sign, known(other), value, is_reflected)
+            if affine is not None:
+                return affine
+        texts = text_in(self.trace, other), self.text
         left, right = texts if is_reflected else texts[::-1]
-        return Number.made(self.trace, value, f"({left} {sign} {right})", leaves)
+        made = Number.made(self.trace, value, f"({left} {sign} {right})", leaves)
+        if sign == "*" and type(other) is Number:
+            made.factors = (self, other)
+        return made
 
     return operate
 
 
-_NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1), ("<<", 0), (">>", 0)}
-
-
 def _called(function: str) -> Callable:
-    """A function of the number by one of the names that a plan's text sees."""
+    """A function of the number by one of the names that a class's text sees."""
 
     def call(self: Number) -> Number:
         value = getattr(math, function, None) or getattr(builtins, function)
@@ -193,18 +277,21 @@ def _called(function: str) -> Callable:
 
 
 class Number:
-    """Stands in for an int or float of a call, or for what was computed of some.
+    """Stands in for an int or float of a call, or for what was computed of some: `scale * base + shift`.
 
     Attributes:
         value: in the call that is traced.
-        text: what has its value in any call of the class.
+        base: the text of what has the base's value in any call of the class.
         leaves: the numbers of the call in that text; none in one that has become exact.
+        factors: of a product: numbers.
     """
 
-    __slots__ = ("leaves", "text", "trace", "value")
+    __slots__ = ("base", "factors", "leaves", "scale", "shift", "trace", "value")
 
-    def __init__(self, trace: Trace, value: float, text: str, leaves: frozenset):
-        self.trace, self.value, self.text, self.leaves = trace, value, text, leaves
+    def __init__(self, trace: Trace, value: float, base: str, leaves: frozenset, scale: int = 1, shift: int = 0):
+        self.trace, self.value, self.base, self.leaves, self.scale, self.shift = (
+            trace, value, base, leaves, scale, shift)
+        self.factors: tuple[Number, Number] | None = None
 
     @staticmethod
     def made(trace: Trace, value: float, text: str, leaves: frozenset) -> Number:
@@ -213,15 +300,69 @@ class Number:
 
     __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # isinstance asks this
 
+    @property
+    def text(self) -> str:
+        """What has the value in any call of the class."""
+        text = self.base
+        if self.scale != 1:
+            text = f"({text} * {self.trace.constant(self.scale)})"
+        return f"({text} + {self.trace.constant(self.shift)})" if self.shift else text
+
+    def affine(self, sign: str, other: int, value: int, is_reflected: bool) -> Any:
+        """`self` and a constant combined, where that is a multiple of the base and a constant again; else None."""
+        scale, shift = self.scale, self.shift
+        if sign == "+":
+            shift += other
+        elif sign == "*":
+            scale, shift = scale * other, shift * other
+        elif sign == "-":
+            scale, shift = (-scale, other - shift) if is_reflected else (scale, shift - other)
+        elif is_reflected or other <= 0 or scale % other:
+            return None
+        elif sign == "//":
+            scale, shift = scale // other, shift // other
+        elif sign != "%":
+            return None
+        else:
+            return shift % other
+        return Number(self.trace, value, self.base, self.leaves, scale, shift) if scale else value
+
+    def limit(self, sign: str, other: float, answer: bool) -> None:
+        """Notes how the number compares with a constant."""
+        if not self.leaves:
+            return
+        if not answer:
+            sign = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}[sign]
+        if type(self.value) is not int or type(other) is not int:
+            if sign in (">=", "<=") and type(self.value) is float:
+                self.trace.bound(self.base, self.leaves, *((other, None) if sign == ">=" else (None, other)))
+            else:
+                self.trace.ask(f"{self.text} {sign} {self.trace.constant(other)}", True, self.leaves)
+            return
+        # In integers: scale * base >= least, or <= most.
+        least = other + (sign == ">") - self.shift if sign[0] == ">" else None
+        most = other - (sign == "<") - self.shift if sign[0] == "<" else None
+        if self.scale < 0:
+            least, most = (None if most is None else -most), (None if least is None else -least)
+        scale = abs(self.scale)
+        self.trace.bound(self.base, self.leaves, None if least is None else -(-least // scale),
+                         None if most is None else most // scale)
+
     def exactly(self) -> Any:
         """The value, which the class has from now on."""
         if self.leaves:
-            text = self.text
-            if text in self.leaves:
-                self.trace.exact[text] = self.value
+            trace = self.trace
+            if type(self.value) is int and self.scale:
+                base = (self.value - self.shift) // self.scale
+                if self.base in self.leaves:
+                    trace.exact[self.base] = base
+                else:
+                    trace.bound(self.base, self.leaves, base, base)
+            elif self.base in self.leaves:
+                trace.exact[self.base] = self.value
             else:
-                self.trace.ask(f"{text} == {self.trace.constant(self.value)}", True, self.leaves)
-            self.text, self.leaves = self.trace.constant(self.value), _NONE
+                trace.ask(f"{self.text} == {trace.constant(self.value)}", True, self.leaves)
+            self.base, self.leaves, self.scale, self.shift = trace.constant(self.value), _NONE, 1, 0
         return self.value
 
     def __eq__(self, other: object) -> Any:
@@ -236,18 +377,26 @@ class Number:
             self.exactly()
         elif is_equal and not self.leaves:
             other.exactly()
-        elif self.text != text_of(self.trace, other):
-            self.trace.ask(f"{self.text} == {text_of(self.trace, other)}", is_equal, self.leaves | others)
+        elif not self.leaves or not others:
+            if self.leaves:
+                self.trace.unlike(self, value)
+            elif others:
+                self.trace.unlike(other, self.value)
+        elif self.text != other.text:
+            self.trace.ask(f"{self.text} == {other.text}", is_equal, self.leaves | others)
+            if is_equal and self.text in self.leaves and other.text in others:
+                self.trace.equal.append((self.text, other.text))
             if is_equal and type(self.value) is type(value):
                 first, second = (self, other) if len(self.text) <= len(other.text) else (other, self)
-                second.text, second.leaves = first.text, first.leaves
+                second.base, second.leaves = first.base, first.leaves
+                second.scale, second.shift = first.scale, first.shift
         return is_equal
 
     def __ne__(self, other: object) -> Any:
         is_equal = Number.__eq__(self, other)
         return is_equal if is_equal is NotImplemented else not is_equal
 
-    __lt__, __le__, __gt__, __ge__ = map(_compared, ("<", "<=", ">", ">="))
+    __lt__, __le__, __gt__, __ge__ = map(_compared, _SIGNS)
     __add__, __radd__ = _computed("+", operator.add), _computed("+", operator.add, True)
     __sub__, __rsub__ = _computed("-", operator.sub), _computed("-", operator.sub, True)
     __mul__, __rmul__ = _computed("*", operator.mul), _computed("*", operator.mul, True)
@@ -266,7 +415,8 @@ class Number:
         return self // other, self % other
 
     def __neg__(self) -> Number:
-        return Number.made(self.trace, -self.value, f"(-{self.text})", self.leaves)
+        return Number.made(self.trace, -self.value, f"(-{self.text})", self.leaves) if type(
+            self.value) is not int else self * -1
 
     def __pos__(self) -> Number:
         return self
@@ -450,17 +600,20 @@ class Traced:
         if memory_format is not torch.contiguous_format:
             raise Untraceable(f"whether a tensor is in {memory_format}")
         if self._is_contiguous is None:
-            self._is_contiguous = self._asks_contiguity() if self._index is None else self.trace.ask(
-                f"arg{self._index}.is_contiguous()", self.real.is_contiguous(), frozenset((f"c{self._index}",)))
+            self._is_contiguous = self._asks_contiguity(self.real.is_contiguous())
         return self._is_contiguous
 
-    def _asks_contiguity(self) -> bool:
+    def _asks_contiguity(self, is_so: bool) -> bool:
+        """Asks for strides, which are exact as a rule and then cost nothing: also in dimensions of size 1, of which
+        only the call that is traced may have others.
+        """
         expected: Any = 1
         for size, step in zip(self.shape[::-1], self.strides[::-1]):
-            if size != 1:
-                if step != expected:
-                    return False
-                expected = expected * size
+            if is_so and known(step) != known(expected):
+                bool(size == 1)
+            elif step != expected and size != 1:
+                return False
+            expected = expected * size
         return True
 
     # ---- views

@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from torch import Tensor
 
 from aiter_like.dispatch import torch_ops
-from aiter_like.traced import Trace, Traced, Untraceable, text_of
+from aiter_like.traced import Trace, Traced, Untraceable, text_in
 
 _STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
 _REMEMBERED = 1024
@@ -97,12 +97,14 @@ def statement(trace: Trace, writes: frozenset[int], in_place: Container[tuple[in
     nor those of the device "meta", which have no address. Where something may be wrong it calls `refuse`, of the
     arguments.
     """
-    tensors = {index: one for index in trace.ranks if not (one := trace.fields[index]).is_meta and one.numel() > 0}
+    tensors = {index: one for index in trace.ranks if not (one := trace.fields[index]).is_meta and one.numel() != 0}
     asked = [f"a{index} < {trace.constant(_LEAST)}" for index in tensors]
     sizes = sorted({one.itemsize for one in tensors.values()} - {1})
-    asked += [f"({' | '.join(f'a{index}' for index, one in tensors.items() if one.itemsize == size)}) & {size - 1}"
-              for size in sizes]
-    ends = {index: f"a{index} + {text_of(trace, one.extent())}" for index, one in tensors.items()}
+    for size in sizes:
+        unknown = [f"a{index}" for index, one in tensors.items()
+                   if one.itemsize == size and not trace.has_asked(f"(a{index} % 16) == 0")]
+        asked += [f"({' | '.join(unknown)}) & {size - 1}"] * bool(unknown)
+    ends = {index: f"a{index} + {text_in(trace, one.extent())}" for index, one in tensors.items()}
     positions = {index: [place for place, each in enumerate(trace.fields) if each is one]
                  for index, one in tensors.items()}
     written = [index for index in tensors if not writes.isdisjoint(positions[index])]

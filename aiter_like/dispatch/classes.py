@@ -92,7 +92,7 @@ class CallClass:
         self.trace, self._addresses, self._body = trace, addresses, body
         self._names = parameters(len(args))
         self._used = {"selector": selector, "is_grad_enabled": _is_grad_enabled, "refusals": _REFUSALS,
-                      "metadata": metadata, **_FUNCTIONS, **trace.constants, **used}
+                      "metadata": metadata, **_FUNCTIONS, **used}
         self._questions = self._kind(args, trace)
         self.serves = self._make_serves
         self.admits = self._make_admits
@@ -128,8 +128,8 @@ class CallClass:
         trace, kept = self.trace, []
         last = [self._addresses or "pass", *self._body * runs]
         words = set(_WORD.findall("\n".join(last)))
-        for name, text, leaves in reversed(trace.steps):
-            if name in words if name else not leaves <= trace.exact.keys():
+        for name, text, _ in reversed([*trace.steps()]):
+            if not name or name in words:
                 kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
                 words.update(_WORD.findall(text))
         return ["try:", f"    if not ({' and '.join(self._questions)}): return False",
@@ -138,9 +138,9 @@ class CallClass:
                 *(f"    {line}" for line in last), "except refusals: return False", "return True"]
 
     def _made(self, name: str, runs: bool) -> Callable[..., bool]:
+        every, text = dict.fromkeys(("chosen", *self._names), Parameter.empty), self._text(runs)
         exact = {leaf: value for leaf, value in self.trace.exact.items() if leaf not in self._names}
-        every = dict.fromkeys(("chosen", *self._names), Parameter.empty)
-        return handing_on(name, every, {}, self._text(runs), **{**self._used, **exact})
+        return handing_on(name, every, {}, text, **{**self._used, **self.trace.constants, **exact})
 
     def _make_serves(self, *args: Any) -> bool:
         self.serves = self._made("serves", True)

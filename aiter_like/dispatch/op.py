@@ -211,8 +211,8 @@ class Op(Declaration):
             self._decide(chosen, args)
         elif plan.is_final and (runs or plan.row is None):
             used = {"refuse": self._check_addresses, **plan.used}
+            trace.settle()
             made = CallClass(chosen, args, trace, addresses, plan.statements, used)
-            trace.release()
             self._classes.keep(chosen, args, made)
 
     def _planned(self, request: Request, trace: Trace) -> Plan:

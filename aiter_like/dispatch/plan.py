@@ -16,7 +16,7 @@ from aiter_like.dispatch.classes import parameters
 from aiter_like.dispatch.declaration import Declaration
 from aiter_like.dispatch.table import Row
 from aiter_like.dispatch.tuned_rows import has_run
-from aiter_like.traced import Trace, Untraceable, text_of
+from aiter_like.traced import Trace, Untraceable, text_in
 
 _ALIGNMENT = 256  # bytes: torch's allocator aligns memory to so many, and more is asked of no scratch
 
@@ -92,7 +92,7 @@ def _allocation(trace: Trace, used: dict[str, Any]) -> list[str]:
     used |= {"empty": torch.empty, "uint8": torch.uint8, "device": trace.allocated[0].device}
     ends, place = [], "m0"
     for index, memory in enumerate(trace.allocated, 1):
-        ends.append(f"m{index} = {place} + ({text_of(trace, memory.nbytes + (_ALIGNMENT - 1))} & {-_ALIGNMENT})")
+        ends.append(f"m{index} = {place} + ({text_in(trace, memory.nbytes + (_ALIGNMENT - 1))} & {-_ALIGNMENT})")
         place = f"m{index}"
     return ["m0 = 0", *ends, f"memory = empty({place}, dtype=uint8, device=device)", "m0 = memory.data_ptr()",
             *ends[:-1]]

@@ -20,7 +20,7 @@ from typing import Any
 
 from aiter_like import env, paths
 from aiter_like.errors import TuningError
-from aiter_like.traced import Number, known, text_of
+from aiter_like.traced import Number, known, text_in
 
 _log = logging.getLogger("aiter_like")
 
@@ -154,7 +154,7 @@ class Table:
         if numbers:
             trace = numbers[0].trace
             answer = trace.object(functools.partial(_look_up, layers, place))
-            texts = ", ".join(text_of(trace, values[index]) for index in open_ones)
+            texts = ", ".join(text_in(trace, values[index]) for index in open_ones)
             trace.ask(f"{answer}({texts}) == {trace.object(found)}", True,
                       frozenset().union(*(number.leaves for number in numbers)))
         for rows in found:

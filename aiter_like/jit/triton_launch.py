@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from aiter_like.device import Target, target_of
-from aiter_like.traced import Number, Trace, Traced, Untraceable, exactly, known, text_of
+from aiter_like.traced import Number, Trace, Traced, Untraceable, exactly, known, text_in
 
 try:
     from triton.language.extra.cuda import gdc_wait
@@ -98,7 +98,7 @@ class Launch:
         texts = [each.text for each in arguments] + [trace.object(value) for value in ordered]
         if any(type(each) is Number and each.leaves for each in grid):
             start = trace.object(_starting_over(compiled, target))
-            texts.insert(0, f"({', '.join(text_of(trace, each) for each in grid)})")
+            texts.insert(0, f"({', '.join(text_in(trace, each) for each in grid)})")
         else:
             start = trace.object(starter(compiled, fixed.grid, target))
         first = starter(compiled, fixed.grid, target)
@@ -141,7 +141,7 @@ class _Argument:
                     bool(value < 2**63)
                 if not is_any and value != 1 and not is_unaligned:
                     bool(value % _ALIGNMENT == 0)
-            self.real, self.text = value.value, text_of(trace, value)
+            self.real, self.text = value.value, text_in(trace, value)
         elif type(value) is tuple:
             parts = [_Argument(trace, each, is_any, is_unaligned, is_amd) for each in value]
             self.real = tuple(part.real for part in parts)
@@ -165,7 +165,7 @@ def _descriptor(trace: Trace, value: Any, base: Tensor) -> tuple[Any, str]:
               if name not in ("base", "shape", "strides")}
     others = {name: list(fact) if isinstance(facts[name], list) else fact for name, fact in others.items()}
     make = _maker(type(value), others)
-    texts = (f"[{', '.join(text_of(trace, each) for each in one)}]" for one in (shape, strides))
+    texts = (f"[{', '.join(text_in(trace, each) for each in one)}]" for one in (shape, strides))
     real = make(base.real, [*map(known, shape)], [*map(known, strides)])
     return real, f"{trace.object(make)}({base.address().text}, {', '.join(texts)})"
 
