@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from aiter_like import device
+from aiter_like.dispatch.table import rounded_up
+from aiter_like.traced import answered
 
 SPLITS = (1, 2, 4, 8, 16)
 
@@ -128,10 +130,18 @@ def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int =
     return total
 
 
-@functools.lru_cache(1024)
+@answered
 def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None, element_bytes: int = 2,
              batch: int = 1, names: tuple[str, ...] = TILES) -> tuple[str, int]:
-    """(tile, splits) with the least clocks, of those that have the given ones; the tile is one of `names`."""
+    """(tile, splits) with the least clocks, of those that have the given ones, for `m` rounded up as tuned rows are; the
+    tile is one of `names`.
+    """
+    return _cheapest(rounded_up(m), n, k, tile, splits, element_bytes, batch, names)
+
+
+@functools.lru_cache(4096)
+def _cheapest(m: int, n: int, k: int, tile: str | None, splits: int | None, element_bytes: int, batch: int,
+              names: tuple[str, ...]) -> tuple[str, int]:
     if tile is not None:
         parse(tile, names)
     found = [(name, parts) for name in names if tile in (None, name)

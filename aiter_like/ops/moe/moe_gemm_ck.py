@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from aiter_like.device import Target
+from aiter_like.dispatch.table import rounded_up
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.gemm import problems, tiles
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated
+from aiter_like.traced import answered
 
 _OP = "moe_gemm"
 _MOST_BYTES = 2**31
@@ -44,12 +47,22 @@ def _fits(call: MoeGemmCall, tile: tiles.Tile) -> bool:
 
 
 def _clocks(call: MoeGemmCall, name: str) -> float:
+    return _clocks_of(name, **_sizes(call))
+
+
+def _sizes(call: MoeGemmCall) -> dict[str, Any]:
     """Of as many places as an even router leaves half of each expert's last block empty in, at most those there are."""
     n, k = call.b.shape[1:]
     places = min(call.experts.shape[0] * call.block, call.out.shape[0] + call.b.shape[0] * call.block // 2)
-    tile = tiles.parse(name, tile_names(call))
-    return tiles.clocks(places, n, k, tile, 1, call.a.element_size(), lds_bytes=_lds_bytes(tile, call.is_shuffled),
-                        names=tiles.SCALED if _is_scaled(call) else tiles.PIPELINED)
+    return {"places": places, "n": n, "k": k, "element_bytes": call.a.element_size(), "names": tile_names(call),
+            "is_shuffled": call.is_shuffled, "is_scaled": _is_scaled(call)}
+
+
+def _clocks_of(name: str, *, places: int, n: int, k: int, element_bytes: int, names: tuple[str, ...],
+               is_shuffled: bool, is_scaled: bool) -> float:
+    tile = tiles.parse(name, names)
+    return tiles.clocks(places, n, k, tile, 1, element_bytes, lds_bytes=_lds_bytes(tile, is_shuffled),
+                        names=tiles.SCALED if is_scaled else tiles.PIPELINED)
 
 
 def _lds_bytes(tile: tiles.Tile, is_shuffled: bool) -> int:
@@ -61,7 +74,17 @@ def _lds_bytes(tile: tiles.Tile, is_shuffled: bool) -> int:
 
 def cheapest(call: MoeGemmCall) -> str:
     """The tile that the counts of tiles.py find best for a call that no row was tuned for."""
-    return min(tile_names(call), key=lambda name: _clocks(call, name))
+    return _cheapest(**_sizes(call))
+
+
+@answered
+def _cheapest(*, places: int, **sizes: Any) -> str:
+    return _cheapest_of_rounded(places=rounded_up(places), **sizes)
+
+
+@functools.lru_cache(4096)
+def _cheapest_of_rounded(**sizes: Any) -> str:
+    return min(sizes["names"], key=lambda name: _clocks_of(name, **sizes))
 
 
 def _instance(call: MoeGemmCall, *, tile: str | None = None) -> Instance:
