@@ -607,15 +607,21 @@ class Traced:
         return self.itemsize * (1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides)))
 
     def data_ptr(self) -> Any:
+        """As of a tensor; of memory that each call has of its own only alignment can be asked."""
+        return _Aligned(self.offset) if self.root[0] == "m" else self.address()
+
+    def storage_offset(self) -> Any:
         """As of a tensor."""
-        if self._index is None and self.root[0] == "m":
-            raise Untraceable("the address of memory that each call has of its own")
-        return self.address()
+        if self._index is None:
+            raise Untraceable("where a view begins in its memory")
+        return Number(self.trace, self.real.storage_offset(), f"arg{self._index}.storage_offset()",
+                      frozenset((f"c{self._index}",)))
 
     def address(self) -> Number:
         """Where it begins; of memory that a call allocates with the text of its place."""
-        place = Number(self.trace, self.real.data_ptr() - known(self.offset), self.root, frozenset((self.root,)))
-        return place + self.offset
+        offset = self.offset
+        text = self.root if type(offset) is int and offset == 0 else f"({self.root} + {text_in(self.trace, offset)})"
+        return Number(self.trace, self.real.data_ptr(), text, getattr(offset, "leaves", _NONE) | {self.root})
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
         """As of a tensor."""
@@ -652,9 +658,7 @@ class Traced:
     def view(self, *shape: Any) -> Traced:
         """As of a tensor; nothing is copied."""
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-            if shape[0].itemsize != self.itemsize:
-                raise Untraceable("a view in a dtype of another size")
-            return self._viewed(self.real.view(shape[0]), self.shape, self.strides)
+            return self._in_dtype(shape[0])
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         real = self.real.view(known(shape))
         if len(shape) == self.ndim and all(one is other or known(one) == -1 for one, other in zip(shape, self.shape)):
@@ -668,6 +672,16 @@ class Traced:
         return self._dense(real, shape) if self.is_contiguous() else self._viewed(real, shape, self._strides_of(shape))
 
     reshape = view
+
+    def _in_dtype(self, dtype: torch.dtype) -> Traced:
+        real, own, other = self.real.view(dtype), self.itemsize, dtype.itemsize
+        sizes, strides = self.shape, self.strides
+        if own == other:
+            return self._viewed(real, sizes, strides)
+        if strides[-1] != 1 or any(step * own % other != 0 for step in strides[:-1]) or sizes[-1] * own % other != 0:
+            raise Untraceable("elements of another size do not fill a view")
+        return self._viewed(real, [*sizes[:-1], sizes[-1] * own // other],
+                            [*(step * own // other for step in strides[:-1]), 1])
 
     def _strides_of(self, shape: Sequence) -> list:
         """Strides of a view, as torch finds them: dimensions of the view are within groups of ours that lie together.
@@ -820,6 +834,20 @@ class Traced:
 
     def __getattr__(self, name: str) -> Any:
         raise Untraceable(f"Tensor.{name}")
+
+
+class _Aligned:
+    """The address of memory that a call allocates, which begins at a multiple of 16."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, offset: Any):
+        self._offset = offset
+
+    def __mod__(self, alignment: int) -> Any:
+        if alignment not in (1, 2, 4, 8, 16):
+            raise Untraceable(f"the address of memory that a call allocates, beyond 16 bytes: {alignment}")
+        return self._offset % alignment
 
 
 def _dense(shape: Sequence) -> list:

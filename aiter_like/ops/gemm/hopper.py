@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from aiter_like.device import Target
+from aiter_like.traced import answered
 
 
 class Blocks(NamedTuple):
@@ -43,11 +44,21 @@ def serves(*operands: Tensor) -> bool:
                for one in operands)
 
 
-@functools.lru_cache(1024)  # a launch asks
+@answered
 def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool = False,
            most_splits: int = 16) -> Blocks:
     """The blocks by the sizes, as they did best on Hopper; is_narrow: blocks of at most 128 columns, since registers
     hold the sums of a matrix instruction twice."""
+    return _suited(alike(m), n, k, element_bytes, cu_num, is_narrow, most_splits)
+
+
+def alike(m: int) -> int:
+    """The most rows that come in as many tiles as `m`: up to 128 a power of two, of which one tile has all."""
+    return 1 << (m - 1).bit_length() if m <= 128 else -(-m // 64) * 64
+
+
+@functools.lru_cache(1024)
+def _suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool, most_splits: int) -> Blocks:
     if m <= 128:  # the rows are the narrow side of the matrix unit, and the weights stream
         block_m, block_n, num_warps, swap = max(16, 1 << (m - 1).bit_length()), 64, 4, 1
         bytes_k, stages = (512, 5) if m <= 16 else (256, 6 if m <= 64 else 4)

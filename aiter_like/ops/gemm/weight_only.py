@@ -12,6 +12,7 @@ import torch
 
 from aiter_like.device import Target
 from aiter_like.ops.gemm import hopper
+from aiter_like.traced import answered
 
 IN_PLACE, SKINNY, STREAM, WIDE = ("gemm_weight_only", "gemm_weight_only_skinny", "gemm_weight_only_hopper",
                                   "gemm_weight_only_wide")
@@ -82,7 +83,8 @@ def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
                     yield {"wide": 1, **dict(zip(NAMES, (block_m, block_n, block_k, num_warps, num_stages)))}
 
 
-@functools.lru_cache(1024)  # a launch asks
+@answered
+@functools.lru_cache(1024)
 def skinny_blocks(m: int, n: int, k: int, bits: int, cu_num: int) -> tuple[int, int, int, int]:
     """SKINNY_NAMES by the sizes, as they did best on an H100. Two programs of 8 warps share an SM, where one alone
     takes 0.7 of their time; the start of a program and a second kernel take as long as half of SKINNY_DEPTH."""
@@ -94,6 +96,7 @@ def skinny_blocks(m: int, n: int, k: int, bits: int, cu_num: int) -> tuple[int, 
     return 128, 8, 3 if m <= 8 and bits == 4 else 2, min(found)[1]
 
 
+@answered
 @functools.lru_cache(1024)
 def stream_blocks(m: int, n: int, k: int, bits: int, block_k: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
     """STREAM_NAMES by the sizes, as they did best on an H100: programs of 2 warps have mma.sync, with more wgmma."""

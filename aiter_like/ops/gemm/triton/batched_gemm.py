@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import (
@@ -48,8 +48,8 @@ def _batched_gemm_kernel(out, a, b, bias, a_scale, b_scale, rows, columns, depth
            out_column, 0, 0, "none", IS_BF16)
 
 
-def batched_gemm(call: BatchedGemmCall, kernel: str = "batched_gemm", **params: int) -> None:
-    """Writes `out`.
+def batched_gemm(call: BatchedGemmCall, kernel: str = "batched_gemm", **params: int) -> Launch:
+    """What writes `out`.
 
     kernel: "batched_gemm_hopper" is that of problems_hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
@@ -57,15 +57,14 @@ def batched_gemm(call: BatchedGemmCall, kernel: str = "batched_gemm", **params: 
     """
     (batch, m, k), n, target = call.a.shape, call.b.shape[1], target_of(call.a.device)
     rough = ROUGH if is_rough(call.a, target) else None
-    if kernel == "batched_gemm_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+    if kernel == "batched_gemm_hopper" and call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16:
         from aiter_like.ops.gemm.triton import problems_hopper  # not every Triton has tensor descriptors
 
-        problems_hopper.multiply_batch(call, params, rough, target)
-        return
+        return problems_hopper.multiply_batch(call, params, rough, target)
     suited = blocks_for(m, target.platform, call.a.element_size())
     blocks, options = constants_of("batched_gemm", BLOCKS, suited, {} if kernel == "batched_gemm_hopper" else params)
     strides = [0 if one is None else one.stride(0) for one in (call.bias, call.a_scale, call.b_scale)]
     grid = (batch * triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    launch(_batched_gemm_kernel, grid, call.out, call.a, call.b, call.bias, call.a_scale, call.b_scale, m, n, k,
-           *call.out.stride(), *call.a.stride(), *call.b.stride(), *strides, IS_BF16=call.out.dtype == torch.bfloat16,
-           ROUGH=rough, GROUP=GROUP, **blocks, options=options)
+    return launch(_batched_gemm_kernel, grid, call.out, call.a, call.b, call.bias, call.a_scale, call.b_scale, m, n, k,
+                  *call.out.stride(), *call.a.stride(), *call.b.stride(), *strides,
+                  IS_BF16=call.out.dtype == torch.bfloat16, ROUGH=rough, GROUP=GROUP, **blocks, options=options)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.ops.gemm.parts import activation_of
@@ -58,21 +58,22 @@ def _gemm_a16w16_kernel(out, a, b, column_scale, bias, residual, rows, columns, 
            residual_row, residual_column, ACTIVATION, IS_BF16, up=up if IS_GATED else None)
 
 
-def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> None:
-    """Writes `out`.
+def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> tuple[Launch, ...]:
+    """What writes `out`.
 
     kernel: "gemm_a16w16_hopper" is that of hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n (rows of b), block_k, num_warps, num_stages
         and, on Hopper, swap and splits.
     """
-    multiply(call, None, kernel, params)
+    return multiply(call, None, kernel, params)
 
 
-def multiply(call: GemmA16w16Call, column_scale: Tensor | None, kernel: str, params: dict[str, int]) -> None:
+def multiply(call: GemmA16w16Call, column_scale: Tensor | None, kernel: str,
+             params: dict[str, int]) -> tuple[Launch, ...]:
     """gemm_a16w16 with a scale [n] or [n, 1] of each column, contiguous, before what is added."""
     (m, k), b_rows = call.a.shape, call.b.shape[0]
     target, (activation, is_gated) = target_of(call.a.device), activation_of(call.activation)
-    if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+    if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16:
         from aiter_like.ops.gemm.triton.hopper import Finish  # not every Triton has tensor descriptors
         from aiter_like.ops.gemm.triton.hopper import multiply as multiply_on_hopper
 
@@ -81,15 +82,15 @@ def multiply(call: GemmA16w16Call, column_scale: Tensor | None, kernel: str, par
         blocks = hopper.gated(blocks) if is_gated else blocks
         then = Finish(b_scale=column_scale, bias=call.bias, activation=activation, residual=call.residual,
                       is_gated=is_gated)
-        multiply_on_hopper(call.out, call.a, call.b, then, blocks, target)
-        return
+        return multiply_on_hopper(call.out, call.a, call.b, then, blocks, target)
     given = {} if kernel == "gemm_a16w16_hopper" else params
     blocks, options = constants_of("gemm_a16w16", BLOCKS, blocks_for(m, target.platform, 2), given)
     if is_gated:
         blocks["BLOCK_N"] = max(blocks["BLOCK_N"] // 2, 16)
     n, residual_strides = call.out.shape[1], (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, column_scale, call.bias, call.residual, m, n, k,
-           *call.out.stride(), *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, IS_GATED=is_gated, IS_SHUFFLED=call.is_shuffled, GROUP=GROUP,
-           **blocks, options=options)
+    return (launch(
+        _gemm_a16w16_kernel, grid, call.out, call.a, call.b, column_scale, call.bias, call.residual, m, n, k,
+        *call.out.stride(), *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=activation,
+        IS_BF16=call.out.dtype == torch.bfloat16, IS_GATED=is_gated, IS_SHUFFLED=call.is_shuffled, GROUP=GROUP,
+        **blocks, options=options),)

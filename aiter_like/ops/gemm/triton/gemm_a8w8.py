@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call, keeps_sums_apart
 from aiter_like.ops.gemm.triton.parts import (
@@ -43,8 +43,8 @@ def _gemm_a8w8_kernel(out, a, b, a_scale, b_scale, bias, rows, columns, depth, o
            IS_BF16, ROW_SCALES, COLUMN_SCALES)
 
 
-def gemm_a8w8(call: GemmA8w8Call, kernel: str = "gemm_a8w8", **params: int) -> None:
-    """Writes `out`.
+def gemm_a8w8(call: GemmA8w8Call, kernel: str = "gemm_a8w8", **params: int) -> tuple[Launch, ...]:
+    """What writes `out`.
 
     kernel: "gemm_a8w8_hopper" is that of hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
@@ -53,17 +53,18 @@ def gemm_a8w8(call: GemmA8w8Call, kernel: str = "gemm_a8w8", **params: int) -> N
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
     rough = ROUGH if keeps_sums_apart(call, target) else None
-    if kernel == "gemm_a8w8_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+    if kernel == "gemm_a8w8_hopper" and call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16:
         from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 
         suited = hopper.suited(m, n, k, 1, target.cu_num, is_narrow=rough is not None)
         blocks = hopper.Blocks(**values("gemm_a8w8", suited._fields, suited, params))
-        multiply(call.out, call.a, call.b, Finish(call.a_scale, call.b_scale, call.bias), blocks, target, rough)
-        return
+        then = Finish(call.a_scale, call.b_scale, call.bias)
+        return multiply(call.out, call.a, call.b, then, blocks, target, rough)
     given = {} if kernel == "gemm_a8w8_hopper" else params
     blocks, options = constants_of("gemm_a8w8", BLOCKS, blocks_for(m, target.platform, 1), given)
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    launch(_gemm_a8w8_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, call.bias, m, n, k,
-           *call.out.stride(), *call.a.stride(), *call.b.stride(), IS_BF16=call.out.dtype == torch.bfloat16,
-           ROW_SCALES=call.a_scale.numel() > 1, COLUMN_SCALES=call.b_scale.numel() > 1, BAND=call.band, ROUGH=rough,
-           GROUP=GROUP, **blocks, options=options)
+    return (launch(
+        _gemm_a8w8_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, call.bias, m, n, k,
+        *call.out.stride(), *call.a.stride(), *call.b.stride(), IS_BF16=call.out.dtype == torch.bfloat16,
+        ROW_SCALES=call.a_scale.numel() > 1, COLUMN_SCALES=call.b_scale.numel() > 1, BAND=call.band, ROUGH=rough,
+        GROUP=GROUP, **blocks, options=options),)

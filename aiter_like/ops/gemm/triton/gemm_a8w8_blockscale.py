@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import Target, target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
+from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, HOPPER_NAMES, GemmA8w8BlockscaleCall, hopper_stages
 from aiter_like.ops.gemm.triton.parts import (
     GROUP,
@@ -21,6 +22,7 @@ from aiter_like.ops.gemm.triton.parts import (
     values,
     weights_at,
 )
+from aiter_like.traced import answered
 
 _OP = "gemm_a8w8_blockscale"
 _STEP = tl.constexpr(BLOCK)
@@ -58,8 +60,9 @@ def _gemm_a8w8_blockscale_kernel(out, a, b, a_scale, b_scale, rows, columns, dep
     finish(sums, out, None, None, None, None, row, column, rows, columns, out_row, out_column, 0, 0, "none", IS_BF16)
 
 
-def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_blockscale", **params: int) -> None:
-    """Writes `out`.
+def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_blockscale",
+                         **params: int) -> tuple[Launch, ...]:
+    """What writes `out`.
 
     kernel: "gemm_a8w8_blockscale_hopper" is that of gemm_a8w8_blockscale_hopper.py; where an address forbids it the
         other takes over.
@@ -68,20 +71,20 @@ def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_
     """
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
-    if kernel == "gemm_a8w8_blockscale_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+    if kernel == "gemm_a8w8_blockscale_hopper" and call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16:
         from aiter_like.ops.gemm.triton import gemm_a8w8_blockscale_hopper  # not every Triton has tensor descriptors
 
         suited = hopper_blocks(m, n, k, call.out.element_size(), target.cu_num)
-        gemm_a8w8_blockscale_hopper.multiply(call, target, **values(_OP, HOPPER_NAMES, suited, params))
-        return
+        return gemm_a8w8_blockscale_hopper.multiply(call, target, **values(_OP, HOPPER_NAMES, suited, params))
     given = {} if kernel == "gemm_a8w8_blockscale_hopper" else params
     suited = _blocks(m, n, k, target, call.is_preshuffled)
     blocks, options = constants_of(_OP, HOPPER_NAMES[:4], suited, given)
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    launch(_gemm_a8w8_blockscale_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, m, n, k,
-           *call.out.stride(), *call.a.stride(), *call.b.stride(), *call.a_scale.stride(), *call.b_scale.stride(),
-           IS_PRESHUFFLED=call.is_preshuffled, IS_BF16=call.out.dtype == torch.bfloat16, GROUP=GROUP,
-           **blocks, options=options)
+    return (launch(
+        _gemm_a8w8_blockscale_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, m, n, k,
+        *call.out.stride(), *call.a.stride(), *call.b.stride(), *call.a_scale.stride(), *call.b_scale.stride(),
+        IS_PRESHUFFLED=call.is_preshuffled, IS_BF16=call.out.dtype == torch.bfloat16, GROUP=GROUP, **blocks,
+        options=options),)
 
 
 def _blocks(m: int, n: int, k: int, target: Target, is_preshuffled: bool) -> tuple[int, int, int, int]:
@@ -98,12 +101,17 @@ def _blocks(m: int, n: int, k: int, target: Target, is_preshuffled: bool) -> tup
     return block_m, block_n, num_warps, num_stages
 
 
-@functools.lru_cache(1024)  # a launch asks
+@answered
 def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
     """HOPPER_NAMES by the sizes. Operands of few rows come the faster the more programs ask for them, two of 4 warps on
     an SM: the depth is split until they are as many. Where there are more of them anyway, wider blocks do with fewer
     beginnings: 16 × 24576 × 1536 takes 23.4 µs instead of 27.2, 16 × 28672 × 4096 56 instead of 63 (H100). Of more rows
     that block and those splits are taken with which the SM that has most to do needs the least time."""
+    return _hopper_blocks(hopper.alike(m), n, k, out_bytes, cu_num)
+
+
+@functools.lru_cache(1024)
+def _hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
     steps = triton.cdiv(k, BLOCK)
     if m <= 64:
         block_m = max(16, triton.next_power_of_2(m))  # up to 32 rows stand on the narrow side of the matrix unit

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, scratch
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, GemmA8w8BlockscaleCall, hopper_stages
 from aiter_like.ops.gemm.triton.hopper import SUM_ELEMENTS, placed, sum_tiles_kernel
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
@@ -106,26 +106,28 @@ def _gemm_a8w8_blockscale_hopper_kernel(a, b, a_scale, b_scale, out, partials, r
 
 
 def multiply(call: GemmA8w8BlockscaleCall, target: Target, *, block_m: int, block_n: int, num_warps: int,
-             num_stages: int, swap: int, splits: int) -> None:
-    """Writes `out`, by as many programs as the SMs hold: one of 8 warps, or two of 4 where shared memory suffices. Of
-    the tiles that do not fill all SMs at the end the depth is split in `splits`, which a second kernel adds up."""
+             num_stages: int, swap: int, splits: int) -> tuple[Launch, ...]:
+    """What writes `out`, by as many programs as the SMs hold: one of 8 warps, or two of 4 where shared memory suffices.
+    Of the tiles that do not fill all SMs at the end the depth is split in `splits`, which a second kernel adds up."""
     (m, k), n, out = call.a.shape, call.b.shape[0], call.out
     a, b = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, BLOCK])
             for matrix, rows in ((call.a, block_m), (call.b, min(block_n, BLOCK))))
     tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
     whole = tiles // target.cu_num * target.cu_num if splits > 1 else tiles
-    rest = tiles - whole
+    rest = tiles - whole if splits > 1 else 0
     splits = splits if rest else 1
-    partials = torch.empty(splits, rest, block_m, block_n, device=out.device, dtype=torch.float32) if rest else None
+    partials = scratch((splits, rest, block_m, block_n), torch.float32, out) if rest else None
     fits = hopper_stages(block_m, block_n, num_warps, splits, out.element_size())
     programs = min(whole + rest * splits, target.cu_num * (8 // num_warps if num_stages <= fits else 1))
     strides, constants = out.stride(), {"IS_BF16": out.dtype == torch.bfloat16, "SPLITS": splits, "GROUP": GROUP}
     constants |= {"BLOCK_M": block_m, "BLOCK_N": block_n}
-    launch(_gemm_a8w8_blockscale_hopper_kernel, (programs,), a, b, call.a_scale, call.b_scale, out, partials, m, n, k,
-           whole, *strides, *call.a_scale.stride(), *call.b_scale.stride(), SWAP=bool(swap), **constants,
-           options={"num_warps": num_warps, "num_stages": num_stages})
-    if rest:
-        rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
-        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, None, None, None, None, m, n, whole, *strides,
-               0, 0, ACTIVATION="none", ROW_SCALES=False, COLUMN_SCALES=False, ROWS=rows, **constants,
-               options={"num_warps": 4})
+    product = launch(
+        _gemm_a8w8_blockscale_hopper_kernel, (programs,), a, b, call.a_scale, call.b_scale, out, partials, m, n, k,
+        whole, *strides, *call.a_scale.stride(), *call.b_scale.stride(), SWAP=bool(swap), **constants,
+        options={"num_warps": num_warps, "num_stages": num_stages})
+    if not rest:
+        return (product,)
+    rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
+    return product, launch(
+        sum_tiles_kernel, (rest, block_m // rows), partials, out, None, None, None, None, m, n, whole, *strides, 0, 0,
+        ACTIVATION="none", ROW_SCALES=False, COLUMN_SCALES=False, ROWS=rows, **constants, options={"num_warps": 4})

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.gemm import weight_only
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton import gemm_weight_only_wide
@@ -64,8 +64,8 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
            column[:, None], rows, columns, out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
-def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
-    """Writes `out`.
+def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> tuple[Launch, ...]:
+    """What writes `out`.
 
     kernel: "gemm_weight_only_skinny" and "gemm_weight_only_hopper" are those of the files beside this one; where an
         address forbids them the one of this file takes over. "gemm_weight_only_wide" is the two of
@@ -74,33 +74,30 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
         of this file never goes beyond a group. "gemm_weight_only_wide" has those of gemm_a16w16 beside `wide`.
     """
     if kernel == weight_only.WIDE:
-        gemm_weight_only_wide.multiply(call, {name: value for name, value in params.items() if name != "wide"})
-        return
+        return gemm_weight_only_wide.multiply(call, {name: value for name, value in params.items() if name != "wide"})
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
     is_own = kernel in (weight_only.SKINNY, weight_only.STREAM)
-    if is_own and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == call.a.storage_offset() % 2 == 0:
+    if is_own and call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16 and call.a.storage_offset() % 2 == 0:
         # not every Triton has what they import
         if kernel == weight_only.SKINNY:
             from aiter_like.ops.gemm.triton import gemm_weight_only_skinny
 
             suited = weight_only.skinny_blocks(m, n, k, call.bits, target.cu_num)
-            gemm_weight_only_skinny.multiply(call, **values(_OP, weight_only.SKINNY_NAMES, suited, params))
-        else:
-            from aiter_like.ops.gemm.triton import gemm_weight_only_hopper
+            return gemm_weight_only_skinny.multiply(call, **values(_OP, weight_only.SKINNY_NAMES, suited, params))
+        from aiter_like.ops.gemm.triton import gemm_weight_only_hopper
 
-            block_k = call.group_size or 128
-            blocks = weight_only.stream_blocks(m, n, k, call.bits, block_k, target.cu_num)
-            gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, blocks, params))
-        return
+        suited = weight_only.stream_blocks(m, n, k, call.bits, call.group_size or 128, target.cu_num)
+        return gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, suited, params))
     given = {} if is_own else params
     chosen = values(_OP, weight_only.NAMES, blocks_for(m, target.platform, 2, num_stages=3), given)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in weight_only.NAMES)
     block_k = min(block_k, call.group_size or block_k)
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
-    launch(_gemm_weight_only_kernel, grid, call.out, call.a, call.b, call.scale, call.zero_points, call.bias,
-           call.residual, m, n, k, call.scale.shape[1], *call.out.stride(), *call.a.stride(), *call.b.stride(),
-           *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, SCALE_ROWS=call.scale_rows,
-           ACTIVATION=call.activation, IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
-           BLOCK_K=block_k, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages})
+    return (launch(
+        _gemm_weight_only_kernel, grid, call.out, call.a, call.b, call.scale, call.zero_points, call.bias,
+        call.residual, m, n, k, call.scale.shape[1], *call.out.stride(), *call.a.stride(), *call.b.stride(),
+        *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, SCALE_ROWS=call.scale_rows,
+        ACTIVATION=call.activation, IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_K=block_k, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages}),)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, scratch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton.parts import SUM_BLOCK, finish, sum_kernel
 
@@ -193,40 +193,43 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
 
 
 def multiply(call: GemmWeightOnlyCall, block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int,
-             splits: int) -> None:
-    """Writes `out`, a program for block_m rows, block_n columns and one of `splits` parts of the depth, which a second
-    kernel adds up."""
+             splits: int) -> tuple[Launch, ...]:
+    """What writes `out`, a program for block_m rows, block_n columns and one of `splits` parts of the depth, which a
+    second kernel adds up."""
     (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
     block_k = min(block_k, call.group_size or block_k)
     is_apart = per_byte == 2 and m > 64
-    a = call.a if per_byte == 1 else _apart(call.a) if is_apart else call.a.view(torch.int32)
+    a, *first = _apart(call.a) if is_apart else (call.a if per_byte == 1 else call.a.view(torch.int32),)
     descriptors = (TensorDescriptor(one, list(one.shape), list(one.stride()), [rows, block_k // per_byte])
                    for one, rows in ((a, block_m), (call.b, block_n)))
-    partials = torch.empty(splits, m, n, dtype=torch.float32, device=call.a.device) if splits > 1 else None
+    partials = scratch((splits, m, n), torch.float32, call.a) if splits > 1 else None
     strides = (*call.out.stride(), *((0, 0) if call.residual is None else call.residual.stride()))
     constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n), splits)
-    launch(_gemm_weight_only_hopper_kernel, grid, *descriptors, call.out, call.scale, call.zero_points, call.bias,
-           call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
-           OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-           IS_APART=is_apart, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
-    add_up(call, partials, strides, constants)
+    product = launch(
+        _gemm_weight_only_hopper_kernel, grid, *descriptors, call.out, call.scale, call.zero_points, call.bias,
+        call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
+        OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        IS_APART=is_apart, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+    return *first, product, *add_up(call, partials, strides, constants)
 
 
-def _apart(a: Tensor) -> Tensor:
-    """[2 · rows, depth / 2]: what `a` has at even depth, then what it has at odd depth; rows that TMA moves."""
+def _apart(a: Tensor) -> tuple[Tensor, Launch]:
+    """[2 · rows, depth / 2], what `a` has at even depth, then what it has at odd depth, in rows that TMA moves; and
+    what writes it."""
     rows, words = a.shape[0], a.shape[1] // 2
-    apart = torch.empty(2 * rows, triton.cdiv(words, 8) * 8, dtype=a.dtype, device=a.device)
-    launch(_apart_kernel, (triton.cdiv(words, _WORDS), rows), apart.view(torch.int16), a.view(torch.int32), rows, words,
-           apart.stride(0), a.stride(0) // 2, BLOCK=_WORDS, options={"num_warps": 4})
-    return apart[:, :words]
+    apart = scratch((2 * rows, triton.cdiv(words, 8) * 8), a.dtype, a)
+    return apart[:, :words], launch(
+        _apart_kernel, (triton.cdiv(words, _WORDS), rows), apart.view(torch.int16), a.view(torch.int32), rows, words,
+        apart.stride(0), a.stride(0) // 2, BLOCK=_WORDS, options={"num_warps": 4})
 
 
 def add_up(call: GemmWeightOnlyCall, partials: Tensor | None, strides: tuple[int, ...],
-           constants: dict[str, Any]) -> None:
-    """Writes `out` from the sums over parts of the depth [splits, rows, columns], where there is more than one part."""
-    if partials is not None:
-        (m, n), row_scale = call.out.shape, None if call.group_size else call.scale
-        launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, row_scale, call.bias,
-               call.residual, m, n, *strides, ROW_SCALES=True, COLUMN_SCALES=True, BLOCK=SUM_BLOCK, **constants,
-               options={"num_warps": 4})
+           constants: dict[str, Any]) -> tuple[Launch, ...]:
+    """What writes `out` from the sums over parts of the depth [splits, rows, columns], where there is more than one."""
+    if partials is None:
+        return ()
+    (m, n), row_scale = call.out.shape, None if call.group_size else call.scale
+    return (launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, row_scale, call.bias,
+                   call.residual, m, n, *strides, ROW_SCALES=True, COLUMN_SCALES=True, BLOCK=SUM_BLOCK, **constants,
+                   options={"num_warps": 4}),)

@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, scratch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton.gemm_weight_only_hopper import add_up
 from aiter_like.ops.gemm.triton.parts import finish
@@ -324,23 +324,25 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
                out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
-def multiply(call: GemmWeightOnlyCall, block_n: int, num_warps: int, num_stages: int, splits: int) -> None:
-    """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
-    up; a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
+def multiply(call: GemmWeightOnlyCall, block_n: int, num_warps: int, num_stages: int,
+             splits: int) -> tuple[Launch, ...]:
+    """What writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel
+    adds up; a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
     if block_n % (16 * num_warps):
         raise ValueError(f"block_n must be a multiple of 16 for each of {num_warps} warps, got {block_n}")
     (m, k), n = call.a.shape, call.b.shape[0]
     step = call.group_size or 128
     block_m, times = 8 if m <= 8 else 16, 128 // step
     splits = min(splits, triton.cdiv(k, SKINNY_DEPTH))
-    partials = torch.empty(splits, m, n, dtype=torch.float32, device=call.a.device) if splits > 1 else None
+    partials = scratch((splits, m, n), torch.float32, call.a) if splits > 1 else None
     strides = (*call.out.stride(), *((0, 0) if call.residual is None else call.residual.stride()))
     constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
-    launch(_gemm_weight_only_skinny_kernel, (triton.cdiv(n, block_n), splits), call.a, call.b.view(torch.int32),
-           call.out, call.scale, call.zero_points, call.bias, call.residual, partials, m, n, k, call.scale.shape[1],
-           call.a.stride(0) // 8, call.b.stride(0) // 16, *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
-           OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, STEP=step,
-           CHUNK=SKINNY_DEPTH // step, STAGES=num_stages * times,
-           UNROLL=(4 if block_m == 8 and call.bits == 4 else 2) * times, IS_EVEN=k % step == 0, **constants,
-           options={"num_warps": num_warps, "maxnreg": _REGISTERS})
-    add_up(call, partials, strides, constants)
+    product = launch(
+        _gemm_weight_only_skinny_kernel, (triton.cdiv(n, block_n), splits), call.a, call.b.view(torch.int32), call.out,
+        call.scale, call.zero_points, call.bias, call.residual, partials, m, n, k, call.scale.shape[1],
+        call.a.stride(0) // 8, call.b.stride(0) // 16, *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
+        OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, STEP=step,
+        CHUNK=SKINNY_DEPTH // step, STAGES=num_stages * times,
+        UNROLL=(4 if block_m == 8 and call.bits == 4 else 2) * times, IS_EVEN=k % step == 0, **constants,
+        options={"num_warps": num_warps, "maxnreg": _REGISTERS})
+    return product, *add_up(call, partials, strides, constants)

@@ -8,13 +8,13 @@ beside what each tile of a product in place spends on making the same weights ag
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, scratch
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
@@ -22,6 +22,7 @@ from aiter_like.ops.gemm.triton import gemm_a16w16
 
 _CHUNK = 128  # weights of a row that are taken together where they share no scale
 _WEIGHTS = 8192  # a program makes so many
+_SCALES = 1024  # likewise
 
 
 @triton.jit
@@ -58,25 +59,39 @@ def _wide_weights_kernel(wide, b, scale, zero_points, count, chunks, depth, dept
     tl.store(wide_at, weights.to(wide.dtype.element_ty), mask=is_inside)
 
 
-def multiply(call: GemmWeightOnlyCall, params: dict[str, int]) -> None:
-    """Writes `out`. Scales of groups are in the 16-bit weights; that of a row stays for the sum, and its weights are
-    exact. params: those of the product, by gemm_a16w16.py beside this."""
-    weights = _wide_weights(call)
+@triton.jit
+def _each_scale_kernel(scales, scale, count, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    """scales [count] of the one number `scale`; bound: latency."""
+    await_stream(OVERLAPS)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(scales + index, tl.load(scale), mask=index < count)
+
+
+def multiply(call: GemmWeightOnlyCall, params: dict[str, int]) -> tuple[Launch, ...]:
+    """What writes `out`. Scales of groups are in the 16-bit weights; that of a row stays for the sum, and its weights
+    are exact. params: those of the product, by gemm_a16w16.py beside this."""
+    weights, *first = _wide_weights(call)
     product = GemmA16w16Call(call.out, call.a, weights, call.bias, call.residual, activation=call.activation)
     is_for_hopper = target_of(call.a.device).arch == "sm_90" and hopper.serves(call.a, weights)
-    scale = None if call.group_size else call.scale.expand(call.b.shape[0], 1).contiguous()
-    gemm_a16w16.multiply(product, scale, "gemm_a16w16_hopper" if is_for_hopper else "gemm_a16w16", params)
+    scale = None if call.group_size else call.scale
+    if scale is not None and scale.shape[0] < weights.shape[0]:
+        scale = scratch((weights.shape[0],), call.scale.dtype, call.scale)
+        first.append(launch(_each_scale_kernel, (triton.cdiv(weights.shape[0], _SCALES),), scale, call.scale,
+                            weights.shape[0], BLOCK=_SCALES, options={"num_warps": 4}))
+    kernel = "gemm_a16w16_hopper" if is_for_hopper else "gemm_a16w16"
+    return *first, *gemm_a16w16.multiply(product, scale, kernel, params)
 
 
-def _wide_weights(call: GemmWeightOnlyCall) -> Tensor:
-    """[n, k] in the dtype of `a`, with rows that TMA moves."""
+def _wide_weights(call: GemmWeightOnlyCall) -> tuple[Any, ...]:
+    """[n, k] in the dtype of `a`, with rows that TMA moves; and, unless it is empty, what writes it."""
     n, k = call.b.shape[0], call.a.shape[1]
-    wide = torch.empty(n, -(-k // 8) * 8, dtype=call.a.dtype, device=call.a.device)[:, :k]
+    wide = scratch((n, -(-k // 8) * 8), call.a.dtype, call.a)[:, :k]
     chunk = call.group_size or _CHUNK
     chunks, at_a_time = triton.cdiv(k, chunk), _WEIGHTS // chunk
-    if n and k:
-        launch(_wide_weights_kernel, (triton.cdiv(n * chunks, at_a_time),), wide, call.b,
-               call.scale if call.group_size else None, call.zero_points, n * chunks, chunks, k, call.b.shape[1],
-               wide.stride(0), *call.b.stride(), BITS=call.bits, IS_GROUPED=call.group_size > 0,
-               SCALE_ROWS=call.scale_rows, CHUNK=chunk, CHUNKS=at_a_time, options={"num_warps": 4})
-    return wide
+    if not (n and k):
+        return (wide,)
+    return wide, launch(
+        _wide_weights_kernel, (triton.cdiv(n * chunks, at_a_time),), wide, call.b,
+        call.scale if call.group_size else None, call.zero_points, n * chunks, chunks, k, call.b.shape[1],
+        wide.stride(0), *call.b.stride(), BITS=call.bits, IS_GROUPED=call.group_size > 0, SCALE_ROWS=call.scale_rows,
+        CHUNK=chunk, CHUNKS=at_a_time, options={"num_warps": 4})

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import (
@@ -61,8 +61,8 @@ def _grouped_gemm_kernel(out, a, b, group_offsets, bias, a_scale, b_scale, row_i
            IS_BF16)
 
 
-def grouped_gemm(call: GroupedGemmCall, kernel: str = "grouped_gemm", **params: int) -> None:
-    """Writes `out`.
+def grouped_gemm(call: GroupedGemmCall, kernel: str = "grouped_gemm", **params: int) -> Launch:
+    """What writes `out`.
 
     kernel: "grouped_gemm_hopper" is that of problems_hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
@@ -70,17 +70,17 @@ def grouped_gemm(call: GroupedGemmCall, kernel: str = "grouped_gemm", **params: 
     """
     (groups, n, k), rows, target = call.b.shape, call.out.shape[0], target_of(call.a.device)
     rough = ROUGH if is_rough(call.a, target) else None
-    if kernel == "grouped_gemm_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+    if kernel == "grouped_gemm_hopper" and call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16:
         from aiter_like.ops.gemm.triton import problems_hopper  # not every Triton has tensor descriptors
 
-        problems_hopper.multiply_groups(call, params, rough, target)
-        return
+        return problems_hopper.multiply_groups(call, params, rough, target)
     suited = blocks_for(triton.cdiv(rows, groups), target.platform, call.a.element_size())
     blocks, options = constants_of("grouped_gemm", BLOCKS, suited, {} if kernel == "grouped_gemm_hopper" else params)
     strides = [0 if one is None else one.stride(0) for one in (call.bias, call.b_scale)]
     grid = ((rows // blocks["BLOCK_M"] + groups) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    launch(_grouped_gemm_kernel, grid, call.out, call.a, call.b, call.group_offsets, call.bias, call.a_scale,
-           call.b_scale, call.row_index, rows, call.a.shape[0], groups, n, k, *call.out.stride(), *call.a.stride(),
-           *call.b.stride(), *strides, IS_BF16=call.out.dtype == torch.bfloat16, GROUPS=triton.next_power_of_2(groups),
-           BAND=16 if call.is_shuffled else 0, PACK=16 // call.b.element_size(), ROUGH=rough, GROUP=GROUP, **blocks,
-           options=options)
+    return launch(
+        _grouped_gemm_kernel, grid, call.out, call.a, call.b, call.group_offsets, call.bias, call.a_scale, call.b_scale,
+        call.row_index, rows, call.a.shape[0], groups, n, k, *call.out.stride(), *call.a.stride(), *call.b.stride(),
+        *strides, IS_BF16=call.out.dtype == torch.bfloat16, GROUPS=power_of_2(groups),
+        BAND=16 if call.is_shuffled else 0, PACK=16 // call.b.element_size(), ROUGH=rough, GROUP=GROUP, **blocks,
+        options=options)

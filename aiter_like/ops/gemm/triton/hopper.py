@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, scratch
 from aiter_like.ops.gemm.hopper import Blocks
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
@@ -137,9 +137,9 @@ class Finish(NamedTuple):
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, target: Target,
-             rough: int | None = None) -> None:
-    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth], or [2 · columns, depth] if gated; at
-    most a program for each SM. Of the tiles that do not fill all SMs at the end the depth is split, which a second
+             rough: int | None = None) -> tuple[Launch, ...]:
+    """What writes `out` [rows, columns], from a [rows, depth] and b [columns, depth], or [2 · columns, depth] if gated;
+    at most a program for each SM. Of the tiles that do not fill all SMs at the end the depth is split, which a second
     kernel adds up."""
     block_m, block_n, block_k, num_warps, num_stages, swap, splits = blocks
     (m, k), n = a.shape, out.shape[1]
@@ -148,10 +148,10 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, ta
     sum_dtype = torch.int32 if a.dtype == torch.int8 else torch.float32
     tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
     whole = tiles // target.cu_num * target.cu_num if splits > 1 else tiles
-    rest = tiles - whole
+    rest = tiles - whole if splits > 1 else 0
     splits = splits if rest else 1
     sums = splits * rest * (2 if then.is_gated else 1)
-    partials = torch.empty(sums, block_m, block_n, dtype=sum_dtype, device=a.device) if rest else None
+    partials = scratch((sums, block_m, block_n), sum_dtype, a) if rest else None
     programs = min(whole + rest * splits, target.cu_num)
     strides = (*out.stride(), *((0, 0) if then.residual is None else then.residual.stride()))
     added = (then.a_scale, then.b_scale, then.bias, then.residual)
@@ -159,10 +159,13 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, ta
                  "IS_GATED": then.is_gated,
                  "ROW_SCALES": then.a_scale is None or then.a_scale.numel() > 1,
                  "COLUMN_SCALES": then.b_scale is None or then.b_scale.numel() > 1}
-    launch(_hopper_kernel, (programs,), left, right, out, *added, partials, m, n, k, whole, *strides,
-           IS_INTEGER=sum_dtype == torch.int32, ROUGH=rough, SWAP=bool(swap), BLOCK_M=block_m, BLOCK_N=block_n,
-           BLOCK_K=block_k, GROUP=GROUP, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
-    if rest:
-        rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
-        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
-               BLOCK_N=block_n, ROWS=rows, GROUP=GROUP, **constants, options={"num_warps": 4})
+    product = launch(
+        _hopper_kernel, (programs,), left, right, out, *added, partials, m, n, k, whole, *strides,
+        IS_INTEGER=sum_dtype == torch.int32, ROUGH=rough, SWAP=bool(swap), BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_K=block_k, GROUP=GROUP, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+    if not rest:
+        return (product,)
+    rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
+    return product, launch(
+        sum_tiles_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
+        BLOCK_N=block_n, ROWS=rows, GROUP=GROUP, **constants, options={"num_warps": 4})

@@ -14,7 +14,7 @@ from torch import bfloat16, int8
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
 from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
@@ -112,9 +112,9 @@ def _grouped_gemm_hopper_kernel(a, b, out, group_offsets, bias, a_scale, b_scale
                "none", IS_BF16)
 
 
-def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> None:
-    """Writes `out` of a batch of products, by at most a program for each SM. params: in place of what suits the sizes.
-    """
+def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> Launch:
+    """What writes `out` of a batch of products, by at most a program for each SM. params: in place of what suits the
+    sizes."""
     (batch, m, k), n = call.a.shape, call.b.shape[1]
     suited = hopper.suited(m, n, k, call.a.element_size(), max(target.cu_num // batch, 1), rough is not None, 1)[:-1]
     blocks, options = constants_of("batched_gemm", _NAMES, suited, params)
@@ -123,15 +123,16 @@ def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | N
                    for matrix, rows in ((call.a, block_m), (call.b, block_n)))
     strides = [0 if one is None else one.stride(0) for one in (call.bias, call.a_scale, call.b_scale)]
     tiles = batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-    launch(_batched_gemm_hopper_kernel, (min(tiles, target.cu_num),), left, right, call.out, call.bias, call.a_scale,
-           call.b_scale, batch, m, n, k, *call.out.stride(), *strides, IS_BF16=call.out.dtype == bfloat16,
-           IS_INTEGER=call.a.dtype == int8, ROUGH=rough, GROUP=GROUP, options=options,
-           **blocks | {"SWAP": bool(blocks["SWAP"])})
+    return launch(
+        _batched_gemm_hopper_kernel, (min(tiles, target.cu_num),), left, right, call.out, call.bias, call.a_scale,
+        call.b_scale, batch, m, n, k, *call.out.stride(), *strides, IS_BF16=call.out.dtype == bfloat16,
+        IS_INTEGER=call.a.dtype == int8, ROUGH=rough, GROUP=GROUP, options=options,
+        **blocks | {"SWAP": bool(blocks["SWAP"])})
 
 
-def multiply_groups(call: GroupedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> None:
-    """Writes `out` of groups of rows, by a program for each SM, or fewer where fewer tiles are possible. Blocks have
-    twice the rows of a group, where it has few: more of equal size than of unequal ones would have to take two."""
+def multiply_groups(call: GroupedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> Launch:
+    """What writes `out` of groups of rows, by a program for each SM, or fewer where fewer tiles are possible. Blocks
+    have twice the rows of a group, where it has few: more of equal size than of unequal ones would have to take two."""
     (groups, n, k), rows, element_bytes = call.b.shape, call.out.shape[0], call.a.element_size()
     m = min(rows, triton.cdiv(2 * rows, groups))
     suited = hopper.suited(m, n, k, element_bytes, max(target.cu_num // groups, 1), rough is not None, 1)[:-1]
@@ -144,8 +145,8 @@ def multiply_groups(call: GroupedGemmCall, params: dict[str, int], rough: int | 
     right = TensorDescriptor(call.b, [*call.b.shape], [*call.b.stride()], [1, block_n, block_k])
     strides = [0 if one is None else one.stride(0) for one in (call.bias, call.b_scale)]
     most = min(rows, rows // block_m + groups) * triton.cdiv(n, block_n)
-    launch(_grouped_gemm_hopper_kernel, (min(most, target.cu_num),), left, right, call.out, call.group_offsets,
-           call.bias, call.a_scale, call.b_scale, call.row_index, rows, call.a.shape[0], groups, n, k,
-           *call.out.stride(), call.a.stride(0), *strides, IS_BF16=call.out.dtype == bfloat16,
-           IS_INTEGER=call.a.dtype == int8, ROUGH=rough, GROUPS=triton.next_power_of_2(groups), GROUP=GROUP,
-           options=options, **blocks | {"SWAP": bool(blocks["SWAP"])})
+    return launch(
+        _grouped_gemm_hopper_kernel, (min(most, target.cu_num),), left, right, call.out, call.group_offsets, call.bias,
+        call.a_scale, call.b_scale, call.row_index, rows, call.a.shape[0], groups, n, k, *call.out.stride(),
+        call.a.stride(0), *strides, IS_BF16=call.out.dtype == bfloat16, IS_INTEGER=call.a.dtype == int8, ROUGH=rough,
+        GROUPS=power_of_2(groups), GROUP=GROUP, options=options, **blocks | {"SWAP": bool(blocks["SWAP"])})

@@ -4,15 +4,11 @@ rows on Hopper: moe_gemm_hopper.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
-from aiter_like.ops.common.triton.overlap import overlaps
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, real
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import GROUP, ROUGH, tile_place, values
 from aiter_like.ops.moe import moe_gemm_blocks
@@ -180,8 +176,8 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     tl.store(out + pair[None, :] * out_row + column[:, None], result, mask=is_row[None, :] & is_column)
 
 
-def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Callable[..., None] | None:
-    """Writes `out`. What it returns: see Backend.returns_relaunch.
+def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Launch | None:
+    """What writes `out`; None where it has no tiles.
 
     kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted, "moe_gemm_hopper" that of
         moe_gemm_hopper.py; where an address forbids it this one takes over. With "moe_gemm_moved" TMA moves the
@@ -194,12 +190,11 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Call
         return moe_gemm_few.multiply(call, params)
     target = target_of(call.a.device)
     if kernel == moe_gemm_blocks.HOPPER:
-        if not _is_aligned(call):
-            return moe_gemm(call)
-        from aiter_like.ops.moe.triton import moe_gemm_hopper  # not every Triton has tensor descriptors
+        if call.a.data_ptr() % 16 == 0 == call.b.data_ptr() % 16:
+            from aiter_like.ops.moe.triton import moe_gemm_hopper  # not every Triton has tensor descriptors
 
-        on_hopper = moe_gemm_hopper.multiply(call, params, target)
-        return on_hopper and (lambda *fields: _again(MoeGemmCall(*fields), on_hopper))
+            return moe_gemm_hopper.multiply(call, params, target)
+        return moe_gemm(call)
     params.pop("moved", None)
     chosen = values("moe_gemm", moe_gemm_blocks.NAMES, moe_gemm_blocks.suited(call, target.platform), params)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in moe_gemm_blocks.NAMES)
@@ -213,45 +208,15 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Call
     has_rough_sums = is_rough(call.a, target)
     if has_rough_sums and call.b_format != "same":
         block_k = min(block_k, ROUGH)  # Triton 3.6 gives each 32 of a step's converted weights their part of ROUGH
-    is_moved = kernel == moe_gemm_blocks.MOVED and call.b.data_ptr() % 16 == 0
-    grid = (triton.cdiv(tiles, xcds) * xcds, 1, 1)
-    others = (float(call.limit) or None, places, call.block, *sizes_of(call))
-    constants = {"ROUGH": ROUGH if has_rough_sums else None, "IS_MOVED": is_moved, "BLOCK_M": block_m,
-                 "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": GROUP, "XCDS": xcds, **constants_of(call),
-                 "options": {"num_warps": num_warps, "num_stages": num_stages}}
-    moved = [1, rows, block_k // per_byte(call.b_format)] if is_moved else None
-    launch(_moe_gemm_kernel, grid, *_tensors(call, moved), *others, **constants)
-    again = Launch(_moe_gemm_kernel, grid, others, OVERLAPS=overlaps(target), **constants)
-
-    def relaunch(*fields: Any) -> None:
-        call = MoeGemmCall(*fields)
-        if is_moved and call.b.data_ptr() % 16:
-            moe_gemm(call)
-        else:
-            again(*_tensors(call, moved))
-
-    return relaunch
-
-
-def _is_aligned(call: MoeGemmCall) -> bool:
-    """Whether the addresses are such as the kernel for Hopper moves from."""
-    return (call.a.data_ptr() | call.b.data_ptr()) % 16 == 0
-
-
-def _again(call: MoeGemmCall, on_hopper: Callable[[MoeGemmCall], None]) -> None:
-    """Repeats a launch for Hopper with other tensors."""
-    if _is_aligned(call):
-        on_hopper(call)
-    else:
-        moe_gemm(call)
-
-
-def _tensors(call: MoeGemmCall, moved: list[int] | None) -> tuple[Any, ...]:
-    """The kernel's first arguments; moved: the block of weights that TMA moves at a time."""
-    b: Any = call.b
-    if moved:
+    b = call.b
+    is_moved = kernel == moe_gemm_blocks.MOVED and b.data_ptr() % 16 == 0
+    if is_moved:
         from triton.tools.tensor_descriptor import TensorDescriptor  # not every Triton has it
 
-        b = TensorDescriptor(b, list(b.shape), list(b.stride()), moved)
-    return (call.out, call.a, b, call.experts, call.sorted_ids, call.valid, call.weights, call.bias, call.a_scale,
-            call.b_scale)
+        b = TensorDescriptor(b, list(b.shape), list(b.stride()), [1, rows, block_k // per_byte(call.b_format)])
+    return launch(
+        _moe_gemm_kernel, (triton.cdiv(tiles, xcds) * xcds,), call.out, call.a, b, call.experts, call.sorted_ids,
+        call.valid, call.weights, call.bias, call.a_scale, call.b_scale, real(call.limit) or None, places, call.block,
+        *sizes_of(call), ROUGH=ROUGH if has_rough_sums else None, IS_MOVED=is_moved, BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_K=block_k, GROUP=GROUP, XCDS=xcds, **constants_of(call),
+        options={"num_warps": num_warps, "num_stages": num_stages})

@@ -4,15 +4,11 @@ Launched by moe_gemm.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
-from aiter_like.ops.common.triton.overlap import overlaps
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, real
 from aiter_like.ops.gemm.triton.parts import values
 from aiter_like.ops.moe import moe_gemm_blocks
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
@@ -129,23 +125,14 @@ def _moe_gemm_few_kernel(out, a, b, experts, weights, bias, a_scale, b_scale, li
     tl.store(out + row * out_row + column, total.to(out.dtype.element_ty), mask=is_stored)
 
 
-def multiply(call: MoeGemmCall, params: dict[str, int]) -> Callable[..., None]:
-    """Writes `out`. params: in place of what suits the sizes. What it returns: see Backend.returns_relaunch."""
+def multiply(call: MoeGemmCall, params: dict[str, int]) -> Launch:
+    """What writes `out`. params: in place of what suits the sizes."""
     chosen = values("moe_gemm", moe_gemm_blocks.FEW_NAMES, moe_gemm_blocks.few(call), params)
     block_n, block_k, num_warps = (chosen[name] for name in moe_gemm_blocks.FEW_NAMES)
-    grid = (call.out.shape[0], triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)), 1)
-    others = (float(call.limit) or None, *sizes_of(call))
-    slots, target = moe_gemm_blocks.slots_of(call), target_of(call.a.device)
-    options: dict[str, Any] = {"num_warps": num_warps}
-    if slots > 1 and target.platform == "hip":  # a lane's weight and sum in one rounding, which the next lane's are not
-        options["enable_fp_fusion"] = False
-    constants = {"SLOTS": slots, "BLOCK_N": block_n, "BLOCK_K": max(block_k, call.group_size), **constants_of(call),
-                 "options": options}
-    launch(_moe_gemm_few_kernel, grid, *_tensors(call), *others, **constants)
-    again = Launch(_moe_gemm_few_kernel, grid, others, OVERLAPS=overlaps(target), **constants)
-    return lambda *fields: again(*_tensors(MoeGemmCall(*fields)))
-
-
-def _tensors(call: MoeGemmCall) -> tuple[Any, ...]:
-    """The kernel's first arguments."""
-    return call.out, call.a, call.b, call.experts, call.weights, call.bias, call.a_scale, call.b_scale
+    grid = (call.out.shape[0], triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)))
+    slots, options = moe_gemm_blocks.slots_of(call), {"num_warps": num_warps}
+    if slots > 1 and target_of(call.a.device).platform == "hip":
+        options["enable_fp_fusion"] = False  # a lane's weight and sum in one rounding, which the next lane's are not
+    return launch(_moe_gemm_few_kernel, grid, call.out, call.a, call.b, call.experts, call.weights, call.bias,
+                  call.a_scale, call.b_scale, real(call.limit) or None, *sizes_of(call), SLOTS=slots, BLOCK_N=block_n,
+                  BLOCK_K=max(block_k, call.group_size), **constants_of(call), options=options)

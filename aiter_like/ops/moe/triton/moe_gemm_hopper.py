@@ -9,7 +9,6 @@ both, and a lane has the same columns of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +17,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
-from aiter_like.ops.common.triton.launch import Launch, await_stream
-from aiter_like.ops.common.triton.overlap import overlaps
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, real
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import ROUGH, tile_place, values
 from aiter_like.ops.moe import moe_gemm_blocks
@@ -233,8 +231,8 @@ def _moe_gemm_hopper_kernel(out, a, b, experts, sorted_ids, valid, weights, bias
             _multiply(order, operands, scales, sizes, result, after_product, number, first_place, block_column, SHAPE)
 
 
-def multiply(call: MoeGemmCall, params: dict[str, int], target: Target) -> Callable[[MoeGemmCall], None] | None:
-    """Writes `out`, and returns what does so for other tensors of the same metadata."""
+def multiply(call: MoeGemmCall, params: dict[str, int], target: Target) -> Launch | None:
+    """What writes `out`; None where it has no tiles."""
     blocks = values("moe_gemm", moe_gemm_blocks.HOPPER_NAMES, moe_gemm_blocks.suited_to_hopper(call), params)
     k, columns = call.a.shape[1], call.out.shape[1]
     is_of_pairs = call.a.shape[0] == pair_count(call)
@@ -251,18 +249,12 @@ def multiply(call: MoeGemmCall, params: dict[str, int], target: Target) -> Calla
     if tiles == 0:
         return None
     a_scale, b_scale = ((0, 0, 0) if one is None else (*one.stride(), 0, 0) for one in (call.a_scale, call.b_scale))
-    others = (float(call.limit) or None, places, call.block, call.slots, pair_count(call), call.b.shape[0], columns, k,
-              call.out.stride(0), call.a.stride(0), 0 if call.bias is None else call.bias.stride(0), *a_scale[:2],
-              *b_scale[:3])
-    product = Launch(_moe_gemm_hopper_kernel, (min(tiles, target.cu_num * blocks["programs"]), 1, 1), others,
-                     SHAPE=shape, OVERLAPS=overlaps(target), options=_options(blocks))
-
-    def again(call: MoeGemmCall) -> None:
-        product(call.out, call.a, _boxes(call, shape), call.experts, call.sorted_ids, call.valid, call.weights,
-                call.bias, call.a_scale, call.b_scale)
-
-    again(call)
-    return again
+    return launch(
+        _moe_gemm_hopper_kernel, (min(tiles, target.cu_num * blocks["programs"]),), call.out, call.a,
+        _boxes(call, shape), call.experts, call.sorted_ids, call.valid, call.weights, call.bias, call.a_scale,
+        call.b_scale, real(call.limit) or None, places, call.block, call.slots, pair_count(call), call.b.shape[0],
+        columns, k, call.out.stride(0), call.a.stride(0), 0 if call.bias is None else call.bias.stride(0), *a_scale[:2],
+        *b_scale[:3], SHAPE=shape, options=_options(blocks))
 
 
 def _options(blocks: dict[str, int]) -> dict[str, int]:

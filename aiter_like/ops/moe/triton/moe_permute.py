@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, scratch
 from aiter_like.ops.moe.moe_permute import MoePermuteCall
 
 _PAIRS = 1024  # that a program looks at in one step
@@ -92,27 +92,29 @@ def _copy_kernel(output, input, output_scales, scales, inverse, output_stride, i
                         tl.store(output_scales + row * output_scales_stride + group, scale, mask=is_group)
 
 
-def moe_permute(call: MoePermuteCall) -> None:
-    """Writes what `moe_permute_ref` writes, in three launches."""
+def moe_permute(call: MoePermuteCall) -> tuple[Launch, ...]:
+    """What writes what `moe_permute_ref` writes."""
     (tokens, slots), pairs, experts = call.ids.shape, call.ids.numel(), call.experts
-    counts = torch.empty(experts, dtype=torch.int32, device=call.ids.device)
+    counts = scratch((experts,), torch.int32, call.ids)
     mapped = 0 if call.expert_map is None else call.expert_map.numel()
     where = (call.ids, call.expert_map, call.ids.stride(0), slots, pairs, experts, mapped)
-    block = min(max(triton.next_power_of_2(pairs), 64), _PAIRS)
-    launch(_count_kernel, (experts,), counts, *where, BLOCK=block, options={"num_warps": 4})
-    launch(_place_kernel, (experts + 1,), call.index, call.inverse, call.first, counts, *where, call.output.shape[0],
-           call.block, BLOCK=block, BLOCK_E=triton.next_power_of_2(experts), options={"num_warps": 4})
+    block = power_of_2(min(max(pairs, 64), _PAIRS))
+    places = (launch(_count_kernel, (experts,), counts, *where, BLOCK=block, options={"num_warps": 4}),
+              launch(_place_kernel, (experts + 1,), call.index, call.inverse, call.first, counts, *where,
+                     call.output.shape[0], call.block, BLOCK=block, BLOCK_E=power_of_2(experts),
+                     options={"num_warps": 4}))
     columns = call.input.shape[1]
     if pairs == 0 or columns == 0:
-        return
+        return places
     output, x = _bytes(call.output), _bytes(call.input)
     groups = 0 if call.scales is None else call.scales.shape[1]
     strides = (call.output_scales.stride(0), *call.scales.stride()) if groups else (0, 0, 0)
-    block_n = min(triton.next_power_of_2(columns), _TILE)
+    block_n = power_of_2(min(columns, _TILE))
     grid = (triton.cdiv(columns, block_n), min(tokens, _MAX_GRID), triton.cdiv(tokens, _MAX_GRID))
-    launch(_copy_kernel, grid, output, x, call.output_scales if groups else None, call.scales if groups else None,
-           call.inverse, output.stride(0), x.stride(0), *strides, tokens, slots, columns, groups, BLOCK_N=block_n,
-           BLOCK_G=min(triton.next_power_of_2(max(groups, 1)), 128), options={"num_warps": 4})
+    return *places, launch(
+        _copy_kernel, grid, output, x, call.output_scales if groups else None, call.scales if groups else None,
+        call.inverse, output.stride(0), x.stride(0), *strides, tokens, slots, columns, groups, BLOCK_N=block_n,
+        BLOCK_G=power_of_2(min(max(groups, 1), 128)), options={"num_warps": 4})
 
 
 def _bytes(rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.moe.moe_sum import MoeSumCall
 
 _TILE = 1024  # columns of one program
@@ -51,14 +51,15 @@ def _moe_sum_kernel(out, x, weights, ids, mask, local_tokens, index, used, out_s
         tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-def moe_sum(call: MoeSumCall, num_warps: int = 2) -> None:
-    """Writes `output`, with Triton's `num_warps`."""
+def moe_sum(call: MoeSumCall, num_warps: int = 2) -> Launch:
+    """What writes `output`, with Triton's `num_warps`."""
     (tokens, columns), x, index = call.output.shape, call.input, call.index
     slots = x.shape[1] if index is None else index.shape[1]
-    block_n = min(triton.next_power_of_2(columns), _TILE)
+    block_n = power_of_2(min(columns, _TILE))
     grid = (triton.cdiv(columns, block_n), min(tokens, _MAX_GRID), triton.cdiv(tokens, _MAX_GRID))
     strides = [0 if matrix is None else matrix.stride(0) for matrix in (call.weights, call.ids, index)]
-    launch(_moe_sum_kernel, grid, call.output, x, call.weights, call.ids, call.mask, call.local_tokens, index,
-           call.used, call.output.stride(0), x.stride(0) if index is None else 0, x.stride(-2), *strides, tokens, slots,
-           call.experts, x.shape[0], columns, BLOCK_N=block_n,
-           UNROLLED=min(triton.next_power_of_2(max(slots, 1)), _MOST_UNROLLED), options={"num_warps": num_warps})
+    return launch(
+        _moe_sum_kernel, grid, call.output, x, call.weights, call.ids, call.mask, call.local_tokens, index, call.used,
+        call.output.stride(0), x.stride(0) if index is None else 0, x.stride(-2), *strides, tokens, slots, call.experts,
+        x.shape[0], columns, BLOCK_N=block_n, UNROLLED=power_of_2(min(max(slots, 1), _MOST_UNROLLED)),
+        options={"num_warps": num_warps})

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
 from aiter_like.ops.gemm.triton.parts import GROUP, constants_of, tile_place
 from aiter_like.ops.moe.moe_weight_grad import BLOCKS, MoeWeightGradCall
 
@@ -59,8 +59,9 @@ def _moe_weight_grad_kernel(out, g, a, experts, sorted_ids, valid, places, block
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=(row < columns)[:, None] & (column < depth)[None, :])
 
 
-def moe_weight_grad(call: MoeWeightGradCall, **params: int) -> None:
-    """Writes `out`. params: block_n, block_k, block_p, num_warps and num_stages in place of what suits the sizes."""
+def moe_weight_grad(call: MoeWeightGradCall, **params: int) -> Launch:
+    """What writes `out`. params: block_n, block_k, block_p, num_warps and num_stages in place of what suits the
+    sizes."""
     experts, n, k = call.out.shape
     is_hip = target_of(call.g.device).platform == "hip"
     small = min(n, k) <= 64
@@ -68,7 +69,8 @@ def moe_weight_grad(call: MoeWeightGradCall, **params: int) -> None:
     blocks, options = constants_of("moe_weight_grad", BLOCKS, suited, params)
     tiles = triton.cdiv(n, blocks["BLOCK_N"]) * triton.cdiv(k, blocks["BLOCK_K"])
     places = min(call.sorted_ids.shape[0], call.experts.shape[0] * call.block)
-    launch(_moe_weight_grad_kernel, (tiles, experts), call.out, call.g, call.a, call.experts, call.sorted_ids,
-           call.valid, places, call.block, call.tokens, call.slots, n, k, *call.out.stride()[:2], call.g.stride(0),
-           call.a.stride(0), G_OF_PAIRS=call.g.shape[0] != call.tokens, A_OF_PAIRS=call.a.shape[0] != call.tokens,
-           SCAN=_SCAN, GROUP=GROUP, **blocks, options=options)
+    return launch(
+        _moe_weight_grad_kernel, (tiles, experts), call.out, call.g, call.a, call.experts, call.sorted_ids, call.valid,
+        places, call.block, call.tokens, call.slots, n, k, *call.out.stride()[:2], call.g.stride(0), call.a.stride(0),
+        G_OF_PAIRS=call.g.shape[0] != call.tokens, A_OF_PAIRS=call.a.shape[0] != call.tokens, SCAN=_SCAN, GROUP=GROUP,
+        **blocks, options=options)

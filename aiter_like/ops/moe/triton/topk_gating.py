@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2, real
 from aiter_like.ops.moe.topk_gating import TopkGatingCall, sizes
 
 
@@ -114,13 +114,13 @@ def _topk_gating_kernel(weights, ids, gating, bias, weights_stride, ids_stride, 
     tl.store(ids + token * ids_stride + place, chosen_ids, mask=place < id_columns)
 
 
-def topk_gating(call: TopkGatingCall, num_warps: int = 1) -> None:
-    """Writes `weights` and `ids`, with Triton's `num_warps`."""
+def topk_gating(call: TopkGatingCall, num_warps: int = 1) -> Launch:
+    """What writes `weights` and `ids`, with Triton's `num_warps`."""
     experts, k = sizes(call)
-    launch(_topk_gating_kernel, (call.gating.shape[0],), call.weights, call.ids, call.gating, call.bias,
-           call.weights.stride(0), call.ids.stride(0), call.gating.stride(0), experts, k,
-           call.ids.shape[1], call.best_groups, float(call.scale), float(call.shared_weight), SCORE=call.score,
-           GROUPS=call.groups, SUM_OF_TWO=call.has_sum_of_two, RENORMALIZED=call.is_renormalized, SHARED=call.shared,
-           SHARED_LOGITS=call.has_shared_logits, BLOCK_E=max(triton.next_power_of_2(experts), 16),
-           BLOCK_G=triton.next_power_of_2(call.groups), BLOCK_K=triton.next_power_of_2(k + call.shared),
-           options={"num_warps": num_warps})
+    return launch(
+        _topk_gating_kernel, (call.gating.shape[0],), call.weights, call.ids, call.gating, call.bias,
+        call.weights.stride(0), call.ids.stride(0), call.gating.stride(0), experts, k, call.ids.shape[1],
+        call.best_groups, real(call.scale), real(call.shared_weight), SCORE=call.score, GROUPS=call.groups,
+        SUM_OF_TWO=call.has_sum_of_two, RENORMALIZED=call.is_renormalized, SHARED=call.shared,
+        SHARED_LOGITS=call.has_shared_logits, BLOCK_E=power_of_2(max(experts, 16)), BLOCK_G=power_of_2(call.groups),
+        BLOCK_K=power_of_2(k + call.shared), options={"num_warps": num_warps})
