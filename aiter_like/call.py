@@ -8,7 +8,9 @@ cases take it. Between them the machinery hands on its fields by position, as th
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import linecache
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -68,15 +70,19 @@ def handing_on(name: str, positional: Mapping[str, Any], named: Mapping[str, Any
     body = "".join(f"\n        {statement}" for statement in statements)
     namespace: dict[str, Any] = {"__name__": __name__}
     # A closure, as torch.compile looks up globals in the module that `__name__` names.
-    exec(_compiled(f"def make({', '.join([*used, *defaults])}):\n    def {name}({', '.join(listed)}):{body}\n"
-                   f"    return {name}"), namespace)
+    exec(_compiled(name, f"def make({', '.join([*used, *defaults])}):\n    def {name}({', '.join(listed)}):{body}\n"
+                         f"    return {name}"), namespace)
     return namespace["make"](**used, **defaults)
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(text: str) -> types.CodeType:
-    """Code of source text: what differs from shape to shape has a name there, so that most plans share theirs."""
-    return compile(text, "<string>", "exec")
+def _compiled(name: str, text: str) -> types.CodeType:
+    """Code of source text, whose lines a traceback shows: what differs between like classes of calls has a name there,
+    so that they share theirs.
+    """
+    file = f"<aiter_like {name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    return compile(text, file, "exec")
 
 
 def call_type(function: Callable[..., Any]) -> type | None:

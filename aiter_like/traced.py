@@ -176,7 +176,7 @@ class Trace:
     def _stand_in(self, index: int, arg: Any) -> Any:
         if type(arg) in (int, float):
             return Number(self, arg, f"arg{index}", frozenset((f"arg{index}",)))
-        if not isinstance(arg, Tensor):
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
             return arg
         if id(arg) not in self._seen:
             self._seen[id(arg)] = Traced.field(self, index, arg)

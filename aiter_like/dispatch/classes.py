@@ -108,10 +108,10 @@ class CallClass:
             elif arg is None or arg is True or arg is False:
                 asked.append(f"arg{index} is {arg}")
             else:
-                name[f"type{index}"] = type(arg)
-                asked.append(f"type(arg{index}) is type{index}")
+                is_list = _is_tensors(arg)
+                name[f"type{index}"] = (list, tuple) if is_list else type(arg)
+                asked.append(f"type(arg{index}) {'in' if is_list else 'is'} type{index}")
                 if type(arg) not in (int, float) or f"arg{index}" in trace.exact:
-                    is_list = _is_tensors(arg)
                     name[f"value{index}"] = metadata(arg) if is_list else arg
                     asked.append(f"{'metadata' * is_list}(arg{index}) == value{index}")
         if first:

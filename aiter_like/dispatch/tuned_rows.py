@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -73,8 +72,8 @@ def _strange(backend: Backend, row: Row, target: Target, args: tuple) -> str:
 
 
 def has_run(error: Exception) -> bool:
-    """Whether a row's first call failed for other reasons than its parameters: an address, memory, or a fault in a kernel
-    that has run and may have written. Much of what parameters can have wrong shows only at the first launch.
+    """Whether a row's first call failed for other reasons than its parameters: an address, memory, or a fault in a
+    kernel that has run and may have written. Much of what parameters can have wrong shows only at the first launch.
     """
     is_fault = isinstance(error, SimulatorError) and any(not report["refused"] for report in error.reports)
     return is_fault or isinstance(error, (AddressError, torch.OutOfMemoryError))

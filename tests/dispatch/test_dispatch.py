@@ -14,7 +14,7 @@ from torch import Tensor
 from toys import HOST, SIMULATED, FakeJit, make_op, public, run
 
 from aiter_like import device
-from aiter_like.dispatch import Backend, Op, explain, plans, use_backend
+from aiter_like.dispatch import Backend, Op, classes, explain, use_backend
 from aiter_like.errors import BuildError, SimulatorError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -25,11 +25,11 @@ class SumCall(NamedTuple):
     others: tuple[Tensor, ...] | None
 
 
-@pytest.fixture(params=["guards", "dictionary"])
+@pytest.fixture(params=["guards", "python"])
 def cache_kind(request, monkeypatch):
-    """Both ways to find a plan: torch's guards, and the dictionary alone."""
-    if request.param == "dictionary":
-        monkeypatch.setattr(plans, "TensorGuards", None)
+    """Both ways to compare metadata: torch's guards, and in Python."""
+    if request.param == "python":
+        monkeypatch.setattr(classes, "TensorGuards", None)
 
 
 class TestOrder:
@@ -204,7 +204,7 @@ class TestPlans:
         for _ in range(3):
             with pytest.raises(ValueError, match="factor must be finite"):
                 run(op, factor=factor)
-        assert len(op._plans) == 1
+        assert len(op._classes) == 1
 
     @pytest.mark.parametrize("change", [
         lambda x: x.double(), lambda x: x.t(), lambda x: x[:, :3], lambda x: x.to("meta"), lambda x: x[0],
@@ -225,25 +225,25 @@ class TestPlans:
             call.out.copy_(sum(call.others))
 
         checked = []
-        op = Op(f"sum_up_{plans.TensorGuards is None}", call=SumCall, reference=first_ref,
+        op = Op(f"sum_up_{classes.TensorGuards is None}", call=SumCall, reference=first_ref,
                 check=lambda call: checked.append(len(call.others)), backends=(Backend("torch", first_ref),))
         out, x = torch.empty(2, 4), torch.ones(2, 4)
         for others, plans_made in (((x, x), 1), ((x, 2 * x), 1), ([x, x], 1), ((x, x, x), 2), ((x, x.half()), 3),
                                    ((x, torch.ones(4, 2).t()), 4), ((x, x[:1]), 5)):
             for _ in range(3):
                 op.run(out, others)
-            assert len(op._plans) == len(checked) == plans_made
+            assert len(op._classes) == len(checked) == plans_made
             assert torch.equal(out, sum(others))
 
     def test_a_tensor_that_comes_twice(self, monkeypatch):
         op = make_op(Backend("hip", FakeJit()))
         x = torch.ones(2, 4)
         finds = []
-        find = op._plans.find
-        monkeypatch.setattr(op._plans, "find", lambda *args: finds.append(1) or find(*args))
+        find = op._classes.find
+        monkeypatch.setattr(op._classes, "find", lambda *args, **named: finds.append(1) or find(*args, **named))
         for _ in range(5):
             op.run(x, x, 2.0, 0)
-        if plans.TensorGuards is not None:
+        if classes.TensorGuards is not None:
             assert len(finds) == 2  # the first call, and the one that made it a recent one
         assert torch.equal(x, torch.full((2, 4), 32.0))
         assert torch.equal(run(op, x), x * 3)
@@ -260,11 +260,16 @@ class TestPlans:
         assert calls == hip.calls == 3
 
     def test_bounded(self, monkeypatch):
-        op = make_op()
-        op._plans.limit = 8
+        monkeypatch.setattr(classes, "_OF_A_KIND", 8)
+        op = make_op(Backend("hip", FakeJit(instance=lambda out, x, *_: f"r{x.shape[0]}")))
         for rows in range(1, 30):
             run(op, torch.randn(rows, 2))
-        assert len(op._plans) == 8
+        assert len(op._classes) == 8
+        for rank in range(1, 20):
+            run(op, torch.randn(*[1] * rank))
+        monkeypatch.setattr(classes, "_KINDS", 5)
+        run(op, torch.randn(*[1] * 20))
+        assert len(op._classes._kinds) == 5
 
     def test_new_targets_are_noticed(self, cache_kind):
         hip = FakeJit()

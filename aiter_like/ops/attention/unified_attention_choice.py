@@ -35,7 +35,7 @@ def _kinds(call: PagedCall) -> tuple[float, float]:
     """How many sequences are long and short."""
     long = call.batch
     if call.max_seqlen_q > 1:
-        long = min(max(len(call.q) - call.batch, 1) / (call.max_seqlen_q - 1), call.batch)
+        long = min(max(call.q.shape[0] - call.batch, 1) / (call.max_seqlen_q - 1), call.batch)
     return long, call.batch - long
 
 
@@ -52,7 +52,7 @@ def _key_blocks(call: PagedCall) -> tuple[float, float]:
 def _turns_us(call: PagedCall) -> float:
     """Of csrc/attention/unified_attention_ping_pong.h."""
     units, kv_heads = arch_facts("gfx942")["cu_num"], call.k.shape[2]
-    group, block, mean = call.q.shape[1] // kv_heads, _TURNS_ROWS[call.q.shape[2]], len(call.q) / call.batch
+    group, block, mean = call.q.shape[1] // kv_heads, _TURNS_ROWS[call.q.shape[2]], call.q.shape[0] / call.batch
     pack = min((math.ceil(max(mean, 1) * pack / block) * (group // pack), -pack, pack)
                for pack in range(1, group + 1) if group % pack == 0)[2]
     columns, (long, short), (most, mean_blocks) = group // pack * kv_heads, _kinds(call), _key_blocks(call)
@@ -64,8 +64,8 @@ def _turns_us(call: PagedCall) -> float:
                  + _TURNS_BLOCK * mean_blocks * long_tasks + _TURNS_SHORT * most * short_tasks) / units
         return max(longest, total + (0.4 * longest if (long_tasks + short_tasks) * parts > units else 0))
 
-    least, slots = unmerged(1), len(call.q) * pack // block + call.batch
-    part_bytes = len(call.q) * call.q.shape[1] * (call.q.shape[2] + 2) * 4
+    least, slots = unmerged(1), call.q.shape[0] * pack // block + call.batch
+    part_bytes = call.q.shape[0] * call.q.shape[1] * (call.q.shape[2] + 2) * 4
     if most * _BLOCK_KEYS >= _SPLIT_KEYS and call.window_left < 0:
         for parts in range(2, int(min(_TURNS_PARTS * units // (slots * columns), most // 4)) + 1):
             least = min(least, unmerged(parts) + _TURNS_MERGE + 2 * parts * part_bytes / _MERGED_BYTES)
@@ -74,7 +74,7 @@ def _turns_us(call: PagedCall) -> float:
 
 def is_few(call: PagedCall, units: int) -> bool:
     """Whether Triton's kernel for long sequences has so few programs that most are alone on their unit."""
-    rows = len(call.q) * call.q.shape[1] // _TRITON_ROWS
+    rows = call.q.shape[0] * call.q.shape[1] // _TRITON_ROWS
     return 2 * (rows + call.batch * call.k.shape[2]) <= 3 * units
 
 
@@ -104,4 +104,4 @@ def prefers(target: Target, call: PagedCall) -> str | None:
         return None if is_long or _turns_us(call) <= _triton_us(call) else "triton"
     # Tiles gain where a score has further terms, or rows are wide: 52 us beside 72 for four sequences of 512, 8 heads.
     has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.q.shape[2] > 128
-    return None if has_terms and len(call.q) >= _LEAST_QUERIES * call.batch else "triton"
+    return None if has_terms and call.q.shape[0] >= _LEAST_QUERIES * call.batch else "triton"

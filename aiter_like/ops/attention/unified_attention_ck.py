@@ -83,17 +83,17 @@ def _shapes_refusal(call: PagedCall) -> str | None:
         return f"one head dimension of {', '.join(map(str, _HEAD_DIMS))}, got {call.q.shape[2]} and {call.v.shape[3]}"
     if max(call.batch, call.q.shape[1]) > _MAX_GRID:
         return f"at most {_MAX_GRID} sequences and heads, got {call.batch} and {call.q.shape[1]}"
-    if max(len(call.q), call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
-        return f"sequences of at most {MAX_ROWS}, got {len(call.q)} rows of q, block_table of " \
+    if max(call.q.shape[0], call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
+        return f"sequences of at most {MAX_ROWS}, got {call.q.shape[0]} rows of q, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"
     for name, pages in (("k", call.k), ("v", call.v)):
-        apart = pages.stride(0) if len(pages) > 1 else 0
+        apart = pages.stride(0) if pages.shape[0] > 1 else 0
         span = sum((size - 1) * stride for size, stride in zip(pages.shape[1:], pages.stride()[1:])) + 1
         if max(apart, span) * pages.element_size() > _MAX_PAGE_BYTES:
             return f"pages of {name} at most {_MAX_PAGE_BYTES} bytes apart, and spanning no more, got strides " \
                    f"{pages.stride()}"
     for name, tensor in (("q", call.q), ("out", call.out)):
-        if len(tensor) > 1 and not tensor.shape[2] <= tensor.stride(0) <= _MAX_ROW_STRIDE:
+        if tensor.shape[0] > 1 and not tensor.shape[2] <= tensor.stride(0) <= _MAX_ROW_STRIDE:
             return f"row stride of {name} from {tensor.shape[2]} to {_MAX_ROW_STRIDE} elements, got {tensor.stride(0)}"
     return None
 

@@ -120,9 +120,9 @@ def _check(call: CausalConv1dCall) -> object:
     starts = call.query_start_loc
     check.sequence_starts(_OP, "query_start_loc", starts)
     check.tensor(_OP, "query_start_loc", starts, rank=1, dtypes=(torch.int32,), device=device)
-    if not len(starts):
+    if not starts.shape[0]:
         raise ValueError(f"{_OP}: query_start_loc must have one element more than there are sequences, got none")
-    count = len(starts) - 1
+    count = starts.shape[0] - 1
     check.integer(_OP, "pad_slot_id", call.pad_slot_id)
     check.flag(_OP, "is_silu", call.is_silu)
     if call.cache_indices is not None:
@@ -155,7 +155,7 @@ def _refusal(target: Target, call: CausalConv1dCall) -> str | None:
         return f"at most {MOST_WIDTH} columns of weight, got {call.weight.shape[1]}"
     if tokens >= _MOST_TOKENS or dim > _MOST_GROUPS * _CHANNELS:
         return f"fewer than 2^30 tokens and at most {_MOST_GROUPS * _CHANNELS} channels, got {tokens} and {dim}"
-    if any(len(out) > 1 and out.stride(0) < out.shape[1] for out in (call.q, call.k, call.v)):
+    if any(out.shape[0] > 1 and out.stride(0) < out.shape[1] for out in (call.q, call.k, call.v)):
         return "the rows of q, k or v overlap"
     return None
 
@@ -167,7 +167,7 @@ def _triton_refusal(target: Target, call: CausalConv1dCall) -> str | None:
 
 
 def _tune_key(call: CausalConv1dCall) -> dict[str, int | str]:
-    return {"tokens": call.x.shape[1], "sequences": len(call.query_start_loc) - 1, "channels": call.x.shape[0],
+    return {"tokens": call.x.shape[1], "sequences": call.query_start_loc.shape[0] - 1, "channels": call.x.shape[0],
             "width": call.weight.shape[1], "is_channel_last": int(call.x.stride(0) == 1),
             "dtype": dtypes.name(call.x.dtype)}
 

@@ -133,8 +133,8 @@ def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int =
 @answered
 def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None, element_bytes: int = 2,
              batch: int = 1, names: tuple[str, ...] = TILES) -> tuple[str, int]:
-    """(tile, splits) with the least clocks, of those that have the given ones, for `m` rounded up as tuned rows are; the
-    tile is one of `names`.
+    """(tile, splits) with the least clocks, of those that have the given ones, for `m` rounded up as tuned rows are.
+    The tile is one of `names`.
     """
     return _cheapest(rounded_up(m), n, k, tile, splits, element_bytes, batch, names)
 
