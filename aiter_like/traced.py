@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import functools
 import math
 import operator
@@ -216,7 +217,27 @@ def exactly(value: Any) -> Any:
     if isinstance(value, tuple) and type(value) is not Traced:
         made = map(exactly, value)
         return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{name: exactly(each) for name, each in vars(value).items()
+                                             if type(each) is Number})
     return value
+
+
+def computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A pure function of numbers that a class calls too, so that its result varies with them, whatever it asks inside.
+    """
+
+    @functools.wraps(function)
+    def call(*numbers: Any) -> Any:
+        leaves = frozenset().union(*(getattr(each, "leaves", _NONE) for each in numbers))
+        value = function(*map(known, numbers))
+        if not leaves:
+            return value
+        trace = next(each.trace for each in numbers if type(each) is Number)
+        texts = ", ".join(text_in(trace, each) for each in numbers)
+        return Number.made(trace, value, f"{trace.object(function)}({texts})", leaves)
+
+    return call
 
 
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
