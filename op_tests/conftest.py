@@ -14,8 +14,7 @@ import torch
 
 from aiter_like import check
 from aiter_like import device as devices
-from aiter_like.dispatch import explain
-from aiter_like.jit.repeat import Repeated
+from aiter_like.dispatch import Op, explain
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -27,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turn", type=int, help="which part of the cases large tests run (default: by the commit)")
     parser.addoption("--all-cases", action="store_true", help="large tests run all their cases, as on a GPU")
     parser.addoption("--repeated", action="store_true",
-                     help="Triton's kernels are judged by repeated launches (jit/repeat.py); without checkers")
+                     help="each call is served by its class too (dispatch/classes.py), which is judged; without checkers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,22 +78,23 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture(autouse=True)
 def repeated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --repeated, the first call of a plan is recorded, undone and repeated: tests then judge the repetition."""
+    """With --repeated, a call that was decided is undone and served again by its class: tests then judge the class."""
     if not request.config.getoption("--repeated"):
         return
+    decide = Op._decide
 
-    def serve(self: Repeated, *args: Any) -> None:
+    def again(self: Op, chosen: Any, args: tuple, runs: bool = True) -> None:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         before = [tensor.clone() for tensor in tensors]
-        self._recorded(*args)
-        if self._serve is self.unrepeated:
+        decide(self, chosen, args, runs)
+        if not runs or self._classes.find(chosen, args, runs=False) is None:
             return
         for tensor, content in zip(tensors, before):
             if not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
                 tensor.copy_(content)
-        self._serve(*args)
+        assert self._classes.find(chosen, args) is not None
 
-    monkeypatch.setattr(Repeated, "_first", serve)
+    monkeypatch.setattr(Op, "_decide", again)
 
 
 @pytest.fixture

@@ -18,15 +18,15 @@ class Kernel:
     def __init__(self, *arg_names: str):
         self.arg_names = arg_names
 
-    def __getitem__(self, grid):
-        return lambda *args, **named: named
+    def run(self, *args, grid, warmup, **named):
+        return named
 
 
 @pytest.mark.parametrize(("arch", "overlaps"), (("sm_80", False), ("sm_90", True), ("sm_100", True)))
 def test_a_kernel_that_waits_may_start_early_since_hopper(monkeypatch, arch, overlaps):
     monkeypatch.setattr(launcher, "target_of", lambda device: Target("cuda", arch, 132, 32))
     x = torch.empty(1)
-    given = launcher.launch(Kernel("x", "OVERLAPS"), (1,), x, options={"num_warps": 4, "waves_per_eu": 2})
+    given = launcher.Launch(Kernel("x", "OVERLAPS"), (1,), (x,), {"num_warps": 4, "waves_per_eu": 2}, {}).start()
     early = {"launch_pdl": True} if overlaps else {}
     assert given == {"num_warps": 4, "enable_fp_fusion": True, "OVERLAPS": overlaps, **early}
-    assert launcher.launch(Kernel("x"), (1,), x, options={}) == {"enable_fp_fusion": True}, "waits for nothing"
+    assert launcher.Launch(Kernel("x"), (1,), (x,), {}, {}).start() == {"enable_fp_fusion": True}, "waits for nothing"
