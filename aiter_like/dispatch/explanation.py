@@ -7,7 +7,8 @@ A public function is called as usual; its operators see the `Recorder` in the se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from aiter_like.dispatch.declaration import Declaration
 from aiter_like.dispatch.selection import Request, Selection, refusal
 from aiter_like.dispatch.table import Row, is_amount, normalised
 from aiter_like.errors import BuildError
+from aiter_like.traced import Trace
 
 # What applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
 selector: ContextVar[Any] = ContextVar("aiter_like_selector", default=None)
@@ -60,6 +62,9 @@ class Explanation:
         rejected: every other backend → the reason, those behind the chosen one in the order included.
         accepts: every backend → why it could not serve the call if it was asked for, or None: it could.
         rows: the tuned rows that speak of the call, or the nearest.
+        conditions: of the arguments' numbers and addresses: what the decision asked. A call for which they hold, and
+            whose dtypes, ranks, flags and devices are the same, is of this call's class: it is served without another
+            decision, and one for which they do not is decided anew.
     """
 
     op: str
@@ -72,6 +77,7 @@ class Explanation:
     rejected: Mapping[str, str]
     accepts: Mapping[str, str | None] = field(default_factory=dict)
     rows: tuple[RowNote, ...] = ()
+    conditions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         simulated = ", simulated" if self.target.simulated else ""
@@ -89,6 +95,8 @@ class Explanation:
         lines += [f"  row      {row}" for row in self.rows]
         if self.key and not self.rows:
             lines.append(f"  row      none for {self.target.arch} with {self.target.cu_num} CUs")
+        if self.conditions:
+            lines.append(f"  class    {', '.join(self.conditions)}")
         return "\n".join(lines)
 
 
@@ -164,6 +172,32 @@ def _not_buildable(target: Target, backend: Backend) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+def conditions(trace: Trace, fields: Sequence[str]) -> tuple[str, ...]:
+    """What was asked of a call, in the words of its fields."""
+
+    def worded(text: str) -> str:
+        def name(match: re.Match) -> str:
+            word = match[0]
+            if word in expressions:
+                return f"({worded(expressions[word])})"
+            if word in trace.constants:
+                value = trace.constants[word]
+                return getattr(getattr(value, "func", value), "__name__", repr(value))
+            leaf = re.fullmatch(r"(arg|[sta])(\d+)(?:_(\d+))?", word)
+            if leaf is None:
+                return word
+            field = fields[int(leaf[2])]
+            return {"arg": field, "s": f"{field}.shape[{leaf[3]}]", "t": f"{field}.stride({leaf[3]})",
+                    "a": f"{field}.data_ptr()"}[leaf[1]]
+
+        return re.sub(r"[a-z]\w*", name, text)
+
+    steps = [*trace.steps()]
+    expressions = {name: text for name, text, _ in steps if name}
+    exact = [f"{worded(leaf)} == {value!r}" for leaf, value in trace.exact.items()]
+    return (*exact, *(worded(text) for name, text, _ in steps if not name))
 
 
 # ---- tuned rows

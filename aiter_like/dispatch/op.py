@@ -26,7 +26,7 @@ from aiter_like.dispatch.addresses import AddressCheck, statement
 from aiter_like.dispatch.backend import KINDS, Candidate
 from aiter_like.dispatch.classes import CallClass, Classes
 from aiter_like.dispatch.declaration import SKIP, Declaration, tell_unknown_disabled
-from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
+from aiter_like.dispatch.explanation import Explanation, Recorder, conditions, describe, selector
 from aiter_like.dispatch.kinds import check_kinds, check_outputs
 from aiter_like.dispatch.plan import Plan, plan_of
 from aiter_like.dispatch.registry import OPS
@@ -199,7 +199,7 @@ class Op(Declaration):
                 trace.fix()
             plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
             addresses = statement(trace, self._writes, self.in_place)
-        except (Exception, Untraceable) as why:  # what is wrong is told of the arguments, not of stand-ins
+        except (Exception, Untraceable) as why:  # noqa: BLE001  # what is wrong is told of the arguments, not of stand-ins
             trace = Trace(args)
             trace.fix()
             plan = self._planned(self._request(args, args, forced, forced_by), trace)
@@ -283,7 +283,22 @@ class Op(Declaration):
         request = self._request(args, args, forced, forced_by)
         if self.check is not None and self.check(*args) is SKIP:
             return Explanation(self.name, request.target, None, None, "", {}, "empty: nothing to compute", {})
-        return describe(self, request, select(self, request))
+        found = describe(self, request, select(self, request))
+        return replace(found, conditions=self._conditions(args, forced, forced_by))
+
+    def _conditions(self, args: tuple, forced: str | None, forced_by: str) -> tuple[str, ...]:
+        trace = Trace(args)
+        request = self._request(trace.fields, args, forced, forced_by)
+        try:
+            with showing(trace.fields):
+                if self.check is not None:
+                    self.check(*trace.fields)
+            for candidate in select(self, request).candidates[:1]:
+                candidate.backend.kernel_names(request.target, trace.fields, candidate.params)
+        except (Exception, Untraceable):  # noqa: BLE001  # as in _decide, which takes the call for these sizes alone
+            trace.fix()
+        trace.settle()
+        return conditions(trace, self.call._fields)
 
     def _request(self, args: tuple, real: tuple, forced: str | None, forced_by: str) -> Request:
         tensors = [*each_tensor(args)]
