@@ -647,7 +647,10 @@ class Traced:
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
         """As of a tensor."""
         if memory_format is not torch.contiguous_format:
-            raise Untraceable(f"whether a tensor is in {memory_format}")
+            is_last = self.ndim > 2 and self.permute(0, *range(2, self.ndim), 1).is_contiguous()
+            if is_last != self.real.is_contiguous(memory_format=memory_format):
+                raise Untraceable(f"whether a tensor is in {memory_format}")
+            return is_last
         if self._is_contiguous is None:
             self._is_contiguous = self._asks_contiguity(self.real.is_contiguous())
         return self._is_contiguous
