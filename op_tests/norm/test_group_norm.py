@@ -15,12 +15,13 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import OPS
-from aiter_like.dispatch.checked import checked
+from aiter_like.dispatch.plan import plan_of
 from aiter_like.dispatch.selection import Candidate
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import slices, tune_shapes
 from aiter_like.ops.norm.group_norm import GroupNormCall
 from aiter_like.testing import TOLERANCES, assert_within
+from aiter_like.traced import Trace
 
 BF16 = torch.bfloat16
 EPSILON = 1e-5
@@ -146,7 +147,8 @@ def test_slices_of_a_tuned_row(device, backend, params):
 
     def launch(call, **params):
         candidate = Candidate(found, backend, params, "test")
-        checked(op, found.bind(target_of(device), call, candidate), call, device.type == "cpu")(*call)
+        function = found.bind(target_of(device), call, candidate)
+        plan_of(op, function, call, Trace(call), device.type == "cpu").first(call)
 
     assert number_of_slices(x, 1) == 1
     launch(call, **params)
