@@ -14,6 +14,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import target_of
 from aiter_like.ops.attention.call import FLOATS, FP8
+from aiter_like.traced import computed
 
 OP = "paged_attention"
 LEAST_KEYS = 256
@@ -197,6 +198,7 @@ def parts_of(call: PagedAttentionCall) -> Parts:
     return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch), least)
 
 
+@computed
 @functools.lru_cache(maxsize=1024)
 def best_share(batch: int, longest: int, at_once: int) -> int:
     """Parts into which sequences of one length are best cut, where `at_once` of them run at a time."""
@@ -210,6 +212,7 @@ def best_share(batch: int, longest: int, at_once: int) -> int:
     return best
 
 
+@computed
 @functools.lru_cache(maxsize=1024)
 def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
     """Parts of each of `heads` KV heads of all sequences, of one length, on NVIDIA.
@@ -244,16 +247,6 @@ def workspace_bytes(call: PagedAttentionCall) -> int:
     """fp32 sums of rows, and their weights and maxima; of each sequence where they are, two int32."""
     slots = parts_of(call).slots
     return slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4 + (8 * call.batch if slots else 0)
-
-
-def partial_sums(call: PagedAttentionCall) -> Tensor | None:
-    """Memory for partial sums, fp32: the caller's or new; None where a call never has any."""
-    size = workspace_bytes(call)
-    if not size:
-        return None
-    if call.workspace is not None:
-        return call.workspace[:size].view(torch.float32)
-    return torch.empty(size // 4, dtype=torch.float32, device=call.q.device)
 
 
 def check_paged_attention(call: PagedAttentionCall) -> None:

@@ -6,6 +6,8 @@ Read by the references of ops with dropout. Salmon et al., Parallel Random Numbe
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def words(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> Tensor:
 
 def threshold(p: float) -> int:
     """A word is kept if its upper 24 bits are not below this: probability 1 − p in units of 2⁻²⁴."""
-    return int(p * (1 << 24))
+    return math.floor(p * (1 << 24))
 
 
 def attention_kept(rng_state: Tensor, p: float, head: Tensor, row: Tensor, columns: int) -> Tensor:

@@ -8,7 +8,8 @@ import triton.language as tl
 
 from aiter_like.ops.attention.dropout_randval import DropoutRandvalCall, last_kept
 from aiter_like.ops.common import philox
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
+from aiter_like.traced import exactly
 
 _MOST_COLUMNS = 1024  # A program writes no more in one turn, four by each lane.
 
@@ -55,12 +56,12 @@ def _dropout_randval_kernel(out, rng_state, starts, strides, batch, heads, seqle
         tl.store(out + column, tl.where(is_there, byte, 0).to(tl.uint8), mask=column < columns)
 
 
-def dropout_randval(call: DropoutRandvalCall) -> None:
+def dropout_randval(call: DropoutRandvalCall) -> Launch:
     """Writes `out`."""
     columns, starts = call.out.shape[-1], call.cu_seqlens_q
     strides = (call.out.stride(0) if starts is None else 0, *call.out.stride()[-3:-1])
     batch = call.out.shape[0] if starts is None else starts.shape[0] - 1
-    block = min(max(triton.next_power_of_2(columns), 64), _MOST_COLUMNS)
-    launch(_dropout_randval_kernel, (call.num_rows, call.num_heads, 1), call.out, call.rng_state, starts, strides,
-           batch, call.num_heads, call.out.shape[-2], columns, philox.threshold(call.dropout_p),
-           last_kept(call.dropout_p), BLOCK_N=block, options={"num_warps": 1 if block <= 256 else 4})
+    block = exactly(min(max(power_of_2(columns), 64), _MOST_COLUMNS))
+    return launch(_dropout_randval_kernel, (call.num_rows, call.num_heads, 1), call.out, call.rng_state, starts,
+                  strides, batch, call.num_heads, call.out.shape[-2], columns, philox.threshold(call.dropout_p),
+                  last_kept(call.dropout_p), BLOCK_N=block, options={"num_warps": 1 if block <= 256 else 4})

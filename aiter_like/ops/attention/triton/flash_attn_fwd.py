@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from aiter_like.device import Target, target_of
+from aiter_like.device import target_of
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.flash_attn_fwd_parts import attend, width
-from aiter_like.ops.common.triton.launch import config
+from aiter_like.ops.common.triton.launch import Launch, config
 
 # With this scale at most, only q and k in the thousands have scores beyond 2^31 in base 2, where the exponential of the
 # kernel for Hopper overflows. What prevents it elsewhere would make that kernel 2 to 5 % slower (measured on an H200).
 _MOST_HOPPER_SCALE = 1.0
 
 
-def flash_attn_fwd(call: AttentionCall, kernel: str = "flash_attn_fwd",
-                   **params: int) -> Callable[..., None] | None:
-    """Writes `out` and `lse`. What it returns: see Backend.returns_relaunch.
+def flash_attn_fwd(call: AttentionCall, kernel: str = "flash_attn_fwd", **params: int) -> tuple[Launch, ...]:
+    """Writes `out` and `lse`.
 
     kernel: "flash_attn_fwd_hopper" is that of flash_attn_fwd_hopper.py; where an address or the scale forbids it the
     other takes over. params: a tuned row's values instead of those of configs/triton/<kernel>.toml.
@@ -27,24 +23,8 @@ def flash_attn_fwd(call: AttentionCall, kernel: str = "flash_attn_fwd",
     target = target_of(call.q.device)
     if kernel == "flash_attn_fwd_hopper":
         if call.softmax_scale <= _MOST_HOPPER_SCALE and all(map(is_aligned, (call.q, call.k, call.v))):
-            return _hopper(call, params, target)
-        attend(call, config("flash_attn_fwd", target.arch, width(call)))
-        return None
-    launches = attend(call, {**config("flash_attn_fwd", target.arch, width(call)), **params})
-    return None if launches is None else lambda *fields: launches(AttentionCall(*fields))
+            from aiter_like.ops.attention.triton.flash_attn_fwd_hopper import attend as attend_on_hopper  # wants Gluon
 
-
-def _hopper(call: AttentionCall, params: dict[str, int], target: Target) -> Callable[..., None]:
-    from aiter_like.ops.attention.triton.flash_attn_fwd_hopper import Launches  # not every Triton for AMD has Gluon
-
-    launches = Launches(call, {**config("flash_attn_fwd_hopper", target.arch, width(call)), **params}, target)
-
-    def relaunch(*fields: Any) -> None:
-        again = AttentionCall(*fields)
-        if launches.takes(again):
-            launches(again)
-        else:
-            attend(again, config("flash_attn_fwd", target.arch, width(again)))
-
-    launches(call)
-    return relaunch
+            return attend_on_hopper(call, {**config(kernel, target.arch, width(call)), **params}, target)
+        params = {}
+    return attend(call, {**config("flash_attn_fwd", target.arch, width(call)), **params})

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.ops.attention.call import AttentionCall
@@ -48,8 +49,9 @@ from aiter_like.ops.attention.triton.strides import (
 )
 from aiter_like.ops.attention.triton.terms import adjusted, alibi_slopes, bias_of, finish_rows, sink_score
 from aiter_like.ops.common import philox
-from aiter_like.ops.common.triton.launch import Launch
+from aiter_like.ops.common.triton.launch import Launch, launch, power_of_2, scratch
 from aiter_like.ops.common.triton.philox import attention_kept
+from aiter_like.traced import exactly
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _COMBINE = {"num_warps": 4, "enable_fp_fusion": False}
@@ -262,85 +264,72 @@ def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_sc
 
 def width(call: AttentionCall) -> str:
     """The name of a configuration: padded head dimensions; "d192" is 192 and 128, as of DeepSeek's latent attention."""
-    if 128 < call.head_dim <= 192 and call.head_dim_v <= 128:
+    head_dim, head_dim_v = exactly((call.head_dim, call.head_dim_v))
+    if 128 < head_dim <= 192 and head_dim_v <= 128:
         return "d192"
-    return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
+    return f"d{max(power_of_2(max(head_dim, head_dim_v)), 32)}"
 
 
-def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None = None,
-           out_scale: torch.Tensor | None = None) -> Launches | None:
-    """Launches a call; what launches others of the same metadata, or None where addresses decide too.
+def attend(call: AttentionCall, settings: dict[str, int], block_table: Tensor | None = None,
+           out_scale: Tensor | None = None) -> tuple[Launch, ...]:
+    """The launch of the kernel, and that of the sum of its parts where the keys are split.
 
     settings: BLOCK_M, BLOCK_N, XCDS, TMA, launch options. With a block table, k and v are pages [num_pages, page_size,
     num_kv_heads, head_dim], and the bias is one of queries and their own keys, [seqlen, seqlen].
     """
     shape = shape_of(call, settings, block_table)
     boxes = _boxes(call, shape) if settings.get("TMA") else (None, None)
+    num_blocks = triton.cdiv(call.max_seqlen_q * shape.PACK, shape.M)
+    programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
+    num_splits = splits_of(call, num_blocks, programs, shape.N)
+    shape = replace(shape, IS_SPLIT=num_splits > 1, HAS_BOXES=boxes[0] is not None)
+    out, lse, split_strides = call.out, call.lse, (0, 0, 0)
+    out_strides, lse_strides = strides_of_rows(call.out), strides_of_lse(call.lse)
+    if shape.IS_SPLIT:  # what the parts of the keys give: sums, and their weights and maxima
+        out = scratch((num_splits, *call.out.shape), torch.float32, call.q)
+        lse = scratch((num_splits, 2, *call.out.shape[:-1]), torch.float32, call.q)
+        split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
+        out_strides, lse_strides = strides_of_rows(out[0]), strides_of_rows(lse[0, 0, ..., None])
+    is_varlen_k = call.cu_seqlens_k is not None
+    seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
+    if block_table is not None:
+        seqlen_k = block_table.shape[0] if is_varlen_k else block_table.shape[1] * shape.PAGE
+    q_descale, k_descale, v_descale = _descales(call)
+    v_strides, group_size = strides_of_descale(v_descale), call.num_heads // call.num_kv_heads
+    small = (stride_of_batch(call.alibi_slopes), stride_of_batch(block_table), *strides_of_descale(k_descale),
+             *v_strides)
+    value_scale = 1.0 / (1.0 - call.dropout_p)
+    attention = launch(
+        _attention_kernel, (programs * num_splits, 1, 1), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
+        call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, call.alibi_slopes, call.sink, q_descale, k_descale,
+        v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, *boxes, out_strides, lse_strides,
+        strides_of_rows(call.q), strides_of_keys(call.k), strides_of_keys(call.v), strides_of_bias(call.bias), small,
+        split_strides, num_blocks, call.num_heads, group_size, num_splits, call.k.shape[0], seqlen_q, seqlen_k,
+        max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
+        call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
+        call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale, SHAPE=shape,
+        options=_options(shape, settings))
+    if not shape.IS_SPLIT:
+        return (attention,)
+    return attention, launch(
+        _combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch, 1, 1), call.out, call.lse, out, lse,
+        call.cu_seqlens_q, call.sink, v_descale, out_scale, strides_of_rows(call.out), strides_of_lse(call.lse),
+        out_strides, lse_strides, split_strides, v_strides, seqlen_q, call.max_seqlen_q, call.num_heads, group_size,
+        num_splits, value_scale, SPLITS=power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
+        ROUNDING=shape.ROUNDING, HAS_BIAS=call.bias is not None, options=_COMBINE)
+
+
+def _options(shape: Shape, settings: dict[str, int]) -> dict[str, int]:
+    """Launch options, as the rows of a tile allow them."""
     options = {name: value for name, value in settings.items() if not name.isupper()}
-    launches = Launches(call, replace(shape, HAS_BOXES=boxes[0] is not None), options, block_table)
-    launches(call, block_table, out_scale, boxes)
-    return None if settings.get("TMA") else launches
+    if shape.M <= 32:
+        options["num_warps"] = min(options["num_warps"], 4)
+    if shape.M < 32 * options["num_warps"] and options.get("matrix_instr_nonkdim") == 32:
+        options["matrix_instr_nonkdim"] = 16  # At 32, several waves would compute the same rows.
+    return options
 
 
-class Launches:
-    """The launch of the kernel, and that of the sum of its parts where the keys are split."""
-
-    def __init__(self, call: AttentionCall, shape: Shape, options: dict[str, int],
-                 block_table: torch.Tensor | None):
-        if shape.M <= 32:
-            options["num_warps"] = min(options["num_warps"], 4)
-        if shape.M < 32 * options["num_warps"] and options.get("matrix_instr_nonkdim") == 32:
-            options["matrix_instr_nonkdim"] = 16  # At 32, several waves would compute the same rows.
-        num_blocks = triton.cdiv(call.max_seqlen_q * shape.PACK, shape.M)
-        programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
-        self.num_splits = num_splits = splits_of(call, num_blocks, programs, shape.N)
-        out_strides, lse_strides, split_strides = strides_of_rows(call.out), strides_of_lse(call.lse), (0, 0, 0)
-        if num_splits > 1:
-            shape = replace(shape, IS_SPLIT=True)
-            out, lse = self._parts(call)
-            split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
-            out_strides, lse_strides = strides_of_rows(out[0]), strides_of_rows(lse[0, 0, ..., None])
-        is_varlen_k = call.cu_seqlens_k is not None
-        seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
-        if block_table is not None:
-            seqlen_k = block_table.shape[0] if is_varlen_k else block_table.shape[1] * shape.PAGE
-        _, k_descale, v_descale = _descales(call)
-        v_strides = strides_of_descale(v_descale)
-        small = (stride_of_batch(call.alibi_slopes), stride_of_batch(block_table), *strides_of_descale(k_descale),
-                 *v_strides)
-        value_scale = 1.0 / (1.0 - call.dropout_p)
-        self.attention = Launch(
-            _attention_kernel, (programs * num_splits, 1, 1),
-            (out_strides, lse_strides, strides_of_rows(call.q), strides_of_keys(call.k), strides_of_keys(call.v),
-             strides_of_bias(call.bias), small, split_strides, num_blocks, call.num_heads,
-             call.num_heads // call.num_kv_heads, num_splits, call.k.shape[0], seqlen_q, seqlen_k,
-             max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
-             call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
-             call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale),
-            SHAPE=shape, options=options)
-        self.combine = None if num_splits == 1 else Launch(
-            _combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch, 1, 1),
-            (strides_of_rows(call.out), strides_of_lse(call.lse), out_strides, lse_strides, split_strides, v_strides,
-             seqlen_q, call.max_seqlen_q, call.num_heads, call.num_heads // call.num_kv_heads, num_splits, value_scale),
-            SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
-            ROUNDING=shape.ROUNDING, HAS_BIAS=call.bias is not None, options=_COMBINE)
-
-    def __call__(self, call: AttentionCall, block_table: torch.Tensor | None = None,
-                 out_scale: torch.Tensor | None = None, boxes: tuple = (None, None)) -> None:
-        descales, rng_state = _descales(call), call.rng_state if call.dropout_p > 0 else None
-        out, lse = (call.out, call.lse) if self.combine is None else self._parts(call)
-        self.attention(out, lse, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.seqlens_k,
-                       block_table, call.bias, call.alibi_slopes, call.sink, *descales, rng_state, out_scale, *boxes)
-        if self.combine is not None:
-            self.combine(call.out, call.lse, out, lse, call.cu_seqlens_q, call.sink, descales[2], out_scale)
-
-    def _parts(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the parts of the keys give: sums, and their weights and maxima."""
-        sums = torch.empty(self.num_splits, *call.out.shape, dtype=torch.float32, device=call.q.device)
-        return sums, torch.empty(self.num_splits, 2, *call.out.shape[:-1], dtype=torch.float32, device=call.q.device)
-
-
-def _descales(call: AttentionCall) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+def _descales(call: AttentionCall) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of q, k and v, where they are fp8: engines pass them whatever the tensors hold."""
     q_descale = call.q_descale if call.q.element_size() == 1 else None
     return (q_descale, call.k_descale, call.v_descale) if call.k.element_size() == 1 else (q_descale, None, None)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from aiter_like.ops.attention.merge_attn_states import MergeAttnStatesCall
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
+from aiter_like.traced import exactly
 
 _ELEMENTS = 2048  # a program takes so many at a time
 
@@ -43,11 +44,11 @@ def _merge_kernel(out, out_lse, a, a_lse, b, b_lse, out_strides, out_lse_strides
                  tl.where(is_empty, -infinity, maximum + tl.log(total)), mask=is_row)
 
 
-def merge_attn_states(call: MergeAttnStatesCall, num_warps: int = 4) -> None:
+def merge_attn_states(call: MergeAttnStatesCall, num_warps: int = 4) -> Launch:
     """Writes `out` and `out_lse`, with Triton's `num_warps`."""
     tokens, heads, columns = call.out.shape
-    block_n = triton.next_power_of_2(columns)
+    block_n = exactly(power_of_2(columns))
     block_m = max(_ELEMENTS // block_n, 1)
     strides = [(0, 0) if tensor is None else tensor.stride()[:2] for tensor in call]
-    launch(_merge_kernel, (triton.cdiv(tokens * heads, block_m), 1, 1), *call, *strides, tokens * heads, heads, columns,
-           BLOCK_M=block_m, BLOCK_N=block_n, options={"num_warps": num_warps})
+    return launch(_merge_kernel, (triton.cdiv(tokens * heads, block_m), 1, 1), *call, *strides, tokens * heads, heads,
+                  columns, BLOCK_M=block_m, BLOCK_N=block_n, options={"num_warps": num_warps})

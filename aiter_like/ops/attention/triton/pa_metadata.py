@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
 from aiter_like.ops.attention.pa_metadata import PaMetadataCall
-from aiter_like.ops.common.triton.launch import Launch, await_stream
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.common.triton.overlap import overlaps
 
 _OPTIONS = {"num_warps": 1}
@@ -151,25 +149,12 @@ def _pa_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map,
             tl.store(reduce_indptr + index + 1, index * 0 + slots, mask=index < num_groups)
 
 
-def pa_metadata(call: PaMetadataCall, **params: int) -> Callable[..., None]:
-    """Writes the plan. What it returns: see Backend.returns_relaunch. params: a tuned row's launch options."""
-    launches = PlanLaunch(call, **params)
-    launches(call)
-    return lambda *fields: launches(PaMetadataCall(*fields))
-
-
-class PlanLaunch:
-    """The launch of calls with the same metadata."""
-
-    def __init__(self, call: PaMetadataCall, **params: int):
-        num_parts = call.work_indptr.shape[0] - 1
-        self.launch = Launch(
-            _pa_metadata_kernel, (num_parts, 1, 1),
-            (call.batch, call.page_size, call.block_pages, call.max_seqlen_q, call.num_heads_k, call.group,
-             call.num_parts // call.num_heads_k, num_parts, call.work_info.shape[0], call.reduce_partial_map.shape[0],
-             call.reduce_indptr.shape[0] - 1),
-            LANES=min(max(triton.next_power_of_2(call.batch), 64), _MOST_LANES),
-            OVERLAPS=overlaps(target_of(call.work_info.device)), options={**_OPTIONS, **params})
-
-    def __call__(self, call: PaMetadataCall) -> None:
-        self.launch(*call[:8])
+def pa_metadata(call: PaMetadataCall, **params: int) -> Launch:
+    """Writes the plan. params: a tuned row's launch options."""
+    num_parts = call.work_indptr.shape[0] - 1
+    return launch(
+        _pa_metadata_kernel, (num_parts, 1, 1), *call[:8], call.batch, call.page_size, call.block_pages,
+        call.max_seqlen_q, call.num_heads_k, call.group, call.num_parts // call.num_heads_k, num_parts,
+        call.work_info.shape[0], call.reduce_partial_map.shape[0], call.reduce_indptr.shape[0] - 1,
+        LANES=min(max(power_of_2(call.batch), 64), _MOST_LANES), OVERLAPS=overlaps(target_of(call.work_info.device)),
+        options={**_OPTIONS, **params})

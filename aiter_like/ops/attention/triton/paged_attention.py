@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, partial_sums, parts_of
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, parts_of, workspace_bytes
 from aiter_like.ops.attention.triton.paged_attention_parts import attend, load_rows, power_of_rows
 from aiter_like.ops.attention.triton.paged_attention_plan import (
     await_lengths,
@@ -25,7 +22,7 @@ from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides,
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM
 from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.attention.triton.terms import alibi_slopes, finish_rows
-from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton.launch import Launch, config, launch, power_of_2, scratch
 from aiter_like.ops.common.triton.overlap import overlaps
 
 _FEW_PARTS, _MOST_PARTS = 16, 32  # the sum takes so many parts at a time: where few sequences have any, and at most
@@ -212,73 +209,59 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
                 maximum + one, sinks, _value_scale(v_scale, out_scale, SHAPE), SHAPE.HEAD_DIM_V, SHAPE.DV, 0)
 
 
-class Launches:
-    """The launch of the kernel, and that of the sum of parts where there may be several."""
+def paged_attention(call: PagedAttentionCall, **params: int) -> tuple[Launch, ...]:
+    """Writes `out` and `lse`: the launch of the kernel, and that of the sum of parts where there may be several.
 
-    def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
-        shape, bounds, target = shape_of(call, settings), parts_of(call), target_of(call.q.device)
-        options = {name: value for name, value in settings.items() if not name.isupper()}
-        num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
-        lse_strides = (0, 0) if call.lse is None else call.lse.stride()
-        capacity = len(call.block_table) if call.page_starts is not None else call.block_table.shape[1] * shape.PAGE
-        lengths = (call.batch, 0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q), len(call.q),
-                   call.max_seqlen_q, capacity)
-        plan = (max(bounds.share, 1), bounds.most, max(call.window_left, 0))
-        sums = bounds.slots * call.num_heads * call.max_seqlen_q * call.head_dim_v
-        q_scale, k_scale, v_scale = map(scale_strides, (call.q_scale, call.k_scale, call.v_scale))
-        small = (stride_of_batch(call.alibi_slopes), stride_of_batch(call.block_table))
-        tree = (0, 0, 0) if call.tree_mask is None else (0, 0, *call.tree_mask.stride())[-3:]
-        self.attend = Launch(
-            _attend_kernel, (bounds.grid * call.num_kv_heads * num_blocks, 1, 1),
-            (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k),
-             _cache_strides(call.v, 2 if shape.IN_PAIRS else 1),
-             q_scale, k_scale, v_scale, small, tree, *lengths, call.k.shape[0], num_blocks, call.num_kv_heads, *plan,
-             sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value), SHAPE=shape,
-            OVERLAPS=overlaps(target), options=options)
-        self.merge = None if not bounds.slots else Launch(
-            _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1),
-            (call.out.stride()[:2], lse_strides, *lengths, call.num_heads, *plan, sums), SHAPE=shape,
-            AT_ONCE=_parts_at_once(call.batch, bounds), OVERLAPS=overlaps(target),
-            options={"num_warps": 4, "enable_fp_fusion": False})
+    params: a tuned row's values instead of those of configs/triton/paged_attention.toml.
+    """
+    target = target_of(call.q.device)
+    settings = {**config("paged_attention", target.arch, variant(call, target)), **params}
+    shape, bounds, early = shape_of(call, settings), parts_of(call), overlaps(target)
+    num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
+    strides = call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride()
+    table, starts = call.block_table, call.cu_seqlens_q
+    lengths = (call.batch, 0 if starts is None else starts.shape[0], call.q.shape[0], call.max_seqlen_q,
+               table.shape[0] if call.page_starts is not None else table.shape[1] * shape.PAGE)
+    plan = (max(bounds.share, 1), bounds.most, max(call.window_left, 0))
+    sums = bounds.slots * call.num_heads * call.max_seqlen_q * call.head_dim_v
+    scales = call.q_scale, call.k_scale, call.v_scale
+    tree, tree_strides, parts = call.tree_mask, (0, 0, 0), _partial_sums(call)
+    if tree is not None:
+        tree, tree_strides = tree.view(torch.uint8), (0, 0, *tree.stride())[-3:]
+    attend = launch(
+        _attend_kernel, (bounds.grid * call.num_kv_heads * num_blocks, 1, 1), call.out, call.lse, parts, call.q,
+        call.k, call.v, table, call.seqlens_k, call.page_starts, starts, *scales, call.out_scale, call.alibi_slopes,
+        call.sink, tree, *strides, call.q.stride()[:2], _cache_strides(call.k),
+        _cache_strides(call.v, 2 if shape.IN_PAIRS else 1), *map(scale_strides, scales),
+        (stride_of_batch(call.alibi_slopes), stride_of_batch(table)), tree_strides, *lengths, call.k.shape[0],
+        num_blocks, call.num_kv_heads, *plan, sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value,
+        SHAPE=shape, OVERLAPS=early, options={name: value for name, value in settings.items() if not name.isupper()})
+    if parts is None:
+        return (attend,)
+    return attend, launch(
+        _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1), call.out, call.lse, parts,
+        call.seqlens_k, call.page_starts, starts, call.v_scale, call.out_scale, call.sink, *strides, *lengths,
+        call.num_heads, *plan, sums, SHAPE=shape, AT_ONCE=_parts_at_once(call.batch, bounds), OVERLAPS=early,
+        options={"num_warps": 4, "enable_fp_fusion": False})
 
-    def __call__(self, call: PagedAttentionCall) -> None:
-        parts = partial_sums(call)
-        tree = None if call.tree_mask is None else call.tree_mask.view(torch.uint8)
-        self.attend(call.out, call.lse, parts, call.q, call.k, call.v, call.block_table, call.seqlens_k,
-                    call.page_starts, call.cu_seqlens_q, call.q_scale, call.k_scale, call.v_scale, call.out_scale,
-                    call.alibi_slopes, call.sink, tree)
-        if self.merge is not None:
-            self.merge(call.out, call.lse, parts, call.seqlens_k, call.page_starts, call.cu_seqlens_q, call.v_scale,
-                       call.out_scale, call.sink)
+
+def _partial_sums(call: PagedAttentionCall) -> torch.Tensor | None:
+    """Memory for partial sums, fp32: the caller's or new; None where a call never has any."""
+    size = workspace_bytes(call)
+    if not size:
+        return None
+    if call.workspace is not None:
+        return call.workspace[:size].view(torch.float32)
+    return scratch((size // 4,), torch.float32, call.q)
 
 
 def _parts_at_once(batch: int, bounds: Parts) -> int:
     """Of a sequence that _merge_kernel looks at together: all where sequences have one length."""
     parts = bounds.most if not bounds.share else bounds.share // batch if bounds.share > batch else _FEW_PARTS
-    return min(max(triton.next_power_of_2(parts), 4), _MOST_PARTS)
+    return min(max(power_of_2(parts), 4), _MOST_PARTS)
 
 
 def _cache_strides(cache: torch.Tensor, pair: int = 1) -> tuple[int, ...]:
     """Of page, key (or keys that lie together), head and column (or columns that do); of pairs of elements."""
     *strides, column = cache.stride()[:4]
     return *(stride // pair for stride in strides), column
-
-
-def paged_attention(call: PagedAttentionCall, **params: int) -> Callable[..., None]:
-    """Writes `out` and `lse`. What it returns: see Backend.returns_relaunch.
-
-    params: a tuned row's values instead of those of configs/triton/paged_attention.toml.
-    """
-    target = target_of(call.q.device)
-    settings = config("paged_attention", target.arch, variant(call, target))
-    launches: dict[int, Launches] = {}  # by the least bit of v's address, which decides IN_PAIRS and no metadata tells
-
-    def relaunch(*fields: Any) -> None:
-        call = PagedAttentionCall(*fields)
-        bit = call.v.data_ptr() % 2
-        if bit not in launches:
-            launches[bit] = Launches(call, {**settings, **params})
-        launches[bit](call)
-
-    relaunch(*call)
-    return relaunch

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from aiter_like.device import Target
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, parts_of
+from aiter_like.ops.common.triton.launch import power_of_2
+from aiter_like.traced import exactly
 
 _MOST_SUMS = 4096  # of a tile of rows, in the registers of one wave
 _BRIEF = 2048  # keys of a part
@@ -67,7 +68,7 @@ class Shape:
 
 def width(call: PagedAttentionCall) -> str:
     """The name of a configuration: padded head dimensions."""
-    return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
+    return f"d{max(power_of_2(max(exactly((call.head_dim, call.head_dim_v)))), 32)}"
 
 
 def variant(call: PagedAttentionCall, target: Target) -> str:
@@ -89,14 +90,14 @@ def variant(call: PagedAttentionCall, target: Target) -> str:
 
 
 def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
-    padded = max(triton.next_power_of_2(call.head_dim), 16)
-    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
+    padded = max(power_of_2(call.head_dim), 16)
+    rest = max(power_of_2(max(call.head_dim - padded // 2, 1)), 16)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
-    rows = max(16, triton.next_power_of_2(call.max_seqlen_q * call.group))
+    rows = max(16, power_of_2(call.max_seqlen_q * call.group))
     block, parts = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1]), parts_of(call)
-    m, dv = min(settings["BLOCK_M"], rows), max(triton.next_power_of_2(call.head_dim_v), 16)
+    m, dv = min(settings["BLOCK_M"], rows), max(power_of_2(call.head_dim_v), 16)
     waves = settings["num_warps"] if m * dv <= _MOST_SUMS and settings["BLOCK_N"] >= 16 * settings["num_warps"] else 1
-    return Shape(
+    return exactly(Shape(
         M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim,
         HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
@@ -105,7 +106,7 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
         BATCH=block, IS_ONE_BLOCK=call.batch <= block, LEAST=parts.least,
         IS_SPLIT=parts.slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
         HAS_LEFT=call.window_left >= 0, HAS_SOFTCAP=call.softcap > 0,
-        K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))
+        K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale)))
 
 
 def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:

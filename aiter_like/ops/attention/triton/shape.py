@@ -11,6 +11,8 @@ import triton
 from aiter_like.device import target_of
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.triton.strides import strides_of_bias, strides_of_rows
+from aiter_like.ops.common.triton.launch import power_of_2
+from aiter_like.traced import exactly
 
 _WIDEST_ROW = 2**22  # elements between rows of which a tile of 256 spans less than 2^30
 _MOST_SPLITS = 64
@@ -61,24 +63,24 @@ class Shape:
 
 def shape_of(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Shape:
     """Of a call, without boxes and splits."""
-    group, block_m = call.num_heads // call.num_kv_heads, settings["BLOCK_M"]
+    group, block_m = exactly(call.num_heads) // exactly(call.num_kv_heads), settings["BLOCK_M"]
     is_short = call.max_seqlen_q < block_m or block_table is not None  # a batch with pages has sequences of one query
     pack = group if is_short and call.dropout_p == 0 else 1  # dropout counts by head
-    padded, least = triton.next_power_of_2(call.head_dim), 32 if call.q.element_size() == 1 else 16  # NVIDIA's least K
-    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), least)
+    padded, least = power_of_2(call.head_dim), 32 if call.q.element_size() == 1 else 16  # NVIDIA's least K
+    rest = max(power_of_2(max(call.head_dim - padded // 2, 1)), least)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (max(padded, least), 0)
-    row_strides = [strides_of_rows(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
-    head_strides = [strides_of_rows(tensor)[2] for tensor in (call.q, call.out)]
     bias_strides = strides_of_bias(call.bias)
-    return Shape(
-        M=min(block_m, max(16, triton.next_power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
-        HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
-        DV=max(triton.next_power_of_2(call.head_dim_v), 16), PACK=pack, XCDS=settings.get("XCDS", 1),
-        PAGE=0 if block_table is None else call.k.shape[1], X=call.k.shape[4] if call.k.ndim == 5 else 0,
-        IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > 2**30,
+    row_strides = [*(strides_of_rows(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)), bias_strides[1]]
+    head_strides = [*(strides_of_rows(tensor)[2] for tensor in (call.q, call.out)), bias_strides[2]]
+    return exactly(Shape(
+        M=min(block_m, max(16, power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
+        HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=max(power_of_2(call.head_dim_v), 16),
+        PACK=pack, XCDS=settings.get("XCDS", 1), PAGE=0 if block_table is None else call.k.shape[1],
+        X=call.k.shape[4] if call.k.ndim == 5 else 0,
+        IS_WIDE=any(step > _WIDEST_ROW for step in row_strides) or any(pack * step > 2**30 for step in head_strides),
         IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
         HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,
-        HAS_SOFTCAP=call.softcap > 0, ROUNDING=call.rounding)
+        HAS_SOFTCAP=call.softcap > 0, ROUNDING=call.rounding))
 
 
 def splits_of(call: AttentionCall, num_blocks: int, programs: int, block_n: int) -> int:
