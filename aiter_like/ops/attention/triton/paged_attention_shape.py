@@ -90,16 +90,17 @@ def variant(call: PagedAttentionCall, target: Target) -> str:
 
 
 def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
+    group = exactly(call.num_heads) // exactly(call.num_kv_heads)
     padded = max(power_of_2(call.head_dim), 16)
     rest = max(power_of_2(max(call.head_dim - padded // 2, 1)), 16)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
-    rows = max(16, power_of_2(call.max_seqlen_q * call.group))
+    rows = max(16, power_of_2(call.max_seqlen_q * group))
     block, parts = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1]), parts_of(call)
     m, dv = min(settings["BLOCK_M"], rows), max(power_of_2(call.head_dim_v), 16)
     waves = settings["num_warps"] if m * dv <= _MOST_SUMS and settings["BLOCK_N"] >= 16 * settings["num_warps"] else 1
     return exactly(Shape(
         M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim,
-        HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
+        HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=group, PAGE=call.page_size,
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
         IS_ALIKE=call.k.ndim == 4 and call.k.stride() == call.v.stride() and call.k.dtype.itemsize == 2,
         IN_PAIRS=_is_in_pairs(call),
