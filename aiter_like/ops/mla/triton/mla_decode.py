@@ -4,7 +4,6 @@ mla_decode_hopper.py may take the kernel's place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import triton
@@ -22,13 +21,14 @@ from aiter_like.ops.attention.triton.parts import (
     signed,
     tanh,
 )
-from aiter_like.ops.common.triton.launch import Launch, await_stream, config
+from aiter_like.ops.common.triton.launch import Launch, await_stream, config, launch, power_of_2
 from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.hopper import has_aligned_rows
 from aiter_like.ops.mla.plan import rows_of_tile, tiles_of
-from aiter_like.ops.mla.triton.mla_metadata import PlanLaunch
-from aiter_like.ops.mla.triton.mla_reduce import ReduceLaunch
+from aiter_like.ops.mla.triton.mla_metadata import mla_metadata
+from aiter_like.ops.mla.triton.mla_reduce import mla_reduce
+from aiter_like.traced import exactly
 
 
 @dataclass(frozen=True)
@@ -204,69 +204,43 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
                 tl.store(partial_lse + at * sum_strides[0] + heads * sum_strides[1], sums, mask=is_row)
 
 
-def mla_decode(call: MlaDecodeCall, kernel: str = "mla_decode", **params: int) -> Callable[..., None]:
-    """Plans, attends and adds up. What it returns: see Backend.returns_relaunch.
+def mla_decode(call: MlaDecodeCall, kernel: str = "mla_decode", **params: int) -> tuple[Launch, ...]:
+    """Plans where the call brings no plan, attends, and adds up the parts where there can be any.
 
     kernel: "mla_decode_hopper" is that of mla_decode_hopper.py; where an address forbids it the other takes over.
     params: a tuned row's values instead of those of configs/triton/<kernel>.toml.
     """
-    launches = Launches(call, kernel, params)
-    launches(call)
-    return lambda *fields: launches(MlaDecodeCall(*fields))
+    if kernel == "mla_decode_hopper" and has_aligned_rows(call):
+        from aiter_like.ops.mla.triton.mla_decode_hopper import attend  # not every Triton for AMD has Gluon
+
+        attention = attend(call, params)
+    else:
+        attention = _attend_pages(call, params if kernel == "mla_decode" else {})
+    plan = () if call.is_planned else (mla_metadata(call.plan),)
+    return *plan, attention, *((mla_reduce(call.sum),) if call.has_parts else ())
 
 
-class Launches:
-    """The plan where the call brings none, the attention, and the sum of its parts where there can be any."""
-
-    def __init__(self, call: MlaDecodeCall, kernel: str, params: dict[str, int]):
-        self.plan = None if call.is_planned else PlanLaunch(call.plan)
-        self.reduce = ReduceLaunch(call.sum) if call.has_parts else None
-        self.hopper = None
-        if kernel == "mla_decode_hopper":
-            from aiter_like.ops.mla.triton.mla_decode_hopper import HopperLaunch  # not every Triton for AMD has Gluon
-
-            self.hopper, params = HopperLaunch(call, params), {}
-        self.attention = AttentionLaunch(call, params)
-
-    def __call__(self, call: MlaDecodeCall) -> None:
-        if self.plan is not None:
-            self.plan(call.plan)
-        if self.hopper is not None and has_aligned_rows(call):
-            self.hopper(call)
-        else:
-            self.attention(call)
-        if self.reduce is not None:
-            self.reduce(call.sum)
-
-
-class AttentionLaunch:
+def _attend_pages(call: MlaDecodeCall, params: dict[str, int]) -> Launch:
     """The launch of the kernel above."""
-
-    def __init__(self, call: MlaDecodeCall, params: dict[str, int]):
-        total_q, num_heads, dim = call.q.shape
-        v_dim, target = call.out.shape[2], target_of(call.q.device)
-        rows = rows_of_tile(call.max_seqlen_q * num_heads)
-        kind = "fp8" if call.kv.element_size() == 1 else "bf16"
-        settings = {**config("mla_decode", target.arch, f"m{rows}_{kind}"), **params}
-        shape = Shape(
-            M=rows, N=settings["BLOCK_N"], V_DIM=v_dim, DV=max(triton.next_power_of_2(v_dim), 32),
-            ROPE_DIM=dim - v_dim, DR=max(triton.next_power_of_2(dim - v_dim), 16), PAGE=call.kv.shape[1],
-            IS_CAUSAL=call.causal and (call.max_seqlen_q > 1 or call.g_kv_indptr is not None),
-            HAS_SOFTCAP=call.softcap > 0)
-        num_parts = call.work_indptr.shape[0] - 1
-        self.launch = Launch(
-            _mla_decode_kernel, (num_parts * tiles_of(call.max_seqlen_q * num_heads), 1, 1),
-            (call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2],
-             call.partial_lse.stride(), call.q.stride()[:2], call.kv.stride()[:2], call.qo_indptr.shape[0] - 1,
-             num_parts, call.work_info.shape[0], total_q, num_heads, call.kv.shape[0], call.kv_indices.shape[0],
-             call.partial_out.shape[0], call.cp_world_size, call.cp_rank, call.softmax_scale * LOG2_E.value,
-             call.softcap * LOG2_E.value),
-            SHAPE=shape, OVERLAPS=overlaps(target),
-            options={name: value for name, value in settings.items() if not name.isupper()})
-
-    def __call__(self, call: MlaDecodeCall) -> None:
-        q_scale = call.q_scale if call.q.element_size() == 1 else None
-        kv_scale = call.kv_scale if call.kv.element_size() == 1 else None
-        self.launch(call.out, call.lse, call.partial_out, call.partial_lse, call.q, call.kv, call.kv_indptr,
-                    call.kv_indices, call.kv_last_page_lens, call.g_kv_indptr, q_scale, kv_scale, call.work_indptr,
-                    call.work_info)
+    num_heads, dim = exactly(call.q.shape[1:])
+    v_dim, target = exactly(call.out.shape[2]), target_of(call.q.device)
+    rows = rows_of_tile(call.max_seqlen_q * num_heads)
+    kind = "fp8" if call.kv.element_size() == 1 else "bf16"
+    settings = {**config("mla_decode", target.arch, f"m{rows}_{kind}"), **params}
+    shape = exactly(Shape(
+        M=rows, N=settings["BLOCK_N"], V_DIM=v_dim, DV=max(power_of_2(v_dim), 32), ROPE_DIM=dim - v_dim,
+        DR=max(power_of_2(dim - v_dim), 16), PAGE=call.kv.shape[1],
+        IS_CAUSAL=call.causal and (call.max_seqlen_q > 1 or call.g_kv_indptr is not None),
+        HAS_SOFTCAP=call.softcap > 0))
+    num_parts = call.work_indptr.shape[0] - 1
+    q_scale = call.q_scale if call.q.element_size() == 1 else None
+    kv_scale = call.kv_scale if call.kv.element_size() == 1 else None
+    return launch(
+        _mla_decode_kernel, (num_parts * tiles_of(call.max_seqlen_q * num_heads), 1, 1), call.out, call.lse,
+        call.partial_out, call.partial_lse, call.q, call.kv, call.kv_indptr, call.kv_indices, call.kv_last_page_lens,
+        call.g_kv_indptr, q_scale, kv_scale, call.work_indptr, call.work_info, call.out.stride()[:2],
+        (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2], call.partial_lse.stride(),
+        call.q.stride()[:2], call.kv.stride()[:2], call.qo_indptr.shape[0] - 1, num_parts, call.work_info.shape[0],
+        call.q.shape[0], num_heads, call.kv.shape[0], call.kv_indices.shape[0], call.partial_out.shape[0],
+        call.cp_world_size, call.cp_rank, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, SHAPE=shape,
+        OVERLAPS=overlaps(target), options={name: value for name, value in settings.items() if not name.isupper()})

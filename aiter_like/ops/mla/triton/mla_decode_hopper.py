@@ -20,10 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.device import target_of
-from aiter_like.ops.attention.triton.boxes import moved
 from aiter_like.ops.attention.triton.parts import LOG2_E, MASKED, MINIMUM, clamped
-from aiter_like.ops.common.triton import launch
-from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton import launch as common
+from aiter_like.ops.common.triton.launch import Launch, config, launch
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.plan import tiles_of
 from aiter_like.ops.mla.triton.mla_decode_hopper_parts import (
@@ -49,8 +48,9 @@ from aiter_like.ops.mla.triton.mla_decode_hopper_parts import (
     store_lse,
     store_sums,
 )
+from aiter_like.traced import exactly
 
-_clamped, await_stream = gluon.jit(clamped.fn), gluon.jit(launch.await_stream.fn)
+_clamped, await_stream = gluon.jit(clamped.fn), gluon.jit(common.await_stream.fn)
 
 _COPIERS = gl.constexpr(128)  # lanes, each of which says when its copies are there
 _MOST_TILES = gl.constexpr(2**30)
@@ -313,42 +313,39 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
                  (left_free, right_free), channel, bounds, lists, sizes, num_pages, SHAPE))], [4, 4], REGISTERS)
 
 
-def _boxes(kv: Tensor) -> tuple[TensorDescriptor, TensorDescriptor] | None:
+def _boxes(kv: Tensor) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
     """Of 64 keys: half of the latent's columns, and the rotated ones; None where pages do not hold whole tiles, or do
     not follow one another."""
     num_pages, page_size, _, dim = kv.shape
     rows = num_pages * page_size
     if page_size % KEYS.value or not 0 < rows < 2**31 or num_pages > 1 and kv.stride(0) != page_size * kv.stride(1):
-        return None
+        return None, None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return tuple(TensorDescriptor(kv.new_empty(0), [rows, dim], [kv.stride(1), 1], [KEYS.value, columns.value], layout)
+    return tuple(TensorDescriptor(kv, [rows, dim], [kv.stride(1), 1], [KEYS.value, columns.value], layout)
                  for columns in (HALF, ROPE))
 
 
-class HopperLaunch:
-    """The launch for a call that `triton_kernels` of ops/mla/hopper.py lets have it, and for others of the same
-    metadata whose addresses are aligned."""
+def attend(call: MlaDecodeCall, params: dict[str, int]) -> Launch:
+    """The launch for a call that `triton_kernels` of ops/mla/hopper.py lets have it, with aligned addresses.
 
-    def __init__(self, call: MlaDecodeCall, params: dict[str, int]):
-        """params: LATE, TMA (IS_LATE, HAS_BOXES of Shape) instead of those of configs/triton/mla_decode_hopper.toml."""
-        total_q, num_heads, _ = call.q.shape
-        tiles = tiles_of(call.max_seqlen_q * num_heads, least=ROWS.value)
-        variant = "one_tile" if tiles == 1 else "more_tiles"
-        settings = {**config("mla_decode_hopper", target_of(call.q.device).arch, variant), **params}
-        self.boxes = _boxes(call.kv) if settings["TMA"] else None
-        shape = Shape(PAGE=call.kv.shape[1], IS_LATE=bool(settings["LATE"]), HAS_BOXES=self.boxes is not None,
-                      IS_CAUSAL=call.causal and (call.max_seqlen_q > 1 or call.g_kv_indptr is not None),
-                      HAS_RANKS=call.g_kv_indptr is not None, HAS_SOFTCAP=call.softcap > 0)
-        q_steps, kv_steps = (tuple(step // RUN.value for step in tensor.stride()[:2]) for tensor in (call.q, call.kv))
-        self.launch = Launch(
-            _mla_decode_kernel, ((call.work_indptr.shape[0] - 1) * tiles, 1, 1),
-            (call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2],
-             call.partial_lse.stride(), q_steps, kv_steps, tiles, call.qo_indptr.shape[0] - 1, call.work_info.shape[0],
-             total_q, num_heads, call.kv.shape[0], call.kv_indices.shape[0], call.partial_out.shape[0],
-             call.cp_world_size, call.cp_rank, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value),
-            SHAPE=shape, REGISTERS=_REGISTERS[1:], OVERLAPS=True, options={"num_warps": 4, "maxnreg": _REGISTERS[0]})
-
-    def __call__(self, call: MlaDecodeCall) -> None:
-        self.launch(call.out, call.lse, call.partial_out, call.partial_lse, call.q, call.kv, call.kv_indptr,
-                    call.kv_indices, call.kv_last_page_lens, call.g_kv_indptr, call.work_indptr, call.work_info,
-                    *((None, None) if self.boxes is None else (moved(box, call.kv) for box in self.boxes)))
+    params: LATE, TMA (IS_LATE, HAS_BOXES of Shape) instead of those of configs/triton/mla_decode_hopper.toml.
+    """
+    total_q, num_heads, _ = call.q.shape
+    tiles = tiles_of(call.max_seqlen_q * exactly(num_heads), least=ROWS.value)
+    variant = "one_tile" if tiles == 1 else "more_tiles"
+    settings = {**config("mla_decode_hopper", target_of(call.q.device).arch, variant), **params}
+    boxes = _boxes(call.kv) if settings["TMA"] else (None, None)
+    shape = exactly(Shape(
+        PAGE=call.kv.shape[1], IS_LATE=bool(settings["LATE"]), HAS_BOXES=boxes[0] is not None,
+        IS_CAUSAL=call.causal and (call.max_seqlen_q > 1 or call.g_kv_indptr is not None),
+        HAS_RANKS=call.g_kv_indptr is not None, HAS_SOFTCAP=call.softcap > 0))
+    q_steps, kv_steps = (tuple(step // RUN.value for step in tensor.stride()[:2]) for tensor in (call.q, call.kv))
+    return launch(
+        _mla_decode_kernel, ((call.work_indptr.shape[0] - 1) * tiles, 1, 1), call.out, call.lse, call.partial_out,
+        call.partial_lse, call.q, call.kv, call.kv_indptr, call.kv_indices, call.kv_last_page_lens, call.g_kv_indptr,
+        call.work_indptr, call.work_info, *boxes, call.out.stride()[:2],
+        (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2], call.partial_lse.stride(),
+        q_steps, kv_steps, tiles, call.qo_indptr.shape[0] - 1, call.work_info.shape[0], total_q, num_heads,
+        call.kv.shape[0], call.kv_indices.shape[0], call.partial_out.shape[0], call.cp_world_size, call.cp_rank,
+        call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, SHAPE=shape, REGISTERS=_REGISTERS[1:],
+        OVERLAPS=True, options={"num_warps": 4, "maxnreg": _REGISTERS[0]})

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
 from aiter_like.ops.attention.triton.parts import clamped
-from aiter_like.ops.common.triton.launch import Launch, await_stream
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
 
@@ -177,26 +175,13 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
             _write_tiles(reduce_indptr, reduce_final_map, index, index < num_tiles, slots, index * 0, index * 0)
 
 
-def mla_metadata(call: MlaMetadataCall, **params: int) -> Callable[..., None]:
-    """Writes the plan. What it returns: see Backend.returns_relaunch. params: a tuned row's launch options."""
-    launches = PlanLaunch(call, **params)
-    launches(call)
-    return lambda *fields: launches(MlaMetadataCall(*fields))
-
-
-class PlanLaunch:
-    """The launch of calls with the same metadata."""
-
-    def __init__(self, call: MlaMetadataCall, **params: int):
-        batch, num_parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
-        self.launch = Launch(
-            _mla_metadata_kernel, (num_parts, 1, 1),
-            (batch, call.num_entries, call.total_q, call.max_seqlen_q, call.block_pages, call.topk, call.least_blocks,
-             call.num_kv_splits, num_parts, call.work_info.shape[0], call.reduce_partial_map.shape[0],
-             call.reduce_indptr.shape[0] - 1),
-            LANES=min(max(triton.next_power_of_2(batch), 64), _MOST_LANES), OVERHEAD=call.overhead,
-            IS_EVEN=call.is_even, IS_SPARSE=call.topk >= 0,
-            OVERLAPS=overlaps(target_of(call.work_info.device)), options={**_OPTIONS, **params})
-
-    def __call__(self, call: MlaMetadataCall) -> None:
-        self.launch(*call[:7])
+def mla_metadata(call: MlaMetadataCall, **params: int) -> Launch:
+    """Writes the plan. params: a tuned row's launch options."""
+    batch, num_parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
+    return launch(
+        _mla_metadata_kernel, (num_parts, 1, 1), *call[:7], batch, call.num_entries, call.total_q, call.max_seqlen_q,
+        call.block_pages, call.topk, call.least_blocks, call.num_kv_splits, num_parts, call.work_info.shape[0],
+        call.reduce_partial_map.shape[0], call.reduce_indptr.shape[0] - 1,
+        LANES=min(max(power_of_2(batch), 64), _MOST_LANES), OVERHEAD=call.overhead, IS_EVEN=call.is_even,
+        IS_SPARSE=call.topk >= 0, OVERLAPS=overlaps(target_of(call.work_info.device)),
+        options={**_OPTIONS, **params})

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import Launch, await_stream
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.mla_reduce import MlaReduceCall
+from aiter_like.traced import exactly
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _OPTIONS = {"enable_fp_fusion": False}
@@ -71,33 +70,17 @@ def _mla_reduce_kernel(out, lse, partial_out, partial_lse, reduce_indptr, reduce
                      tl.where(total == 0.0, -float("inf"), highest + tl.log(total)), mask=is_head)
 
 
-def mla_reduce(call: MlaReduceCall, **params: int) -> Callable[..., None]:
-    """Writes `out` and `lse` of the rows that have parts. What it returns: see Backend.returns_relaunch.
-
-    params: a tuned row's launch options, HEADS and TOGETHER.
-    """
-    launches = ReduceLaunch(call, **params)
-    launches(call)
-    return lambda *fields: launches(MlaReduceCall(*fields))
-
-
-class ReduceLaunch:
-    """The launch of calls with the same metadata."""
-
-    def __init__(self, call: MlaReduceCall, **params: int):
-        total_q, num_heads, v_dim = call.out.shape
-        tiles, slots = call.reduce_indptr.shape[0] - 1, call.reduce_partial_map.shape[0]
-        rows = tiles * call.max_seqlen_q
-        heads = min(triton.next_power_of_2(max(rows * num_heads // _PROGRAMS, 1)), _MOST_HEADS)
-        together = min(triton.next_power_of_2(max(slots // max(tiles, 1), 4)), _MOST_TOGETHER // heads)
-        options = {**_OPTIONS, "num_warps": 8 if heads * together == _MOST_TOGETHER else 4, **params}
-        heads, together = options.pop("HEADS", heads), options.pop("TOGETHER", together)
-        self.launch = Launch(
-            _mla_reduce_kernel, (rows * triton.cdiv(num_heads, heads), 1, 1),
-            (call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2],
-             call.partial_lse.stride(), call.max_seqlen_q, num_heads, total_q, call.partial_out.shape[0], slots),
-            V_DIM=v_dim, DV=triton.next_power_of_2(v_dim), HEADS=heads, TOGETHER=together,
-            OVERLAPS=overlaps(target_of(call.out.device)), options=options)
-
-    def __call__(self, call: MlaReduceCall) -> None:
-        self.launch(*call[:7])
+def mla_reduce(call: MlaReduceCall, **params: int) -> Launch:
+    """Writes `out` and `lse` of the rows that have parts. params: a tuned row's launch options, HEADS and TOGETHER."""
+    total_q, num_heads, v_dim = call.out.shape
+    tiles, slots = call.reduce_indptr.shape[0] - 1, call.reduce_partial_map.shape[0]
+    rows = tiles * call.max_seqlen_q
+    heads = exactly(min(power_of_2(max(rows * num_heads // _PROGRAMS, 1)), _MOST_HEADS))
+    together = exactly(min(power_of_2(max(slots // max(tiles, 1), 4)), _MOST_TOGETHER // heads))
+    options = {**_OPTIONS, "num_warps": 8 if heads * together == _MOST_TOGETHER else 4, **params}
+    heads, together = options.pop("HEADS", heads), options.pop("TOGETHER", together)
+    return launch(
+        _mla_reduce_kernel, (rows * triton.cdiv(num_heads, heads), 1, 1), *call[:7], call.out.stride()[:2],
+        (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2], call.partial_lse.stride(),
+        call.max_seqlen_q, num_heads, total_q, call.partial_out.shape[0], slots, V_DIM=v_dim, DV=power_of_2(v_dim),
+        HEADS=heads, TOGETHER=together, OVERLAPS=overlaps(target_of(call.out.device)), options=options)

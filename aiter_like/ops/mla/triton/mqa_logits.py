@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.mla.mqa_logits import MqaLogitsCall
+from aiter_like.traced import exactly
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _OPTIONS = {"enable_fp_fusion": False, "num_warps": 4, "num_stages": 2, "BLOCK_KEYS": 64}
@@ -128,14 +129,15 @@ def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_
                  mask=is_row[:, None] & (is_seen | (column < fill_end)[None, :]))
 
 
-def mqa_logits(call: MqaLogitsCall, **params: int) -> None:
+def mqa_logits(call: MqaLogitsCall, **params: int) -> Launch:
     """Writes `logits`.
 
     params: a tuned row's launch options and BLOCK_KEYS.
     """
-    (rows, heads, dim), columns = call.q.shape, call.logits.shape[1]
-    heads_padded, dim_padded = max(triton.next_power_of_2(heads), 16), max(triton.next_power_of_2(dim), 32)
-    own_rows = min(triton.next_power_of_2(call.rows_of_sequence), max(_MOST_ROWS // heads_padded, 1))
+    rows, columns = call.q.shape[0], call.logits.shape[1]
+    heads, dim = exactly(call.q.shape[1:])
+    heads_padded, dim_padded = max(power_of_2(heads), 16), max(power_of_2(dim), 32)
+    own_rows = exactly(min(power_of_2(call.rows_of_sequence), max(_MOST_ROWS // heads_padded, 1)))
     options = {**_OPTIONS, **params}
     block = options.pop("BLOCK_KEYS")
     tiles = rows // call.rows_of_sequence * triton.cdiv(call.rows_of_sequence, own_rows)
@@ -143,9 +145,10 @@ def mqa_logits(call: MqaLogitsCall, **params: int) -> None:
     splits = min(triton.cdiv(_PROGRAMS_PER_CU * target_of(call.q.device).cu_num, tiles), most)
     pages, page_size, _ = call.keys.shape
     table = call.block_table
-    launch(_mqa_logits_kernel, (tiles * splits, 1, 1), *call[:10], call.logits.stride(0), *call.q.stride()[:2],
-           *call.keys.stride()[:2], *call.k_scale.stride(), call.weights.stride(0),
-           0 if table is None else table.stride(0), columns, pages if call.max_keys else 0, page_size, call.max_keys,
-           0 if table is None else table.shape[0], call.rows_of_sequence, splits, HEADS=heads, DIM=dim,
-           HP=heads_padded, DP=dim_padded, ROWS=own_rows, BLOCK_KEYS=block, IS_SHUFFLED=call.preshuffle,
-           IS_CLEAN=call.clean_logits, options=options)
+    table_row, entries = (0, 0) if table is None else (table.stride(0), table.shape[0])
+    return launch(
+        _mqa_logits_kernel, (tiles * splits, 1, 1), *call[:10], call.logits.stride(0), *call.q.stride()[:2],
+        *call.keys.stride()[:2], *call.k_scale.stride(), call.weights.stride(0), table_row, columns,
+        pages if call.max_keys else 0, page_size, call.max_keys, entries, call.rows_of_sequence, splits, HEADS=heads,
+        DIM=dim, HP=heads_padded, DP=dim_padded, ROWS=own_rows, BLOCK_KEYS=block, IS_SHUFFLED=call.preshuffle,
+        IS_CLEAN=call.clean_logits, options=options)
