@@ -14,7 +14,9 @@ FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 
 def mask_of(window_left: int, window_right: int) -> str:
     """ "none", "causal" or "window". """
-    return {(-1, -1): "none", (-1, 0): "causal"}.get((window_left, window_right), "window")
+    if window_left != -1:
+        return "window"
+    return "none" if window_right == -1 else "causal" if window_right == 0 else "window"
 
 
 def rounding_of(dtype: torch.dtype, how_v3_bf16_cvt: int) -> int:

@@ -11,9 +11,6 @@ MI300X CU's matrix operations, 16 TB/s of 304 CUs; dS of all pairs, kept for dQ,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 import torch
 import triton
 import triton.language as tl
@@ -21,7 +18,8 @@ from torch import Tensor
 
 from aiter_like.device import Target, target_of
 from aiter_like.ops.attention.call import AttentionBackwardCall
-from aiter_like.ops.attention.triton.flash_attn_bwd_far import Far
+from aiter_like.ops.attention.checks import is_aligned
+from aiter_like.ops.attention.triton.flash_attn_bwd_far import far
 from aiter_like.ops.attention.triton.flash_attn_bwd_loops import dkdv_rows, dq_keys
 from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     PADDING,
@@ -47,10 +45,9 @@ from aiter_like.ops.attention.triton.parts import LOG2_E
 from aiter_like.ops.attention.triton.strides import stride_of_batch, strides_of_bias, strides_of_rows
 from aiter_like.ops.attention.triton.terms import sink_score
 from aiter_like.ops.common import philox
-from aiter_like.ops.common.triton.launch import Launch, config
-
-if TYPE_CHECKING:
-    from aiter_like.ops.attention.triton import flash_attn_bwd_hopper
+from aiter_like.ops.common.triton.fill import fill
+from aiter_like.ops.common.triton.launch import Launch, config, launch, power_of_2, scratch
+from aiter_like.traced import exactly
 
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
@@ -108,6 +105,16 @@ def _delta_kernel(delta, lse2, dsink, out, dout, lse, highest, rests, dlse, sink
         part = -tl.sum(tl.where(sees, weight * difference, 0.0), 0)
         blocks = tl.num_programs(0)
         tl.store(dsink + (head * tl.num_programs(2) + batch).to(tl.int64) * blocks + tl.program_id(0), part)
+
+
+@triton.jit
+def _sum_kernel(out, parts, out_stride, count, BLOCK: tl.constexpr):
+    """out = Σ of a row of parts, in one order; bound: memory."""
+    row, lanes = tl.program_id(0), tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, count, BLOCK):
+        total += tl.load(parts + row.to(tl.int64) * count + first + lanes, mask=first + lanes < count, other=0.0)
+    tl.store(out + row * out_stride, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
@@ -222,136 +229,100 @@ def _scales(call: AttentionBackwardCall) -> tuple[float, float | None]:
     return call.softmax_scale * LOG2_E.value, None
 
 
-def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> Callable[..., None] | None:
-    """Writes dq, dk, dv and dsink. What it returns: see Backend.returns_relaunch.
+def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> tuple[Launch, ...]:
+    """Writes dq, dk, dv and dsink.
 
     params: a tuned row's values instead of those of configs/triton/flash_attn_bwd.toml; where dq_HEADS is one of them,
     of flash_attn_bwd_hopper.toml, for the kernels of flash_attn_bwd_hopper.py.
     """
+    exactly((call.q.shape[-2:], call.k.shape[-2:], call.v.shape[-1]))  # A model has one of each.
     if not call.forward.batch or not call.forward.num_heads or not call.max_seqlen_q:
-        for gradient in call.results:
-            if gradient is not None:
-                gradient.zero_()
-        return None
-    launches = _Launches(call, params)
-    launches.run(call)
-    return launches
+        return tuple(fill(gradient, 0.0) for gradient in call.results if gradient is not None and gradient.numel())
+    # Packed gradients may have rows of no sequence.
+    cleared = [fill(gradient, 0.0) for gradient in call.gradients if call.cu_seqlens_q is not None and gradient.numel()]
+    before, (delta, lse2, rests, parts) = _delta(call)
+    target = target_of(call.q.device)
+    settings = _for_hopper(call, params, target)
+    if settings is None:
+        products = _products(call, {} if "dq_HEADS" in params else params, delta, lse2, rests)
+    else:
+        from aiter_like.ops.attention.triton.flash_attn_bwd_hopper import products_on_hopper
+
+        products = products_on_hopper(call, settings, delta, lse2)
+    behind = () if parts is None else (launch(
+        _sum_kernel, (parts.shape[0], 1, 1), call.dsink, parts, call.dsink.stride(0), parts.shape[1], BLOCK=1024,
+        options={"num_warps": 4}),)
+    return *cleared, *before, *products, *behind
 
 
-class _Launches:
-    """A call's launches, for others of the same metadata."""
-
-    def __init__(self, call: AttentionBackwardCall, params: dict[str, int]):
-        target, self.delta = target_of(call.q.device), _Delta(call)
-        self.hopper = _for_hopper(call, params, target, self.delta.rows)
-        self.params = {} if "dq_HEADS" in params else params
-        self.others: _Others | None = None  # until a call needs them
-
-    def __call__(self, *fields: Any) -> None:
-        self.run(AttentionBackwardCall(*fields))
-
-    def run(self, call: AttentionBackwardCall) -> None:
-        if call.cu_seqlens_q is not None:  # rows of no sequence
-            for gradient in call.gradients:
-                gradient.zero_()
-        delta, lse2, rests, parts = self.delta(call)
-        if self.hopper is not None and self.hopper.takes(call):
-            self.hopper(call, delta, lse2)
-        else:
-            if self.others is None:
-                self.others = _Others(call, self.params, self.delta.rows)
-            self.others(call, delta, lse2, rests)
-        if parts is not None:
-            torch.sum(parts, 1, out=call.dsink)
-
-
-def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Target,
-                scratch_rows: int) -> flash_attn_bwd_hopper.Launches | None:
-    """The launches of flash_attn_bwd_hopper.py, where those are asked for or expected to be faster, and serve."""
+def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Target) -> dict[str, int] | None:
+    """Settings of flash_attn_bwd_hopper.py, where its kernels are asked for or expected to be faster, and serve."""
     forward = call.forward
     pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
     if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < _LEAST_PAIRS * target.cu_num):
         return None
     from aiter_like.ops.attention.triton import flash_attn_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
 
-    if not flash_attn_bwd_hopper.serves(call, target):
+    if not flash_attn_bwd_hopper.serves(call, target) or not all(map(is_aligned, (call.q, call.k, call.v, call.dout))):
         return None
-    settings = config("flash_attn_bwd_hopper", target.arch, f"d{triton.next_power_of_2(forward.head_dim)}")
-    return flash_attn_bwd_hopper.Launches(call, scratch_rows, {**settings, **params})
+    return {**config("flash_attn_bwd_hopper", target.arch, f"d{power_of_2(forward.head_dim)}"), **params}
 
 
-class _Delta:
-    """The launches of _delta_kernel and, where a bias or slopes can move rows, _far_kernel. rows: of the scratch."""
-
-    def __init__(self, call: AttentionBackwardCall):
-        forward = call.forward
-        heads, rows = forward.num_heads * forward.batch, call.max_seqlen_q
-        if forward.is_varlen:
-            heads, rows = forward.num_heads, call.q.shape[0] + forward.batch * PADDING.value
-        self.heads, self.rows = heads, triton.cdiv(rows, PADDING.value) * PADDING.value
-        block_d = _padded(forward.head_dim_v)
-        block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
-        blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
-        self.parts = None if call.dsink is None else (forward.num_heads, forward.batch * blocks)
-        self.far, has_terms = None, call.bias is not None or call.alibi_slopes is not None
-        if has_terms:
-            self.far = Far(call, self.rows, _window(call), _scales(call), _padded(forward.head_dim))
-        self.launch = Launch(
-            _delta_kernel, (blocks, forward.num_heads, forward.batch),
-            (strides_of_rows(call.out), strides_of_rows(call.dout), self.rows, forward.num_heads, call.q.shape[0],
-             call.k.shape[0], call.max_seqlen_q, call.max_seqlen_k, _limit(call.window_right, call.max_seqlen_q)),
-            DIM=forward.head_dim_v, BLOCK_D=block_d, BLOCK_M=block_m, options={"num_warps": 4})
-
-    def __call__(self, call: AttentionBackwardCall) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """delta, the LSE to base 2 and its rest, [heads, rows], each sequence padded as scratch_index says; parts of
-        dsink.
-        """
-        device, parts, sink, highest, rests = call.lse.device, None, None, None, None
-        delta, lse2 = torch.empty(2, self.heads, self.rows, dtype=torch.float32, device=device).unbind()
-        if self.far is not None:
-            highest, rests = torch.empty(2, self.heads, self.rows, dtype=torch.float32, device=device).unbind()
-            self.far(call, highest, rests)
-        if self.parts is not None:
-            parts, sink = torch.empty(self.parts, dtype=torch.float32, device=device), call.sink
-        self.launch(delta, lse2, parts, call.out, call.dout, call.lse, highest, rests, call.dlse, sink,
-                    call.cu_seqlens_q, call.cu_seqlens_k)
-        return delta, lse2, rests, parts
+def _delta(call: AttentionBackwardCall) -> tuple[list[Launch], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
+    """The launches of _delta_kernel and, where a bias or slopes can move rows, of _far_kernel; and what they write:
+    delta, the LSE to base 2 and its rest, [heads, rows], each sequence padded as scratch_index says; parts of dsink.
+    """
+    forward = call.forward
+    heads, rows = forward.num_heads * forward.batch, call.max_seqlen_q
+    if forward.is_varlen:
+        heads, rows = forward.num_heads, call.q.shape[0] + forward.batch * PADDING.value
+    rows = triton.cdiv(rows, PADDING.value) * PADDING.value
+    delta, lse2 = (scratch((heads, rows), torch.float32, call.lse) for _ in range(2))
+    launches, highest, rests, parts = [], None, None, None
+    if call.bias is not None or call.alibi_slopes is not None:
+        highest, rests = (scratch((heads, rows), torch.float32, call.lse) for _ in range(2))
+        launches.append(far(call, highest, rests, _window(call), _scales(call), _padded(forward.head_dim)))
+    block_d = _padded(forward.head_dim_v)
+    block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
+    blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
+    if call.dsink is not None:
+        parts = scratch((forward.num_heads, forward.batch * blocks), torch.float32, call.lse)
+    launches.append(launch(
+        _delta_kernel, (blocks, forward.num_heads, forward.batch), delta, lse2, parts, call.out, call.dout, call.lse,
+        highest, rests, call.dlse, None if parts is None else call.sink, call.cu_seqlens_q, call.cu_seqlens_k,
+        strides_of_rows(call.out), strides_of_rows(call.dout), rows, forward.num_heads, call.q.shape[0],
+        call.k.shape[0], call.max_seqlen_q, call.max_seqlen_k, _limit(call.window_right, call.max_seqlen_q),
+        DIM=forward.head_dim_v, BLOCK_D=block_d, BLOCK_M=block_m, options={"num_warps": 4}))
+    return launches, (delta, lse2, rests, parts)
 
 
-class _Others:
+def _products(call: AttentionBackwardCall, params: dict[str, int], delta: Tensor, lse2: Tensor,
+              rests: Tensor | None) -> list[Launch]:
     """The launches of _dkdv_kernel and _dq_kernel."""
-
-    def __init__(self, call: AttentionBackwardCall, params: dict[str, int], scratch_rows: int):
-        forward = call.forward
-        block_d, block_dv = _padded(forward.head_dim), _padded(forward.head_dim_v)
-        settings = {**config("flash_attn_bwd", target_of(call.q.device).arch, f"d{max(block_d, block_dv, 32)}"),
-                    **params}
-        shared = (
-            tuple(map(strides_of_rows, (call.dout, call.q, call.k, call.v))), strides_of_bias(call.bias),
-            stride_of_batch(call.alibi_slopes), scratch_rows, forward.num_heads,
-            forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
-            call.max_seqlen_k, *_window(call), call.sink_size, philox.threshold(call.dropout_p), call.softmax_scale,
-            *_scales(call), 1 / (1 - call.dropout_p))
-        dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
-        self.dkdv = None
-        if call.max_seqlen_k:
-            blocks, options = _tiles(settings, "dkdv_")
-            self.dkdv = Launch(
-                _dkdv_kernel,
-                _grid(triton.cdiv(call.max_seqlen_k, blocks["BLOCK_N"]), forward.num_kv_heads, call),
-                (strides_of_rows(call.dk), strides_of_rows(call.dv), *shared), **dims, **blocks, options=options)
-        blocks, options = _tiles(settings, "dq_")
-        self.dq = Launch(
-            _dq_kernel,
-            _grid(triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, call),
-            (strides_of_rows(call.dq), *shared), **dims, **blocks, options=options)
-
-    def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor, rests: Tensor | None) -> None:
-        shared = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, rests,
-                  call.cu_seqlens_q, call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
-        if self.dkdv is not None:
-            self.dkdv(call.dk, call.dv, *shared)
-        self.dq(call.dq, *shared)
+    forward = call.forward
+    block_d, block_dv = _padded(forward.head_dim), _padded(forward.head_dim_v)
+    settings = {**config("flash_attn_bwd", target_of(call.q.device).arch, f"d{max(block_d, block_dv, 32)}"), **params}
+    tensors = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, rests, call.cu_seqlens_q,
+               call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
+    numbers = (
+        tuple(map(strides_of_rows, (call.dout, call.q, call.k, call.v))), strides_of_bias(call.bias),
+        stride_of_batch(call.alibi_slopes), delta.shape[1], forward.num_heads,
+        forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
+        call.max_seqlen_k, *_window(call), call.sink_size, philox.threshold(call.dropout_p), call.softmax_scale,
+        *_scales(call), 1 / (1 - call.dropout_p))
+    dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
+    launches = []
+    if call.max_seqlen_k:
+        blocks, options = _tiles(settings, "dkdv_")
+        launches.append(launch(
+            _dkdv_kernel, _grid(triton.cdiv(call.max_seqlen_k, blocks["BLOCK_N"]), forward.num_kv_heads, call), call.dk,
+            call.dv, *tensors, strides_of_rows(call.dk), strides_of_rows(call.dv), *numbers, **dims, **blocks,
+            options=options))
+    blocks, options = _tiles(settings, "dq_")
+    launches.append(launch(
+        _dq_kernel, _grid(triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, call), call.dq,
+        *tensors, strides_of_rows(call.dq), *numbers, **dims, **blocks, options=options))
+    return launches
 
 
 def _grid(blocks: int, heads: int, call: AttentionBackwardCall) -> tuple[int, int, int]:
@@ -364,7 +335,7 @@ def _grid(blocks: int, heads: int, call: AttentionBackwardCall) -> tuple[int, in
 
 def _padded(dim: int) -> int:
     """A head dimension as the kernels hold it."""
-    return max(triton.next_power_of_2(dim), 16)
+    return max(power_of_2(dim), 16)
 
 
 def _tiles(settings: dict[str, int], kernel: str) -> tuple[dict[str, int], dict[str, int]]:

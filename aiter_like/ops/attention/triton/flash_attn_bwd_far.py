@@ -29,7 +29,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM
 from aiter_like.ops.attention.triton.strides import stride_of_batch, strides_of_bias, strides_of_rows
 from aiter_like.ops.attention.triton.terms import sink_score
-from aiter_like.ops.common.triton.launch import Launch
+from aiter_like.ops.common.triton.launch import Launch, launch
 
 FAR_LSE = tl.constexpr(4096.0)  # up to there its rounding changes P by less than 2^-11, half a unit of fp16
 
@@ -81,27 +81,22 @@ def _far_kernel(highest, rests, lse, q, k, bias, slopes, sink, cu_seqlens_q, cu_
     tl.store(rests + place, tl.where(is_far, tl.log2(total), 0.0), mask=is_padded)
 
 
-class Far:
-    """The launch of _far_kernel.
+def far(call: AttentionBackwardCall, highest: Tensor, rests: Tensor, limits: tuple, scales: tuple,
+        block_d: int) -> Launch:
+    """The launch of _far_kernel, which writes `highest` and `rests`, [heads, rows] as scratch_index has them.
 
     Args:
-        scratch_rows: of scratch_index.
         limits: left and right of the window, None where it limits nothing.
         scales: scale and cap_log2 of a Rule.
         block_d: head dimension as the kernels hold it.
     """
-
-    def __init__(self, call: AttentionBackwardCall, scratch_rows: int, limits: tuple, scales: tuple, block_d: int):
-        forward, block = call.forward, min(8192 // block_d, 64)
-        blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block)
-        self.launch = Launch(
-            _far_kernel, (blocks, forward.num_heads, forward.batch),
-            ((strides_of_rows(call.q), strides_of_rows(call.k)), strides_of_bias(call.bias),
-             stride_of_batch(call.alibi_slopes), scratch_rows, forward.num_heads,
-             forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
-             call.max_seqlen_k, *limits, call.sink_size, *scales),
-            DIM=forward.head_dim, BLOCK_D=block_d, BLOCK_M=block, BLOCK_N=block, options={"num_warps": 4})
-
-    def __call__(self, call: AttentionBackwardCall, highest: Tensor, rests: Tensor) -> None:
-        self.launch(highest, rests, call.lse, call.q, call.k, call.bias, call.alibi_slopes, call.sink,
-                    call.cu_seqlens_q, call.cu_seqlens_k)
+    forward, block = call.forward, min(8192 // block_d, 64)
+    blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block)
+    return launch(
+        _far_kernel, (blocks, forward.num_heads, forward.batch), highest, rests, call.lse, call.q, call.k, call.bias,
+        call.alibi_slopes, call.sink, call.cu_seqlens_q, call.cu_seqlens_k,
+        (strides_of_rows(call.q), strides_of_rows(call.k)), strides_of_bias(call.bias),
+        stride_of_batch(call.alibi_slopes), highest.shape[1], forward.num_heads,
+        forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
+        call.max_seqlen_k, *limits, call.sink_size, *scales, DIM=forward.head_dim, BLOCK_D=block_d, BLOCK_M=block,
+        BLOCK_N=block, options={"num_warps": 4})

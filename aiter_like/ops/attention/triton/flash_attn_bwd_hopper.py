@@ -23,8 +23,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.device import Target
 from aiter_like.ops.attention.call import AttentionBackwardCall
-from aiter_like.ops.attention.checks import ALIGNMENT, has_aligned_strides
-from aiter_like.ops.attention.triton.boxes import head_box, moved
+from aiter_like.ops.attention.checks import has_aligned_strides
+from aiter_like.ops.attention.triton.boxes import head_box
 from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     OWN,
     block_of_program,
@@ -39,7 +39,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
 )
 from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_wide import of_shared_keys
 from aiter_like.ops.attention.triton.parts import LOG2_E
-from aiter_like.ops.common.triton.launch import Launch
+from aiter_like.ops.common.triton.launch import Launch, launch, power_of_2
 
 # Registers of a lane: at the start, and then in a warp group and in the warp that loads.
 _REGISTERS = 168
@@ -310,8 +310,9 @@ def _dq_kernel(dq, q_box, dout_box, k_box, v_box, lse2, delta, strides, num_bloc
 
 
 def serves(call: AttentionBackwardCall, target: Target) -> bool:
-    """Whether Launches takes such calls: dense, no mask but an upper end, no row without keys, as its tiles come whole
-    from memory and 0 · NaN is no 0. A head dimension between 64, 128 and 256 is filled up with zeros in shared memory.
+    """Whether products_on_hopper takes such calls: dense, no mask but an upper end, no row without keys, as its tiles
+    come whole from memory and 0 · NaN is no 0. A head dimension between 64, 128 and 256 is filled up with zeros in
+    shared memory.
     """
     forward = call.forward
     if target.arch != "sm_90" or forward.is_varlen or not call.max_seqlen_k:
@@ -327,52 +328,41 @@ def serves(call: AttentionBackwardCall, target: Target) -> bool:
     return all(has_aligned_strides(tensor) for tensor in (call.q, call.k, call.v, call.dout))
 
 
-class Launches:
-    """The launches for a call that is served, and for others of the same metadata; they write dq, dk and dv."""
+def products_on_hopper(call: AttentionBackwardCall, settings: dict[str, int], delta: Tensor,
+                       lse2: Tensor) -> tuple[Launch, Launch]:
+    """The launches for a call that is served, with aligned addresses; they write dq, dk and dv.
 
-    def __init__(self, call: AttentionBackwardCall, scratch_rows: int, settings: dict[str, int]):
-        """settings: those of configs/triton/flash_attn_bwd_hopper.toml."""
-        forward = call.forward
-        num_heads, kv_heads, batch = forward.num_heads, forward.num_kv_heads, forward.batch
-        edge = call.max_seqlen_k - call.max_seqlen_q
-        edge += call.window_right if call.window_right >= 0 else call.max_seqlen_q
-        limits = call.max_seqlen_q, call.max_seqlen_k, edge
-        scales = call.softmax_scale * LOG2_E.value, call.softmax_scale
-        options = {"num_warps": 4, "maxnreg": _REGISTERS}
-        m, n, own = settings["dkdv_BLOCK_M"], settings["dq_BLOCK_N"], OWN.value
-        dims = {"D": triton.next_power_of_2(forward.head_dim), "COLUMNS": forward.head_dim}
-        blocks = triton.cdiv(call.max_seqlen_k, own * (2 if dims["D"] <= 128 else 1))
-        self.dkdv = Launch(
-            _dkdv_kernel, (blocks * kv_heads * batch, 1, 1),
-            ((call.dk.stride()[:3], call.dv.stride()[:3]), blocks, num_heads, kv_heads, kv_heads * batch,
-             num_heads // kv_heads, settings["dkdv_HEADS"], *limits, *scales),
-            M=m, STAGES=settings["dkdv_STAGES"], UNROLL=settings["dkdv_UNROLL"], **dims, options=options)
-        blocks = triton.cdiv(call.max_seqlen_q, 2 * own)
-        self.dq = Launch(
-            _dq_kernel, (blocks * num_heads * batch, 1, 1),
-            (call.dq.stride()[:3], blocks, num_heads, num_heads * batch, num_heads // kv_heads, settings["dq_HEADS"],
-             *limits, scratch_rows, *scales),
-            N=n, STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], **dims, options=options)
-        self.rows = m, own, n
-        self.boxes = {(name, rows): head_box(getattr(call, name), rows, dims["D"]) for name, rows in (
-            ("q", m), ("dout", m), ("k", own), ("v", own), ("q", own), ("dout", own), ("k", n), ("v", n))}
-        self.row_box = _row_box(call.lse, num_heads * batch, scratch_rows, m)
+    settings: those of configs/triton/flash_attn_bwd_hopper.toml. delta, lse2: as flash_attn_bwd.py has them.
+    """
+    forward = call.forward
+    num_heads, kv_heads, batch = forward.num_heads, forward.num_kv_heads, forward.batch
+    edge = call.max_seqlen_k - call.max_seqlen_q
+    edge += call.window_right if call.window_right >= 0 else call.max_seqlen_q
+    limits = call.max_seqlen_q, call.max_seqlen_k, edge
+    scales = call.softmax_scale * LOG2_E.value, call.softmax_scale
+    options = {"num_warps": 4, "maxnreg": _REGISTERS}
+    m, n, own = settings["dkdv_BLOCK_M"], settings["dq_BLOCK_N"], OWN.value
+    dims = {"D": power_of_2(forward.head_dim), "COLUMNS": forward.head_dim}
 
-    @staticmethod
-    def takes(call: AttentionBackwardCall) -> bool:
-        """Whether the addresses too are such as descriptors can have."""
-        return not (call.q.data_ptr() | call.k.data_ptr() | call.v.data_ptr() | call.dout.data_ptr()) % ALIGNMENT
+    def boxes(q_rows: int, k_rows: int) -> list[TensorDescriptor]:
+        return [head_box(tensor, rows, dims["D"]) for tensor, rows in (
+            (call.q, q_rows), (call.dout, q_rows), (call.k, k_rows), (call.v, k_rows))]
 
-    def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor) -> None:
-        """delta, lse2: as flash_attn_bwd.py has them."""
-        m, own, n = self.rows
-        boxes = {key: moved(box, getattr(call, key[0])) for key, box in self.boxes.items()}
-        self.dkdv(call.dk, call.dv, boxes["q", m], boxes["dout", m], boxes["k", own], boxes["v", own],
-                  moved(self.row_box, lse2), moved(self.row_box, delta))
-        self.dq(call.dq, boxes["q", own], boxes["dout", own], boxes["k", n], boxes["v", n], lse2, delta)
+    blocks = triton.cdiv(call.max_seqlen_k, own * (2 if dims["D"] <= 128 else 1))
+    dkdv = launch(
+        _dkdv_kernel, (blocks * kv_heads * batch, 1, 1), call.dk, call.dv, *boxes(m, own), _row_box(lse2, m),
+        _row_box(delta, m), (call.dk.stride()[:3], call.dv.stride()[:3]), blocks, num_heads, kv_heads, kv_heads * batch,
+        num_heads // kv_heads, settings["dkdv_HEADS"], *limits, *scales, M=m, STAGES=settings["dkdv_STAGES"],
+        UNROLL=settings["dkdv_UNROLL"], **dims, options=options)
+    blocks = triton.cdiv(call.max_seqlen_q, 2 * own)
+    dq = launch(
+        _dq_kernel, (blocks * num_heads * batch, 1, 1), call.dq, *boxes(own, n), lse2, delta, call.dq.stride()[:3],
+        blocks, num_heads, num_heads * batch, num_heads // kv_heads, settings["dq_HEADS"], *limits, delta.shape[1],
+        *scales, N=n, STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], **dims, options=options)
+    return dkdv, dq
 
 
-def _row_box(lse: Tensor, heads: int, scratch_rows: int, rows: int) -> TensorDescriptor:
-    """Of a number for each of `rows` rows of one head, at no address yet."""
+def _row_box(numbers: Tensor, rows: int) -> TensorDescriptor:
+    """Of a number for each of `rows` rows of one head, of [heads, rows]."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(lse.new_empty(0), [heads, scratch_rows], [scratch_rows, 1], [1, rows], layout)
+    return TensorDescriptor(numbers, list(numbers.shape), list(numbers.stride()), [1, rows], layout)

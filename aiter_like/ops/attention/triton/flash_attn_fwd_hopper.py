@@ -17,8 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from aiter_like.device import Target
 from aiter_like.ops.attention.call import AttentionCall
-from aiter_like.ops.attention.checks import ALIGNMENT
-from aiter_like.ops.attention.triton.boxes import head_box, moved
+from aiter_like.ops.attention.triton.boxes import head_box
 from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
     KEYS,
     VALUES,
@@ -36,7 +35,8 @@ from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
 )
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
 from aiter_like.ops.attention.triton.strides import strides_of_lse, strides_of_rows
-from aiter_like.ops.common.triton.launch import Launch
+from aiter_like.ops.common.triton.launch import Launch, launch, power_of_2
+from aiter_like.traced import exactly
 
 _clamped, _key_ranges, _keys_of, _sequence = (gluon.jit(function.fn)
                                               for function in (clamped, key_ranges, keys_of, sequence))
@@ -268,42 +268,33 @@ def _attention_kernel(out, lse, sink, q_box, k_box, v_box, cu_seqlens_q, cu_seql
             [240, REGISTERS])
 
 
-class Launches:
-    """The launch for a call that `hopper_serves` of ops/attention/flash_attn_fwd.py names, and for others of the same
-    metadata; it writes out and lse."""
+def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> tuple[Launch, ...]:
+    """The launch for a call that `hopper_serves` of ops/attention/flash_attn_fwd.py names, with aligned addresses; it
+    writes out and lse.
 
-    def __init__(self, call: AttentionCall, settings: dict[str, int], target: Target):
-        """settings: GROUPS, PROGRAMS (that share an SM), BLOCK_M (of a group), BLOCK_N, STAGES, HEADS (0: as many as L2
-        holds the keys and values of)."""
-        left, right, longest = call.window_left, call.window_right, call.max_seqlen_q
-        shape = Shape(GROUPS=settings["GROUPS"], M=settings["BLOCK_M"], N=settings["BLOCK_N"],
-                      D=triton.next_power_of_2(call.head_dim), COLUMNS=call.head_dim, STAGES=settings["STAGES"],
-                      ROUNDING=call.rounding, HAS_LEFT=0 <= left < call.max_seqlen_k,
-                      HAS_ENDS=call.is_varlen or call.seqlens_k is not None)
-        self.boxes = [head_box(tensor, rows, shape.D)
-                      for tensor, rows in ((call.q, shape.M), (call.k, shape.N), (call.v, shape.N))]
-        blocks, total_heads = triton.cdiv(longest, shape.GROUPS * shape.M), call.num_heads * call.batch
-        total = blocks * total_heads
-        # An SM's only program goes on where pieces differ, and loads the next one beside the end of this; even ones do
-        # better apart, and so do programs that share an SM (measured).
-        goes_on = settings["PROGRAMS"] == 1 and (call.mask != "none" or call.is_varlen)
-        programs = min(total, target.cu_num) if goes_on else total
-        registers, of_loader = _REGISTERS[shape.GROUPS, settings["PROGRAMS"]]
-        seqlen_q, seqlen_k = (tensor.shape[0 if call.is_varlen else 1] for tensor in (call.q, call.k))
-        group_size = call.num_heads // call.num_kv_heads
-        heads = settings["HEADS"] or max(_L2_BYTES // (4 * call.max_seqlen_k * shape.D) * group_size, _LEAST_HEADS)
-        self.attention = Launch(
-            _attention_kernel, (programs, 1, 1),
-            (strides_of_rows(call.out), *strides_of_lse(call.lse), total, blocks, call.num_heads, total_heads,
-             group_size, heads, seqlen_q, seqlen_k, max(left, 0), min(right, longest) if right >= 0 else longest,
-             call.softmax_scale * LOG2_E.value),
-            SHAPE=shape, REGISTERS=of_loader, options={"num_warps": 4, "maxnreg": registers})
-
-    @staticmethod
-    def takes(call: AttentionCall) -> bool:
-        """Whether the addresses too are such as descriptors can have."""
-        return not (call.q.data_ptr() | call.k.data_ptr() | call.v.data_ptr()) % ALIGNMENT
-
-    def __call__(self, call: AttentionCall) -> None:
-        boxes = map(moved, self.boxes, (call.q, call.k, call.v))
-        self.attention(call.out, call.lse, call.sink, *boxes, call.cu_seqlens_q, call.cu_seqlens_k, call.seqlens_k)
+    settings: GROUPS, PROGRAMS (that share an SM), BLOCK_M (of a group), BLOCK_N, STAGES, HEADS (0: as many as L2 holds
+    the keys and values of).
+    """
+    left, right, longest = call.window_left, call.window_right, call.max_seqlen_q
+    shape = exactly(Shape(
+        GROUPS=settings["GROUPS"], M=settings["BLOCK_M"], N=settings["BLOCK_N"], D=power_of_2(call.head_dim),
+        COLUMNS=call.head_dim, STAGES=settings["STAGES"], ROUNDING=call.rounding,
+        HAS_LEFT=0 <= left < call.max_seqlen_k, HAS_ENDS=call.is_varlen or call.seqlens_k is not None))
+    boxes = (head_box(tensor, rows, shape.D) for tensor, rows in ((call.q, shape.M), (call.k, shape.N),
+                                                                  (call.v, shape.N)))
+    blocks, total_heads = triton.cdiv(longest, shape.GROUPS * shape.M), call.num_heads * call.batch
+    total = blocks * total_heads
+    # An SM's only program goes on where pieces differ, and loads the next one beside the end of this; even ones do
+    # better apart, and so do programs that share an SM (measured).
+    goes_on = settings["PROGRAMS"] == 1 and (call.mask != "none" or call.is_varlen)
+    programs = min(total, target.cu_num) if goes_on else total
+    registers, of_loader = _REGISTERS[shape.GROUPS, settings["PROGRAMS"]]
+    seqlen_q, seqlen_k = (tensor.shape[0 if call.is_varlen else 1] for tensor in (call.q, call.k))
+    group_size = call.num_heads // call.num_kv_heads
+    heads = settings["HEADS"] or max(_L2_BYTES // (4 * call.max_seqlen_k * shape.D) * group_size, _LEAST_HEADS)
+    return (launch(
+        _attention_kernel, (programs, 1, 1), call.out, call.lse, call.sink, *boxes, call.cu_seqlens_q,
+        call.cu_seqlens_k, call.seqlens_k, strides_of_rows(call.out), *strides_of_lse(call.lse), total, blocks,
+        call.num_heads, total_heads, group_size, heads, seqlen_q, seqlen_k, max(left, 0),
+        min(right, longest) if right >= 0 else longest, call.softmax_scale * LOG2_E.value, SHAPE=shape,
+        REGISTERS=of_loader, options={"num_warps": 4, "maxnreg": registers}),)

@@ -20,8 +20,23 @@ def _fill_kernel(out, value, count, TILE: tl.constexpr, OVERLAPS: tl.constexpr):
     tl.store(out + at, tl.full([TILE], value, out.dtype.element_ty), mask=at < count)
 
 
+@triton.jit(do_not_specialize=["value"])
+def _fill_strided_kernel(out, value, count, sizes, strides, TILE: tl.constexpr, OVERLAPS: tl.constexpr):
+    """The same of four dimensions of any strides."""
+    await_stream(OVERLAPS)
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    is_one, rest = at < count, at
+    for dim in tl.static_range(3, -1, -1):
+        out += rest % sizes[dim] * strides[dim]
+        rest = rest // sizes[dim]
+    tl.store(out, tl.full([TILE], value, out.dtype.element_ty), mask=is_one)
+
+
 def fill(tensor: Tensor, value: float) -> Launch:
-    """The launch that gives all elements of a contiguous tensor `value`."""
+    """The launch that gives all elements of a tensor of up to four dimensions `value`."""
     count = tensor.numel()
-    grid = (triton.cdiv(count, _TILE),)
-    return launch(_fill_kernel, grid, tensor, value, count, TILE=_TILE, options={"num_warps": 4})
+    grid, facts = (triton.cdiv(count, _TILE),), {"TILE": _TILE, "options": {"num_warps": 4}}
+    if tensor.is_contiguous():
+        return launch(_fill_kernel, grid, tensor, value, count, **facts)
+    sizes, strides = ((1, 1, 1, 1, *given)[-4:] for given in (tensor.shape, tensor.stride()))
+    return launch(_fill_strided_kernel, grid, tensor, value, count, sizes, strides, **facts)
