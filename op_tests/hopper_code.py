@@ -31,27 +31,27 @@ class Hopper:
 
 
 @contextmanager
-def compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, asks: ModuleType, *launches: ModuleType) -> Iterator[list]:
-    """A list that grows by each kernel that is launched: compiled for sm_90, nothing runs.
+def compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, *asks: ModuleType) -> Iterator[list]:
+    """A list that grows by each kernel of which a launcher returns a launch: compiled for sm_90, nothing runs.
 
     Args:
-        asks: the Triton module that asks for the target.
-        launches: those that call `launch`.
+        asks: the Triton modules that ask for the target.
     """
     from triton.runtime import driver
 
-    built = []
+    from aiter_like.jit.triton_launch import Launch
 
-    def compile_only(kernel: Any, grid: tuple, *args: Any, options: dict, **constants: Any) -> None:
-        if "OVERLAPS" in kernel.arg_names:  # as `launch` says on Hopper
-            constants["OVERLAPS"] = True
-        built.append(kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **constants, **options))
+    built, made = [], Launch.__init__
 
-    monkeypatch.setattr(asks, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0))
-    for module in launches:
-        monkeypatch.setattr(module, "launch", compile_only)
-        if hasattr(module, "starter"):  # of jit/triton_launch.py: nothing is launched again
-            monkeypatch.setattr(module, "starter", lambda *_: None)
+    def compile_too(self: Launch, kernel: Any, grid: tuple, arguments: tuple, options: dict, constants: dict) -> None:
+        made(self, kernel, grid, arguments, options, constants)
+        early = {"OVERLAPS": True} if "OVERLAPS" in kernel.arg_names else {}
+        built.append(kernel.warmup(*arguments, grid=grid, enable_fp_fusion=True, **options,
+                                   **{**constants, **early}))
+
+    for module in asks:
+        monkeypatch.setattr(module, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0), raising=False)
+    monkeypatch.setattr(Launch, "__init__", compile_too)
     before = driver._active
     driver.set_active(Hopper())
     try:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from attention_bwd_cases import BF16, FP16, make
 from hopper_code import compiled_for_hopper, disassembled
 
 from aiter_like.device import Target, target_of
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.attention.call import backward_call, dense_call
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention_bwd import check_attention_gradients
@@ -21,12 +22,6 @@ HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)
 SETTINGS = {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": 1, "dkdv_HEADS": 4, "dq_BLOCK_N": 64, "dq_STAGES": 3,
             "dq_UNROLL": 1, "dq_HEADS": 4}
 UNROLLED = {"dkdv_UNROLL": 2, "dq_UNROLL": 2}
-INPUTS = ("dout", "q", "k", "v", "out")
-
-
-def strided_copy(tensor):
-    """The same numbers and strides at another address."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 @pytest.mark.parametrize("changes", ({}, UNROLLED, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
@@ -48,26 +43,15 @@ def test_against_float64(device, head_dim, changes):
                                     for name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out")})
         has_blind_rows = 0 <= window[1] < lengths[0] - lengths[1]
         assert flash_attn_bwd_hopper.serves(call, target_of(device)) != has_blind_rows
-        repeat = flash_attn_bwd.flash_attn_bwd(call, **settings)
+        Launcher(functools.partial(flash_attn_bwd.flash_attn_bwd, **settings))(call)
         check_attention_gradients(call)
-        other = call._replace(**{name: strided_copy(getattr(call, name)) for name in ("dq", "dk", "dv", *INPUTS)})
-        first = [gradient.clone() for gradient in call.gradients]
-        for tensor in (*call.gradients, *other.gradients, *(getattr(call, name) for name in INPUTS)):
-            tensor.fill_(math.nan)  # what is not to be read or written again, and what is to be written
-        repeat(*other)
-        assert all(torch.equal(got, expected) for got, expected in zip(other.gradients, first))
-        assert all(gradient.isnan().all() for gradient in call.gradients)
 
 
-def test_repeated_calls(monkeypatch):
+def test_descriptors(monkeypatch):
     """Descriptors are of the call's own tensors; where an address is none for them, the other kernels serve."""
-    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper
 
-    launched = []
     monkeypatch.setattr(flash_attn_bwd, "target_of", lambda _: HOPPER)
-    monkeypatch.setattr(launcher, "launch", lambda kernel, grid, *args, **_: launched.append((kernel, args)))
-    monkeypatch.setattr(launcher, "starter", lambda *_: None)
 
     def call():
         q, out, dout, dq = torch.zeros(4, 2, 200, 4, 64, dtype=BF16)
@@ -75,13 +59,11 @@ def test_repeated_calls(monkeypatch):
         forward = dense_call(out, torch.zeros(2, 4, 200), q, k, v, window_right=0)
         return backward_call(forward, dout, dq=dq, dk=dk, dv=dv)
 
-    first, second, odd = call(), call(), call()
+    first, odd = call(), call()
     odd = odd._replace(k=torch.zeros(odd.k.numel() + 1, dtype=BF16)[1:].view_as(odd.k))
-    repeat = flash_attn_bwd.flash_attn_bwd(first, **SETTINGS)
-    for current in (first, second, odd, first):
-        launched.clear()
-        repeat(*current)
-        (_, (delta, lse2, *_)), (dkdv_kernel, dkdv), (dq_kernel, dq) = launched
+    for current in (first, odd):
+        (_, (delta, lse2, *_)), (dkdv_kernel, dkdv), (dq_kernel, dq) = (
+            (each.kernel, each.arguments) for each in flash_attn_bwd.flash_attn_bwd(current, **SETTINGS))
         if current is odd:
             assert (dkdv_kernel, dq_kernel) == (flash_attn_bwd._dkdv_kernel, flash_attn_bwd._dq_kernel)
             assert dkdv[4] is odd.k and dq[3] is odd.k
@@ -91,8 +73,6 @@ def test_repeated_calls(monkeypatch):
         for boxes, tensors in ((dkdv[2:8], (*boxed, lse2, delta)), (dq[1:5], boxed)):
             for box, tensor in zip(boxes, tensors, strict=True):
                 assert box.base is tensor and (box.shape, box.strides) == (list(tensor.shape), list(tensor.stride()))
-    held = [*repeat.hopper.boxes.values(), repeat.hopper.row_box]
-    assert not any(box.base.numel() for box in held)  # no tensor of a call that is over
 
 
 def call_of(head_dim, **changes):
@@ -108,10 +88,9 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.attention.triton import flash_attn_bwd
 
-    with compiled_for_hopper(monkeypatch, flash_attn_bwd, launcher) as built:
+    with compiled_for_hopper(monkeypatch, flash_attn_bwd) as built:
         flash_attn_bwd.flash_attn_bwd(call_of(head_dim), **params)
     assert len(built) == 3  # delta, dK and dV, dQ
     for kernel in built[1:]:

@@ -16,16 +16,13 @@ from aiter_like.testing.attention_bwd import check_attention_gradients
     {"packed": ((70, 3), (40, 9)), "bias": "shared", "alibi": 2, "dropout_p": 0.2, "dlse": True}),
     ids=("dense", "packed"))
 def test_repeated_calls(device, run, monkeypatch, features):
-    """Of the same metadata: other numbers, other addresses. Triton itself launches once per kernel and alignment; then
-    another length.
+    """Of the same sizes: other numbers, other addresses. Launches are planned once per alignment; then another length.
     """
-    from aiter_like.jit import triton_launch as launcher
+    from aiter_like.jit.triton_launch import Launch
 
-    kernels = 4 if "alibi" in features else 3  # _far_kernel, where a bias or slopes can move rows
-    launched = []
-    original = launcher.launch
-    monkeypatch.setattr(launcher, "launch", lambda kernel, *args, **options: launched.append(kernel) or original(
-        kernel, *args, **options))
+    launches = 7 if "alibi" in features else 4  # zeros of dq, dk and dv and _far_kernel, or the sum of dsink
+    planned, original = [], Launch.planned
+    monkeypatch.setattr(Launch, "planned", lambda self, trace: planned.append(self.kernel) or original(self, trace))
     flash_attn_bwd.forget_plans()  # no plan of another test
     memory = []  # kept: each call has addresses of its own
     for seed, offset in enumerate((0, 0, 3, 8, 1, 0)):
@@ -37,8 +34,8 @@ def test_repeated_calls(device, run, monkeypatch, features):
         run("triton", flash_attn_bwd, call)
         check_attention_gradients(call)
         if seed == 1:
-            assert len(launched) == kernels
-    assert len(launched) == 2 * kernels
+            assert len(planned) == launches
+    assert len(planned) == 2 * launches
     shorter = {name: ((60, 50), (30, 9)) if name == "packed" else (60, 30)
                for name in ("packed", "lengths") if name in features}
     call = make(device, heads=(2, 1), head_dims=(32, 32), **{**features, **shorter})

@@ -15,6 +15,7 @@ from attention_cases import dense, packed, random, rounding_of
 from covering import covering
 
 from aiter_like.device import Target, target_of
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.attention.call import AttentionCall, dense_call
 from aiter_like.ops.attention.flash_attn_fwd import hopper_serves, triton_kernels
 from aiter_like.ops.attention.triton import flash_attn_fwd
@@ -41,7 +42,7 @@ def check_specialised(device, call, params, **options):
     def run():
         call.out.fill_(math.nan)
         call.lse.fill_(math.nan)
-        flash_attn_fwd.flash_attn_fwd(call, kernel="flash_attn_fwd_hopper", **params)
+        Launcher(functools.partial(flash_attn_fwd.flash_attn_fwd, kernel="flash_attn_fwd_hopper", **params))(call)
         return call.out[:rows], call.lse if starts is None else call.lse[:, :rows]
 
     assert hopper_serves(call)
@@ -103,7 +104,7 @@ def test_lengths_that_lie(device):
             out = torch.empty_like(q)
             call = AttentionCall(out, None, q, k, v, cu_seqlens_q=lying, cu_seqlens_k=lying, max_seqlen_q=longest,
                                  max_seqlen_k=longest, softmax_scale=0.1, window_right=0, how_v3_bf16_cvt=1)
-            flash_attn_fwd.flash_attn_fwd(call, kernel="flash_attn_fwd_hopper")
+            Launcher(functools.partial(flash_attn_fwd.flash_attn_fwd, kernel="flash_attn_fwd_hopper"))(call)
     torch.cuda.synchronize()
 
 

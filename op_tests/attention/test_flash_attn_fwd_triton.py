@@ -16,6 +16,7 @@ from hopper_code import Hopper, compiled_for_hopper, disassembled
 import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.attention.call import AttentionCall, dense_call
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd, triton_kernels
 from aiter_like.testing import strided_like
@@ -121,28 +122,25 @@ def test_ways_to_lay_out_the_work(device, params):
     for tensors in (dense(device, 2, 200, 300, 3, 3, 64, BF16), dense(device, 1, 200, 300, 3, 3, 60, BF16)):
         q, k, v = tensors
         out, lse = torch.empty_like(q), torch.empty(len(q), 3, 200, device=device)
-        flash_attn_fwd.flash_attn_fwd(dense_call(out, lse, q, k, v, window_right=0), **params)
+        call = dense_call(out, lse, q, k, v, window_right=0)
+        Launcher(functools.partial(flash_attn_fwd.flash_attn_fwd, **params))(call)
         check_attention(out, lse, q, k, v, None, True)
 
 
-@pytest.mark.parametrize("rows, kernels", ((300, 2), (1, 3)), ids=("whole", "split"))
-def test_repeated_calls(device, run, monkeypatch, rows, kernels):
-    """Of the same metadata: other numbers, other addresses. Triton itself launches once per kernel and alignment; the
-    parts of split keys are added up by a kernel that knows no alignment but its own.
-    """
-    from aiter_like.jit import triton_launch as launcher
+@pytest.mark.parametrize("rows, launches", ((300, 1), (1, 2)), ids=("whole", "split"))
+def test_repeated_calls(device, run, monkeypatch, rows, launches):
+    """Of the same sizes: other numbers, other addresses. Launches are planned once per alignment."""
+    from aiter_like.jit.triton_launch import Launch
 
-    launched = []
-    original = launcher.launch
-    monkeypatch.setattr(launcher, "launch", lambda kernel, *args, **options: launched.append(kernel) or original(
-        kernel, *args, **options))
+    planned, original = [], Launch.planned
+    monkeypatch.setattr(Launch, "planned", lambda self, trace: planned.append(self.kernel) or original(self, trace))
     q, k, v = dense(device, 1, rows, 700, 4, 2, 64, BF16)
     for count, offset in enumerate((0, 3, 8, 1, 0)):
         memory = torch.empty(k.numel() + offset, dtype=BF16, device=device)
         keys = memory[offset:].view_as(k).copy_(k * (1 + count))
         out, lse = run("triton", aiter_like.flash_attn_func, q, keys, v, return_lse=True, round_mode="rtne")
         check_attention(out, lse, q, keys, v)
-    assert len(launched) == kernels
+    assert len(planned) == 2 * launches
 
 
 @pytest.fixture
@@ -150,10 +148,9 @@ def hopper(device, monkeypatch):
     """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.attention.triton import flash_attn_fwd
 
-    with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher) as built:
+    with compiled_for_hopper(monkeypatch, flash_attn_fwd) as built:
         def compile_call(call, **params):
             built.clear()
             kernel = triton_kernels(flash_attn_fwd.target_of(None), call, **params)[0]

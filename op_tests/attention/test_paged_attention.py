@@ -79,23 +79,19 @@ def test_columns_of_bytes_are_read_in_pairs_where_v_begins_at_an_even_address(de
     """Whatever an earlier call's address was: a 16-bit load at an odd one is a fault on NVIDIA."""
     from aiter_like.ops.attention.triton import paged_attention as kernels
 
-    class Recording(kernels.Launches):
-        def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
-            super().__init__(call, settings)
-            self.made_for = call.v.data_ptr() % 2
+    planned, shape_of = [], kernels.shape_of
 
-        def __call__(self, call: PagedAttentionCall) -> None:
-            launched.append((self.made_for, call.v.data_ptr() % 2))
-            super().__call__(call)
+    def recording(call, settings):
+        planned.append((shape_of(call, settings).IN_PAIRS, int(call.v.data_ptr() % 2)))
+        return shape_of(call, settings)
 
-    launched = []
-    monkeypatch.setattr(kernels, "Launches", Recording)
+    monkeypatch.setattr(kernels, "shape_of", recording)
     case = Case(device, ((1, 70), (1, 33)), page_size=16 << order[0], kv_dtype=I8, scales="token")  # new plans each
     for offset in order:
         v = case.caches()[1]
         moved = torch.empty(v.nbytes + 1, dtype=I8, device=device)[offset:][:v.numel()].view(v.shape).copy_(v)
         case.compare(case.call(run, "triton", v_cache=moved))
-    assert set(launched) == {(0, 0), (1, 1)}
+    assert set(planned) == {(True, 0), (False, 1)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,7 +11,6 @@ import torch
 from hopper_code import compiled_for_hopper, disassembled
 
 from aiter_like.device import Target
-from aiter_like.jit import triton_launch
 from aiter_like.ops.attention import paged_attention_call
 from aiter_like.ops.attention.paged_attention import paged_attention_op
 from aiter_like.ops.attention.triton import paged_attention
@@ -38,7 +37,7 @@ def test_code_for_hopper(monkeypatch, tmp_path, kv_dtype, most, tiles, keys, wai
     """
     call, hopper = decoding(kv_dtype, most), Target("cuda", "sm_90", 132, 32, False, 0)
     monkeypatch.setattr(paged_attention_call, "target_of", lambda _: hopper)
-    with compiled_for_hopper(monkeypatch, paged_attention, triton_launch) as built:
+    with compiled_for_hopper(monkeypatch, paged_attention) as built:
         paged_attention.paged_attention(call)
     assert len(built) == 1
     code, tile = disassembled(built[0], tmp_path), 2 * 64 * 128 * call.k.element_size()

@@ -15,6 +15,7 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.mla.hopper import triton_kernels
 from aiter_like.ops.mla.mla_decode import decode_call, mla_decode_op
 from aiter_like.ops.mla.triton import mla_decode
@@ -326,7 +327,7 @@ def _bench_case(device, page_size: int, batch: int, keys: int, heads: int, seed:
     moved, flops = mla_decode_op.tuning.needs(call)
 
     def ours(kernel):
-        mla_decode.mla_decode(call, kernel=kernel)
+        Launcher(functools.partial(mla_decode.mla_decode, kernel=kernel))(call)
         return call.out
 
     def check(out):

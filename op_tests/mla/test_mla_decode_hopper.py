@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from test_mla_decode import plan_of
 
 import aiter_like
 from aiter_like.device import Target, target_of
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.mla.hopper import HOPPER, PORTABLE, triton_kernels
 from aiter_like.ops.mla.mla_decode import decode_call
 from aiter_like.ops.mla.triton import mla_decode
@@ -88,8 +90,8 @@ def test_settings(device, params):
         results = []
         for each in ({}, params):
             out = case.new_out()
-            mla_decode.mla_decode(decode_call(case.q, case.kv, out, lse.fill_(math.nan), *case.tables,
-                                              softmax_scale=576**-0.5), kernel=HOPPER, **each)
+            Launcher(functools.partial(mla_decode.mla_decode, kernel=HOPPER, **each))(decode_call(
+                case.q, case.kv, out, lse.fill_(math.nan), *case.tables, softmax_scale=576**-0.5))
             compare(case, out, lse)
             results.append(out)
         assert torch.equal(*results)
@@ -222,13 +224,12 @@ def test_code(monkeypatch, tmp_path, spills, params, options):
     from hopper_code import compiled_for_hopper, disassembled
 
     import aiter_like.ops.mla.mla_decode as operator
-    from aiter_like.jit import triton_launch as launcher
     from aiter_like.ops.mla.triton import mla_decode_hopper
 
     monkeypatch.setattr(operator, "target_of", lambda _: SM_90)
-    with compiled_for_hopper(monkeypatch, mla_decode_hopper, launcher) as built:
+    with compiled_for_hopper(monkeypatch, mla_decode_hopper) as built:
         call = meta_call(**options)
-        mla_decode_hopper.HopperLaunch(call, params)(call)
+        mla_decode_hopper.attend(call, params)
     (kernel,) = built
     sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") == 2 * 36 + 3 * 4 and "USETMAXREG" in sass and "LDGSTS.E.BYPASS.128" in sass

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from mla_cases import starts_of
 
 import aiter_like
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.mla.mla_reduce import MlaReduceCall, mla_reduce_op
 from aiter_like.ops.mla.triton.mla_reduce import mla_reduce
 from aiter_like.testing import TOLERANCES, assert_within, time_us
@@ -103,7 +105,7 @@ def test_programs(device, params):
     def run(_, function, **fields):
         names = ("final_output", "final_lse", "partial_output", "partial_lse", "reduce_indptr", "reduce_final_map",
                  "reduce_partial_map", "max_seqlen_q")
-        mla_reduce(MlaReduceCall(*(fields[name] for name in names)), **params)
+        Launcher(functools.partial(mla_reduce, **params))(MlaReduceCall(*(fields[name] for name in names)))
 
     for heads in (3, 13):
         parts = (2, 0, 5, 1, 40)

@@ -47,10 +47,9 @@ def _of_triton(name: str, backend: str, args: tuple) -> list[Kernel]:
     from aiter_like.sim import triton as simulated
 
     op = OPS[name]
-    (found,) = (one for one in op.backends if one.name == backend)
     results = [args[index] for index in op.write_indices]
     kept = {_address(tensor) for tensor in _tensors(args)} - {_address(tensor) for tensor in _tensors(results)}
-    with simulated.active(), captured(_module_of(found.function)) as calls:
+    with simulated.active(), captured() as calls:
         try:
             op(args, backend=backend)
         except UnsupportedError:
@@ -62,12 +61,6 @@ def _of_triton(name: str, backend: str, args: tuple) -> list[Kernel]:
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _module_of(function: object) -> object:
-    import importlib
-
-    return importlib.import_module("aiter_like." + function.partition(":")[0])
 
 
 def _compiled(name: str, backend: str, args: tuple) -> Iterator[Kernel]:

@@ -21,6 +21,7 @@ from aiter_like.jit import Instance, JitFunction
 from aiter_like.ops.attention import flash_attn_fwd_hip
 from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.norm import rms_norm
+from aiter_like.traced import Untraceable
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
@@ -254,13 +255,14 @@ def _norm_asm(hidden: int) -> list[Kernel]:
 
 def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -> list[Kernel]:
     """ops/norm/triton/rms_norm.py, as its launcher compiles it for rows of these sizes."""
+    from aiter_like.jit.triton_launch import Launcher
     from aiter_like.ops.norm.triton import rms_norm as kernels
 
-    with captured(kernels) as calls:
+    with captured() as calls:
         for hidden in sizes:
             out, x = unwritten((3, hidden), dtype), random((3, hidden), dtype)
             residuals = (random((3, hidden), dtype, 1), unwritten((3, hidden), dtype)) if has_residual else (None, None)
-            kernels.rms_norm(rms_norm.RmsNormCall(
+            Launcher(kernels.rms_norm)(rms_norm.RmsNormCall(
                 out, x, random((hidden,), dtype), EPSILON, use_model_sensitive_rmsnorm=int(not has_residual),
                 residual_in=residuals[0], residual_out=residuals[1]))
     return triton_kernels(calls, _is_unwritten)
@@ -268,12 +270,13 @@ def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -
 
 def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_lse: bool) -> list[Kernel]:
     """ops/attention/triton/flash_attn_fwd.py, as its launcher compiles it."""
+    from aiter_like.jit.triton_launch import Launcher
     from aiter_like.ops.attention.triton import flash_attn_fwd as kernels
 
-    with captured(kernels) as calls:
+    with captured() as calls:
         for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):
             q, k, v, out, lse = _attention_tensors(1, rows, keys, 2, 1, head_dim, dtype)
-            kernels.flash_attn_fwd(dense_call(
+            Launcher(kernels.flash_attn_fwd)(dense_call(
                 out, lse if has_lse else None, q, k, v, window_right=0 if is_causal else -1,
                 how_v3_bf16_cvt=1 if dtype == BF16 else 0))
     return triton_kernels(calls, _is_unwritten)
@@ -288,20 +291,18 @@ def _attention_tensors(batch: int, rows: int, keys: int, heads: int, kv_heads: i
 
 
 @contextlib.contextmanager
-def captured(*modules: object) -> Iterator[list[tuple]]:
-    """The launches that a Triton launcher makes, instead of running them."""
-    from aiter_like.jit import triton_launch as launcher
+def captured() -> Iterator[list[tuple]]:
+    """The launches that a Triton launcher returns, instead of running them."""
+    from aiter_like.jit.triton_launch import Launch
 
     calls = []
 
-    def keep(kernel, grid, *args, options, **constants):
-        early = {"OVERLAPS": False} if "OVERLAPS" in kernel.arg_names else {}  # as the launcher says of gfx942
-        calls.append((kernel, grid, args, options, {**constants, **early}))
+    def keep(one):
+        early = {"OVERLAPS": False} if "OVERLAPS" in one.kernel.arg_names else {}  # as on gfx942
+        calls.append((one.kernel, one.grid, one.arguments, one.options, {**one.constants, **early}))
 
-    with contextlib.ExitStack() as stack:
-        for module in (launcher, *modules):
-            stack.enter_context(mock.patch.object(module, "launch", keep, create=True))
-        stack.enter_context(mock.patch.object(launcher, "starter", lambda *_: None))
+    with mock.patch.object(Launch, "start", keep), \
+            mock.patch.object(Launch, "planned", side_effect=Untraceable("each is started")):
         yield calls
 
 
