@@ -75,9 +75,9 @@ class Trace:
         self._seen.clear()
 
     def fix(self) -> None:
-        """Makes all numbers of the call exact."""
+        """Makes all numbers of the call exact, and how addresses are aligned."""
         for each in self.fields:
-            for number in (*each.shape, *each.strides) if type(each) is Traced else (each,):
+            for number in (*each.shape, *each.strides, each.address() % 16) if type(each) is Traced else (each,):
                 exactly(number)
 
     def ask(self, text: str, answer: bool, leaves: frozenset) -> bool:
@@ -116,6 +116,9 @@ class Trace:
         if not rest and (number.base, value) not in self._unlike:
             self._unlike[number.base, value] = None
             self.bound(number.base, number.leaves, None, None)
+            if self._bounds[number.base][0] == value:
+                self.bound(number.base, number.leaves, value + 1, None)
+                return
             self._steps.append(("unlike", (number.base, value), number.leaves))
 
     def steps(self) -> Iterator[Step]:
@@ -242,6 +245,9 @@ def computed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_PARTIAL = {"//": True, "%": True, "/": True, "<<": False, ">>": False, "**": False}
+"""What has no value, or one of another type, where the second number is 0 (True) or below 0 (False)."""
+
 
 
 def answered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,7 +278,8 @@ def _compared(sign: str) -> Callable:
         answer = _SIGNS[sign](self.value, known(other))
         if type(other) is Number and other.leaves:
             if self.leaves:
-                self.trace.ask(f"{self.text} {sign} {other.text}", answer, self.leaves | other.leaves)
+                if self.base != other.base or self.scale != other.scale or type(self.value) is not int:
+                    self.trace.ask(f"{self.text} {sign} {other.text}", answer, self.leaves | other.leaves)
             else:
                 other.limit(_TURNED[sign], self.value, answer)
         else:
@@ -286,10 +293,13 @@ def _computed(sign: str, compute: Callable, is_reflected: bool = False) -> Calla
     def operate(self: Number, other: Any) -> Any:
         if type(other) is not Number and type(other) not in (int, float, bool):
             return NotImplemented
+        second = self if is_reflected else other
+        if sign in _PARTIAL and type(second) is Number:
+            bool(second != 0 if _PARTIAL[sign] else second >= 0)
         leaves = self.leaves | getattr(other, "leaves", _NONE)
         if sign == "//" and not is_reflected and type(other) is Number:
             for factor, rest in (self.factors, self.factors[::-1]) if self.factors else ():
-                if factor.text == other.text and other != 0:
+                if factor.text == other.text:
                     return rest
         values = (known(other), self.value) if is_reflected else (self.value, known(other))
         value = compute(*values)
@@ -302,7 +312,7 @@ def _computed(sign: str, compute: Callable, is_reflected: bool = False) -> Calla
         texts = text_in(self.trace, other), self.text
         left, right = texts if is_reflected else texts[::-1]
         made = Number.made(self.trace, value, f"({left} {sign} {right})", leaves)
-        if sign == "*" and type(other) is Number:
+        if sign == "*" and type(other) is Number and type(value) is int:
             made.factors = (self, other)
         return made
 
@@ -456,6 +466,9 @@ class Number:
 
     def __divmod__(self, other: Any) -> tuple:
         return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple:
+        return other // self, other % self
 
     def __neg__(self) -> Number:
         return Number.made(self.trace, -self.value, f"(-{self.text})", self.leaves) if type(
@@ -657,14 +670,17 @@ class Traced:
 
     def _asks_contiguity(self, is_so: bool) -> bool:
         """Asks for strides, which are exact as a rule and then cost nothing: also in dimensions of size 1, of which
-        only the call that is traced may have others.
+        only the call that is traced may have others. A tensor without elements is contiguous, whatever they are.
         """
+        for size in self.shape:
+            if is_so and known(size) == 0:
+                return size == 0
         expected: Any = 1
         for size, step in zip(self.shape[::-1], self.strides[::-1]):
             if is_so and known(step) != known(expected):
                 bool(size == 1)
             elif step != expected and size != 1:
-                return False
+                return not all(size != 0 for size in self.shape)
             expected = expected * size
         return True
 
@@ -685,13 +701,15 @@ class Traced:
             return self._in_dtype(shape[0])
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         real = self.real.view(known(shape))
+        rest = math.prod(each for each in shape if known(each) != -1)
+        if -1 in known(shape):
+            bool(rest != 0)
         if len(shape) == self.ndim and all(one is other or known(one) == -1 for one, other in zip(shape, self.shape)):
             return self
         if self.ndim and len(shape) == 2 and known(shape[0]) == -1 and shape[1] == self.shape[-1]:
             return self.flatten(0, -2) if self.ndim > 1 else self._viewed(real, (1, *self.shape), (0, *self.strides))
         if len(shape) == 1:
             return self.flatten()
-        rest = math.prod(each for each in shape if known(each) != -1)
         shape = [self.numel() // rest if known(each) == -1 else each for each in shape]
         return self._dense(real, shape) if self.is_contiguous() else self._viewed(real, shape, self._strides_of(shape))
 
@@ -732,7 +750,7 @@ class Traced:
         """As of a tensor; nothing is copied."""
         start, end = start % max(self.ndim, 1), end % max(self.ndim, 1)
         if start >= end:
-            return self if self.ndim else self.view(1)
+            return self if self.ndim else self._viewed(self.real.view(1), (1,), (1,))
         if self.is_contiguous():
             merged = math.prod(self.shape[start:end + 1])
             return self._dense(self.real.flatten(start, end), (*self.shape[:start], merged, *self.shape[end + 1:]))
@@ -823,12 +841,15 @@ class Traced:
                 begin, end = (self._bound(each.start, size, 0), self._bound(each.stop, size, size))
                 if each.step not in (None, 1):
                     raise Untraceable("a slice with a step")
+                end = end if each.start is None or begin <= end else begin
                 offset = offset + begin * step
                 shape.append(end - begin)
                 strides.append(step)
                 real_index.append(slice(known(begin), known(end)))
             elif isinstance(each, int):
-                offset = offset + (each + size if each < 0 else each) * step
+                place = each + size if each < 0 else each
+                bool(0 <= place < size)
+                offset = offset + place * step
                 real_index.append(known(each))
             else:
                 raise Untraceable(f"an index of {type(each).__name__}")

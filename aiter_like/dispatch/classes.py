@@ -90,6 +90,7 @@ class CallClass:
         the trace and `parameters(len(args))`.
         """
         self.trace, self._addresses, self._body = trace, addresses, body
+        self._steps = [*trace.steps()]  # at once: it names constants, which two threads would name alike
         self._names = parameters(len(args))
         self._used = {"selector": selector, "is_grad_enabled": _is_grad_enabled, "refusals": _REFUSALS,
                       "metadata": metadata, **_FUNCTIONS, **used}
@@ -121,6 +122,8 @@ class CallClass:
             names = [f"arg{place}" for place in places]
             # Nested tensors have no strides: TensorGuards would end the process.
             asked[:0] = [f"not ({' or '.join(f'{each}.is_nested' for each in names)})", f"check({', '.join(names)})"]
+            asked += [f"{names[place]}.data_ptr() == {trace.exact[f'a{index}']}" for place, index in enumerate(places)
+                      if f"a{index}" in trace.exact]
         return ["chosen == selector", *asked, f"is_grad_enabled() is {_is_grad_enabled()}"]
 
     def _text(self, runs: bool) -> list[str]:
@@ -128,13 +131,13 @@ class CallClass:
         trace, kept = self.trace, []
         last = [self._addresses or "pass", *self._body * runs]
         words = set(_WORD.findall("\n".join(last)))
-        for name, text, _ in reversed([*trace.steps()]):
+        for name, text, _ in reversed(self._steps):
             if not name or name in words:
                 kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
                 words.update(_WORD.findall(text))
         return ["try:", f"    if not ({' and '.join(self._questions)}): return False",
                 *(f"    {line}" for line in (*_readings(trace, words), *_joined(kept[::-1]))),
-                "except (TypeError, RuntimeError, AttributeError): return False", "try:",
+                "except (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError): return False", "try:",
                 *(f"    {line}" for line in last), "except refusals: return False", "return True"]
 
     def _made(self, name: str, runs: bool) -> Callable[..., bool]:
