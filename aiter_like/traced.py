@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,9 @@ class Trace:
         is_strict: whether showing a number makes it exact; messages show numbers too, decisions do not read them.
     """
 
-    def __init__(self, args: tuple):
+    def __init__(self, args: tuple, opened: Container[str] | None = None):
+        """opened: leaves that calls differ in; all others are exact from the start, and ints. None: all leaves may."""
+        self._opened = opened
         self._steps: list[tuple[str, Any, frozenset]] = []
         self._bounds: dict[str, list] = {}
         self._unlike: dict[tuple[str, int], None] = {}
@@ -177,9 +179,16 @@ class Trace:
         self.constants[name] = value
         return name
 
+    def leaf(self, name: str, value: float) -> Any:
+        """A number of the call: a stand-in, or itself."""
+        if self._opened is None or name in self._opened:
+            return Number(self, value, name, frozenset((name,)))
+        self.exact[name] = value
+        return value
+
     def _stand_in(self, index: int, arg: Any) -> Any:
         if type(arg) in (int, float):
-            return Number(self, arg, f"arg{index}", frozenset((f"arg{index}",)))
+            return self.leaf(f"arg{index}", arg)
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
             return arg
         if id(arg) not in self._seen:
@@ -553,8 +562,7 @@ class Traced:
     @staticmethod
     def field(trace: Trace, index: int, real: Tensor) -> Traced:
         """The stand-in for the field `index`."""
-        numbers = [[Number(trace, value, f"{letter}{index}_{dim}", frozenset((f"{letter}{index}_{dim}",)))
-                    for dim, value in enumerate(values)]
+        numbers = [[trace.leaf(f"{letter}{index}_{dim}", value) for dim, value in enumerate(values)]
                    for letter, values in (("s", real.shape), ("t", real.stride()))]
         made = Traced(trace, real, f"a{index}", 0, *numbers)
         made._index = index

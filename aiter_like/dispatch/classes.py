@@ -65,6 +65,18 @@ def metadata(tensors: Iterable[Tensor]) -> tuple:
                  for each in tensors)
 
 
+def _leaves(args: tuple) -> dict[str, Any]:
+    """Sizes, strides and scalars by the names that a trace gives them."""
+    found: dict[str, Any] = {}
+    for index, arg in enumerate(args):
+        if type(arg) in (int, float):
+            found[f"arg{index}"] = arg
+        elif isinstance(arg, Tensor):
+            found.update((f"s{index}_{dim}", size) for dim, size in enumerate(arg.shape))
+            found.update((f"t{index}_{dim}", step) for dim, step in enumerate(arg.stride()))
+    return found
+
+
 def _is_tensors(arg: Any) -> bool:
     return type(arg) in (tuple, list) and len(arg) > 0 and isinstance(arg[0], Tensor)
 
@@ -112,9 +124,11 @@ class CallClass:
                 is_list = _is_tensors(arg)
                 name[f"type{index}"] = (list, tuple) if is_list else type(arg)
                 asked.append(f"type(arg{index}) {'in' if is_list else 'is'} type{index}")
-                if type(arg) not in (int, float) or f"arg{index}" in trace.exact:
+                if is_list or type(arg) not in (int, float) or f"arg{index}" in trace.exact:
                     name[f"value{index}"] = metadata(arg) if is_list else arg
-                    asked.append(f"{'metadata' * is_list}(arg{index}) == value{index}")
+                    asked[-1] += f" and {'metadata' * is_list}(arg{index}) == value{index}"
+                    if not is_list:  # Most often it is the same object.
+                        asked[-1] = f"(arg{index} is value{index} or {asked[-1]})"
         if first:
             tensors, places = [args[index] for index in first.values()], list(first.values())
             name["check"] = _guard(tensors, *([[trace.exact.get(f"{letter}{place}_{dim}") for dim in range(one.ndim)]
@@ -204,6 +218,7 @@ class Classes:
 
     def __init__(self) -> None:
         self._kinds: dict[tuple, tuple[CallClass, ...]] = {}
+        self._leaves: dict[tuple, tuple[dict[str, Any], frozenset[str]]] = {}
         self._last: tuple[CallClass, ...] = ()
         self.recent: tuple[Callable[..., bool], ...] = ()
 
@@ -223,6 +238,24 @@ class Classes:
                     self._keep(key, each)
                 return each
         return None
+
+    def opened(self, selector: Any, args: tuple) -> frozenset[str]:
+        """The leaves in which the calls of this one's kind have differed so far (traced.py): a class that leaves more
+        open would ask of each call what never changes.
+        """
+        try:
+            key = (selector, *kind_of_call(args))
+            first, opened = self._leaves.get(key, (None, frozenset()))
+        except (TypeError, RuntimeError):
+            return frozenset()
+        leaves = _leaves(args)
+        if first is None:
+            first = leaves
+            while len(self._leaves) >= _KINDS:
+                self._leaves.pop(next(iter(self._leaves)), None)
+        opened |= {leaf for leaf, value in leaves.items() if first.get(leaf) != value}
+        self._leaves[key] = first, opened
+        return opened
 
     def keep(self, selector: Any, args: tuple, made: CallClass) -> None:
         """Keeps a class."""
@@ -245,4 +278,5 @@ class Classes:
     def clear(self) -> None:
         """Forgets everything."""
         self._kinds.clear()
+        self._leaves.clear()
         self._last, self.recent = (), ()

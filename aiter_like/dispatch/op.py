@@ -193,15 +193,12 @@ class Op(Declaration):
         if recorder is not None:
             recorder.found.append(self._explain(args, forced, forced_by))
             return
-        trace = Trace(args)
+        trace = Trace(args, () if env.get("AITER_LIKE_RECORD") else self._classes.opened(chosen, args))
         try:
-            if env.get("AITER_LIKE_RECORD"):  # which is to see each size
-                trace.fix()
             plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
             addresses = statement(trace, self._writes, self.in_place)
         except (Exception, Untraceable) as why:  # noqa: BLE001  # what is wrong is told of the arguments, not of stand-ins
-            trace = Trace(args)
-            trace.fix()
+            trace = Trace(args, ())
             plan = self._planned(self._request(args, args, forced, forced_by), trace)
             addresses = statement(trace, self._writes, self.in_place)
             _log.debug("%s: decided for these sizes alone: %r", self.name, why)
