@@ -449,7 +449,7 @@ class Number:
             if is_equal and self.text in self.leaves and other.text in others:
                 self.trace.equal.append((self.text, other.text))
             if is_equal and type(self.value) is type(value):
-                first, second = (self, other) if len(self.text) <= len(other.text) else (other, self)
+                first, second = sorted((self, other), key=_rank)
                 second.base, second.leaves = first.base, first.leaves
                 second.scale, second.shift = first.scale, first.shift
         return is_equal
@@ -521,6 +521,11 @@ class Number:
 
     def __format__(self, form: str) -> str:
         return format(self._shown(), form)
+
+
+def _rank(number: Number) -> tuple:
+    """By which of two equal numbers both are known: one of the call, a size before a stride; a short expression."""
+    return number.text not in number.leaves, number.text[0], len(number.text)
 
 
 class Shape(tuple):

@@ -135,9 +135,11 @@ class _Argument:
             self.real, self.text = value.real, address.text
         elif type(value) is Number:
             if isinstance(value, int):
-                text, low, high = value.text, trace.constant(-2**31), trace.constant(2**31)
-                trace.ask(f"{low} <= {text} < {high}", -2**31 <= value.value < 2**31, value.leaves)
-                if not -2**31 <= value.value < 2**31:
+                if -2**31 <= value.value < 2**31:
+                    bool(-2**31 <= value < 2**31)  # noted as bounds, which others may narrow
+                else:
+                    text, low, high = value.text, trace.constant(-2**31), trace.constant(2**31)
+                    trace.ask(f"{low} <= {text} < {high}", False, value.leaves)
                     bool(value < 2**63)
                 if not is_any and value != 1 and not is_unaligned:
                     bool(value % _ALIGNMENT == 0)
