@@ -201,12 +201,12 @@ def test_code_for_hopper(monkeypatch, tmp_path, kind, m, instruction):
     from hopper_code import compiled_for_hopper, disassembled
 
     from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
-    from aiter_like.ops.gemm.triton import batched_gemm, problems_hopper
+    from aiter_like.ops.gemm.triton import batched_gemm
 
     scales = (None, None) if kind in SIXTEEN_BITS else (torch.empty(16, m), torch.empty(16, 2048))
     a, b = torch.empty(16, m, 512, dtype=kind), torch.empty(16, 2048, 512, dtype=kind)
     call = BatchedGemmCall(torch.empty(16, m, 2048).bfloat16(), a, b, None, *scales)
-    with compiled_for_hopper(monkeypatch, batched_gemm, problems_hopper) as built:
+    with compiled_for_hopper(monkeypatch, batched_gemm) as built:
         batched_gemm.batched_gemm(call, "batched_gemm_hopper")
     code = disassembled(built[0], tmp_path)
     assert instruction in code and "UTMALDG" in code and "LDL" not in code and "STL" not in code

@@ -296,12 +296,12 @@ def test_code_for_hopper(monkeypatch, tmp_path, m, kind, is_fast, instruction):
     from hopper_code import compiled_for_hopper, disassembled
 
     from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
-    from aiter_like.ops.gemm.triton import gemm_a8w8, hopper
+    from aiter_like.ops.gemm.triton import gemm_a8w8
 
     dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
     a, b = torch.empty(m, 4096, dtype=dtype), torch.empty(4096, 4096, dtype=dtype)
     call = GemmA8w8Call(torch.empty(m, 4096).bfloat16(), a, b, torch.empty(m), torch.empty(4096), None, 0, is_fast)
-    with compiled_for_hopper(monkeypatch, gemm_a8w8, hopper) as built:
+    with compiled_for_hopper(monkeypatch, gemm_a8w8) as built:
         gemm_a8w8.gemm_a8w8(call, "gemm_a8w8_hopper")
     code = disassembled(built[0], tmp_path)
     assert instruction in code and "LDL" not in code and "STL" not in code

@@ -348,7 +348,8 @@ def test_every_block_of_the_kernel_for_hopper(device, m, n, k):
     """All that the tuner tries, with the depth split and not; equal calls give equal results."""
     if device.type != "cuda":
         pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
-    from aiter_like.ops.gemm.triton.gemm_a8w8_blockscale import gemm_a8w8_blockscale as launch
+    from aiter_like.jit.triton_launch import Launcher
+    from aiter_like.ops.gemm.triton.gemm_a8w8_blockscale import gemm_a8w8_blockscale
 
     a, b, a_scale, b_scale = operands(device, m, n, k)
     out = torch.empty(m, n, device=device).bfloat16()
@@ -356,10 +357,12 @@ def test_every_block_of_the_kernel_for_hopper(device, m, n, k):
         call = operator.GemmA8w8BlockscaleCall(out, a, b, scale, b_scale)
         for params in operator._triton_space(target_of(device), call):
             if "swap" in params:
-                launch(call, "gemm_a8w8_blockscale_hopper", **params)
+                launcher = Launcher(functools.partial(gemm_a8w8_blockscale, kernel="gemm_a8w8_blockscale_hopper",
+                                                      **params))
+                launcher(call)
                 compare(out, a, b, scale, b_scale)
                 again = call._replace(out=torch.empty_like(out))
-                launch(again, "gemm_a8w8_blockscale_hopper", **params)
+                launcher(again)
                 assert torch.equal(again.out, out), params
 
 

@@ -148,6 +148,7 @@ def test_split_depth_on_hopper(device, run, m, n, k, group_size, bits, dtype):
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 def test_wide_weights(device, m, n, k, group_size, has_zero_points, bits, dtype):
     """16-bit weights from a kernel of their own: exact without groups, rounded once with them; strides of `b`."""
+    from aiter_like.jit.triton_launch import Launcher
     from aiter_like.ops.gemm.triton.gemm_weight_only import gemm_weight_only
 
     weights = Weights(device, n, k, bits, group_size, torch.float32 if k % 3 else dtype, has_zero_points)
@@ -156,10 +157,10 @@ def test_wide_weights(device, m, n, k, group_size, has_zero_points, bits, dtype)
     out, bias = torch.empty_like(residual), torch.randn(n, device=device)
     call = GemmWeightOnlyCall(out, a, strided_like(weights.packed, (3, 0)), weights.scale, weights.zero_points, bias,
                               residual, bits, group_size or 0, "silu")
-    gemm_weight_only(call, kernel=weight_only.WIDE, wide=1)
+    Launcher(functools.partial(gemm_weight_only, kernel=weight_only.WIDE, wide=1))(call)
     weights.compare(out, a, bias, residual, "silu")
     first = out.clone()
-    gemm_weight_only(call, kernel=weight_only.WIDE)
+    Launcher(functools.partial(gemm_weight_only, kernel=weight_only.WIDE))(call)
     assert torch.equal(out, first)
 
 
@@ -261,13 +262,12 @@ def test_code_for_few_rows_on_hopper(monkeypatch, tmp_path, m, bits, kernel, uni
     """The matrix unit that the blocks are for, and nothing in local memory; reads of 16 bytes without shared memory."""
     from hopper_code import compiled_for_hopper, disassembled
 
-    from aiter_like.ops.gemm.triton import gemm_weight_only, gemm_weight_only_hopper, gemm_weight_only_skinny
+    from aiter_like.ops.gemm.triton import gemm_weight_only
 
     b, scale = torch.empty(6144, 4096 * bits // 8, dtype=torch.int8), torch.empty(6144, 32).bfloat16()
     a, out = torch.empty(m, 4096).bfloat16(), torch.empty(m, 6144).bfloat16()
     call = GemmWeightOnlyCall(out, a, b, scale, bits=bits, group_size=128)
-    launching = (gemm_weight_only_hopper, gemm_weight_only_skinny)
-    with compiled_for_hopper(monkeypatch, gemm_weight_only, *launching) as built:
+    with compiled_for_hopper(monkeypatch, gemm_weight_only) as built:
         gemm_weight_only.gemm_weight_only(call, kernel)
     codes = [disassembled(one, tmp_path) for one in built]
     assert all("LDL" not in code and "STL" not in code for code in codes)
@@ -279,13 +279,12 @@ def test_code_for_wide_weights_on_hopper(monkeypatch):
     """Reads and writes of 16 bytes."""
     from hopper_code import compiled_for_hopper
 
-    from aiter_like.ops.gemm.triton import gemm_a16w16, gemm_weight_only, gemm_weight_only_wide, hopper
+    from aiter_like.ops.gemm.triton import gemm_a16w16, gemm_weight_only, gemm_weight_only_wide
 
     b, scale = torch.empty(4096, 2048, dtype=torch.int8), torch.empty(4096, 32).bfloat16()
     call = GemmWeightOnlyCall(torch.empty(256, 4096).bfloat16(), torch.empty(256, 4096).bfloat16(), b, scale, bits=4,
                               group_size=128)
-    with compiled_for_hopper(monkeypatch, gemm_weight_only_wide, gemm_weight_only_wide, gemm_a16w16, hopper) as built:
-        monkeypatch.setattr(gemm_a16w16, "target_of", gemm_weight_only_wide.target_of)
+    with compiled_for_hopper(monkeypatch, gemm_weight_only_wide, gemm_a16w16) as built:
         gemm_weight_only.gemm_weight_only(call, weight_only.WIDE)
     weights, product, *_ = (one.asm["ptx"] for one in built)
     assert "ld.global.v4.b32" in weights and "st.global.v4.b32" in weights and "wgmma" in product

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import products
@@ -127,6 +128,7 @@ def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_weights(device, kind):
     """16-bit weights from a kernel of their own: exact without groups, rounded once with them."""
+    from aiter_like.jit.triton_launch import Launcher
     from aiter_like.ops.gemm.triton.gemm_weight_only import gemm_weight_only
 
     weights, a = Weights(device, 141, 392, kind), activations(device, 130, 392)
@@ -137,7 +139,7 @@ def test_wide_weights(device, kind):
     scale = weights.scale if weights.group_size else weights.scale.view(-1, 1)
     call = GemmWeightOnlyCall(out, a, strided_like(weights.values, (3, 0)), scale, None, bias, residual, 8,
                               weights.group_size or 0, "silu", rows)
-    gemm_weight_only(call, kernel=weight_only.WIDE, wide=1)
+    Launcher(functools.partial(gemm_weight_only, kernel=weight_only.WIDE, wide=1))(call)
     weights.compare(out, a, bias, residual, "silu")
 
 

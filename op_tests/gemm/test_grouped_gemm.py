@@ -298,12 +298,12 @@ def test_code_for_hopper(monkeypatch, tmp_path, is_gathered, rows, instruction):
     from hopper_code import compiled_for_hopper, disassembled
 
     from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
-    from aiter_like.ops.gemm.triton import grouped_gemm, problems_hopper
+    from aiter_like.ops.gemm.triton import grouped_gemm
 
     index = torch.zeros(rows, dtype=torch.int32) if is_gathered else None
     call = GroupedGemmCall(torch.empty(rows, 2048).bfloat16(), torch.empty(rows, 512).bfloat16(),
                            torch.empty(16, 2048, 512).bfloat16(), torch.zeros(17, dtype=torch.int32), row_index=index)
-    with compiled_for_hopper(monkeypatch, grouped_gemm, problems_hopper) as built:
+    with compiled_for_hopper(monkeypatch, grouped_gemm) as built:
         grouped_gemm.grouped_gemm(call, "grouped_gemm_hopper")
     code = disassembled(built[0], tmp_path)
     assert instruction in code and "UTMALDG" in code and "LDL" not in code and "STL" not in code

@@ -5,6 +5,7 @@ takes."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from experts import UNTOUCHED, check, random_call, sorted_order
 
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import OPS
+from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.moe.moe_gemm_blocks import FEW, HOPPER, kernels, space
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.triton import moe_gemm
@@ -30,11 +32,12 @@ def _only_on_hopper(request):
 def multiply(call: MoeGemmCall, **params: int) -> None:
     """By the kernel for Hopper, twice: compared with float64, and with itself."""
     assert HOPPER in kernels(target_of(call.a.device), call, **params)
-    again = moe_gemm.moe_gemm(call, HOPPER, **params)
+    launcher = Launcher(functools.partial(moe_gemm.moe_gemm, kernel=HOPPER, **params))
+    launcher(call)
     check(call)
     first = call.out.clone()
     call.out.fill_(UNTOUCHED)
-    again(*call)
+    launcher(call)
     assert torch.equal(first, call.out)
 
 
@@ -100,13 +103,14 @@ def test_orders_that_lie(device):
     generator = torch.Generator().manual_seed(2)
     wild = torch.randint(-2**31, 2**31 - 1, (2, 4096), generator=generator).int().to(device)
     for valid in (0, -5, 64, 2**31 - 1):
-        moe_gemm.moe_gemm(call._replace(sorted_ids=wild[0][:len(call.sorted_ids)], experts=wild[1][:len(call.experts)],
-                                        valid=torch.tensor([valid], dtype=torch.int32, device=device)), HOPPER)
+        Launcher(functools.partial(moe_gemm.moe_gemm, kernel=HOPPER))(call._replace(
+            sorted_ids=wild[0][:len(call.sorted_ids)], experts=wild[1][:len(call.experts)],
+            valid=torch.tensor([valid], dtype=torch.int32, device=device)))
     torch.cuda.synchronize()
 
 
 def test_addresses(device):
-    """What TMA cannot read from goes to the other kernel, also where launches are repeated."""
+    """What TMA cannot read from goes to the other kernel."""
     order, _ = sorted_order(device, 150, 2, 3, 64)
     call = random_call(device, "bf16", order, 150, 3, 256, 160)
     for count in range(4):
@@ -143,9 +147,7 @@ def test_code_for_hopper(monkeypatch, tmp_path, form, activation, instruction):
     """Weights by TMA straight to the matrix unit, rows by cp.async, hardly anything in local memory."""
     from hopper_code import compiled_for_hopper, disassembled
 
-    from aiter_like.jit import triton_launch as launcher
-
-    with compiled_for_hopper(monkeypatch, moe_gemm, launcher) as built:
+    with compiled_for_hopper(monkeypatch, moe_gemm) as built:
         moe_gemm.moe_gemm(call_of(form, activation), HOPPER)
     code = disassembled(built[-1], tmp_path)
     assert instruction in code and "UTMALDG" in code and "LDGSTS.E.BYPASS.128" in code

@@ -5,6 +5,7 @@ calls for the tuner. Every backend.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -176,11 +177,12 @@ def test_traffic_counts_experts_once(device):
 @pytest.mark.parametrize("activation", ("none", "silu_and_mul"))
 def test_weights_by_descriptor(device, form, activation):
     """The kernel for Hopper, which the simulated device runs with ordinary loads: sizes that no block divides."""
+    from aiter_like.jit.triton_launch import Launcher
     from aiter_like.ops.moe.triton import moe_gemm
 
     order, weights = sorted_order(device, 19, 2, 4, 16)
     call = random_call(device, form, order, 19, 4, 76, 160, activation, weights=weights)
-    moe_gemm.moe_gemm(call, "moe_gemm_moved", moved=1)
+    Launcher(functools.partial(moe_gemm.moe_gemm, kernel="moe_gemm_moved", moved=1))(call)
     check(call)
 
 
@@ -199,7 +201,7 @@ def test_code_for_hopper(monkeypatch, tmp_path, form, rows, kernel):
            "b_dtype": form.split()[-2] if form.endswith("weights") else "same", "is_gated": 1, "is_of_pairs": 1,
            "is_shuffled": 0, "group_size": {"blocks": 128, "mxfp4 weights": 32}.get(form, 0)}
     call = moe_gemm_tuning.case(key, torch.device("cpu"), 0)
-    with compiled_for_hopper(monkeypatch, moe_gemm, moe_gemm) as built:
+    with compiled_for_hopper(monkeypatch, moe_gemm) as built:
         moe_gemm.moe_gemm(call, kernel)
     code = disassembled(built[0], tmp_path)
     assert "GMMA" in code and "LDL" not in code and "STL" not in code
