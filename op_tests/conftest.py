@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turn", type=int, help="which part of the cases large tests run (default: by the commit)")
     parser.addoption("--all-cases", action="store_true", help="large tests run all their cases, as on a GPU")
     parser.addoption("--repeated", action="store_true",
-                     help="each call is served by its class too (dispatch/classes.py), which is judged; without checkers")
+                     help="each call is served by its class too, which is judged (dispatch/classes.py); no checkers")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -197,11 +197,11 @@ class Op(Declaration):
         try:
             plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
             addresses = statement(trace, self._writes, self.in_place)
-        except (Exception, Untraceable) as why:  # noqa: BLE001  # what is wrong is told of the arguments, not of stand-ins
+        except (Exception, Untraceable):  # what is wrong is told of the arguments, not of stand-ins
+            _log.debug("%s: decided for these sizes alone", self.name, exc_info=True)
             trace = Trace(args, ())
             plan = self._planned(self._request(args, args, forced, forced_by), trace)
             addresses = statement(trace, self._writes, self.in_place)
-            _log.debug("%s: decided for these sizes alone: %r", self.name, why)
         self._check_addresses(args)
         if runs and (again := plan.run(self, args)) is not None:
             tuned_rows.drop_row(self, plan.row, again)
@@ -292,7 +292,8 @@ class Op(Declaration):
                     self.check(*trace.fields)
             for candidate in select(self, request).candidates[:1]:
                 candidate.backend.kernel_names(request.target, trace.fields, candidate.params)
-        except (Exception, Untraceable):  # noqa: BLE001  # as in _decide, which takes the call for these sizes alone
+        except (Exception, Untraceable):  # as in _decide
+            _log.debug("%s: a decision for these sizes alone", self.name, exc_info=True)
             trace.fix()
         trace.settle()
         return conditions(trace, self.call._fields)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import logging
 import math
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import env, paths
+from aiter_like.dispatch.rounding import rounded
 from aiter_like.errors import TuningError
 from aiter_like.traced import Number, known, text_in
 
@@ -138,9 +140,7 @@ class Table:
         return next((row for row in self.matching(arch, cu_num, key) if usable(row)), None)
 
     def matching(self, arch: str, cu_num: int, key: Mapping[str, Any]) -> Iterator[Row]:
-        """The rows that speak of a call, in the order in which `find` asks for them. Where the key has stand-ins, it is
-        asked of them which rows these are, and nothing else.
-        """
+        """The rows that speak of a call, in the order of `find`; stand-ins in the key are asked which these are."""
         values = normalised(self.op, self.fields, key)
         open_ones = tuple(index for index, (name, value) in enumerate(zip(self.fields, values))
                           if name == self.round_field or type(value) is Number and value.leaves)
@@ -157,8 +157,7 @@ class Table:
             texts = ", ".join(text_in(trace, values[index]) for index in open_ones)
             trace.ask(f"{answer}({texts}) == {trace.object(found)}", True,
                       frozenset().union(*(number.leaves for number in numbers)))
-        for rows in found:
-            yield from rows
+        yield from itertools.chain(*found)
 
     def _grouped(self, open_ones: tuple[int, ...]) -> list[dict[tuple, dict[tuple, tuple[Row, ...]]]]:
         """Of each layer: device and values of the other fields → values of the open ones → rows."""
@@ -203,20 +202,6 @@ def normalised(op: str, fields: Sequence[str], key: Mapping[str, Any]) -> tuple:
         if not isinstance(value, kind):
             raise TypeError(f"{op}: tune key field {name} must be {kind.__name__}, got {value!r}")
     return values
-
-
-def rounded(size: int) -> Iterator[int]:
-    """The sizes that stand in for a size without a row, as AITER has them: first up to a multiple of 16 (size ≤ 256),
-    32 (≤ 1024), 64 (≤ 4096) or 128, then the next power of two.
-    """
-    coarse = 1 << max(size - 1, 0).bit_length()
-    yield from dict.fromkeys(value for value in (rounded_up(size), coarse) if value != size)
-
-
-def rounded_up(size: int) -> int:
-    """The finer of these: what rules without a row round to, so that all sizes between have one answer."""
-    step = 16 if size <= 256 else 32 if size <= 1024 else 64 if size <= 4096 else 128
-    return -(-size // step) * step
 
 
 def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | None],

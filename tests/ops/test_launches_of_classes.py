@@ -13,7 +13,8 @@ from aiter_like import sim
 from aiter_like.dispatch import Backend, Op
 from aiter_like.dispatch.registry import OPS
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
+import triton
 import triton.language as tl
 
 from aiter_like.ops.common.triton.launch import launch, scratch
@@ -58,7 +59,8 @@ def test_sizes_that_a_class_has_not_seen(name, field, size):
         op(again, backend="triton")
     for index in op.write_indices:
         if again[index] is not None:
-            assert torch.equal(calls[3][index].view(torch.uint8), again[index].view(torch.uint8)), op.call._fields[index]
+            got, expected = (one[index].view(torch.uint8) for one in (calls[3], again))
+            assert torch.equal(got, expected), op.call._fields[index]
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from aiter_like import device
-from aiter_like.dispatch.table import rounded_up
+from aiter_like.dispatch.rounding import rounded_up
 from aiter_like.traced import answered
 
 SPLITS = (1, 2, 4, 8, 16)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiter_like.device import Target
-from aiter_like.dispatch.table import rounded_up
+from aiter_like.dispatch.rounding import rounded_up
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.gemm import problems, tiles
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
