@@ -90,9 +90,8 @@ def _suited_to_many(m: int, n: int, row_bytes: int, element_bytes: int, cu_num: 
             time = steps * takes * (waves + bool(rest) / splits)
             if splits > 1:  # a second kernel, and what it reads and the first one writes
                 time += 7 + splits * rest * block_m * block_n / 107e3
-            blocks = Blocks(block_m, block_n, bytes_k // element_bytes, num_warps, stages, 0, splits)
-            found.append((time, blocks))
-    return min(found)[1]
+            found.append((time, (block_m, block_n, bytes_k // element_bytes, num_warps, stages, 0, splits)))
+    return Blocks(*min(found)[1])
 
 
 # Rows, columns, bytes of the depth, warps, stages; then the time of a step of 128 bytes against that of a block of

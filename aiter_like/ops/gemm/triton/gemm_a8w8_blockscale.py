@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import Target, target_of
-from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, HOPPER_NAMES, GemmA8w8BlockscaleCall, hopper_stages
 from aiter_like.ops.gemm.triton.parts import (
@@ -112,28 +112,28 @@ def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[
 
 @functools.lru_cache(1024)
 def _hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
-    steps = triton.cdiv(k, BLOCK)
+    steps = -(-k // BLOCK)
     if m <= 64:
-        block_m = max(16, triton.next_power_of_2(m))  # up to 32 rows stand on the narrow side of the matrix unit
-        block_n = 64 if triton.cdiv(n, 64) < 2 * cu_num else 128
-        rest = triton.cdiv(m, block_m) * triton.cdiv(n, block_n) % cu_num if block_n == 64 else 0
+        block_m = max(16, power_of_2(m))  # up to 32 rows stand on the narrow side of the matrix unit
+        block_n = 64 if -(-n // 64) < 2 * cu_num else 128
+        rest = -(-n // block_n) % cu_num if block_n == 64 else 0
         splits = max(1, min(8, 2 * cu_num // rest, steps // 4)) if rest else 1
         stages = _hopper_stages(block_m, block_n, 4, splits, out_bytes)
         return block_m, block_n, 4, stages, int(m <= 32), splits
     found = []
     for block_m, block_n, num_warps, step, alone, edges in _HOPPER_TILES:
-        tiles, on_sm = triton.cdiv(m, block_m) * triton.cdiv(n, block_n), 8 // num_warps
+        tiles, on_sm = -(-m // block_m) * -(-n // block_n), 8 // num_warps
         rest = tiles % cu_num
         for splits in range(1, max(min(8, on_sm * cu_num // max(rest, 1), steps // 4), 1) + 1 if rest else 2):
             whole, parts = (tiles - rest, rest * splits) if splits > 1 else (tiles, 0)
-            whole_on_sm, parts_on_sm = triton.cdiv(whole, cu_num), triton.cdiv(parts, cu_num)
+            whole_on_sm, parts_on_sm = -(-whole // cu_num), -(-parts // cu_num)
             time = steps * max((whole_on_sm + parts_on_sm / splits) * step, alone if whole else alone / splits)
             time += (whole_on_sm + parts_on_sm) * edges
             if parts:  # they are written and read, by a second kernel
                 time += 1200 + 8 * parts * block_m * block_n / (cu_num * BLOCK)
-            stages = _hopper_stages(block_m, block_n, num_warps, splits, out_bytes)
-            found.append((time, (block_m, block_n, num_warps, stages, 0, splits)))
-    return min(found)[1]
+            found.append((time, block_m, block_n, num_warps, splits))
+    _, *tile, splits = min(found)
+    return *tile, _hopper_stages(*tile, splits, out_bytes), 0, splits
 
 
 def _hopper_stages(*tile: int) -> int:
