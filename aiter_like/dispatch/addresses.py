@@ -104,7 +104,11 @@ def statement(trace: Trace, writes: frozenset[int], in_place: Container[tuple[in
         unknown = [f"a{index}" for index, one in tensors.items()
                    if one.itemsize == size and not trace.has_asked(f"(a{index} % 16) == 0")]
         asked += [f"({' | '.join(unknown)}) & {size - 1}"] * bool(unknown)
-    ends = {index: f"a{index} + {text_in(trace, one.extent())}" for index, one in tensors.items()}
+    ends = {}
+    for index, one in tensors.items():
+        extent = one.extent()
+        text = text_in(trace, extent)
+        ends[index] = f"a{index} + {trace.named(text, extent.leaves) if text[0] == '(' else text}"
     positions = {index: [place for place, each in enumerate(trace.fields) if each is one]
                  for index, one in tensors.items()}
     written = [index for index in tensors if not writes.isdisjoint(positions[index])]

@@ -145,12 +145,15 @@ class CallClass:
         trace, kept = self.trace, []
         last = [self._addresses or "pass", *self._body * runs]
         words = set(_WORD.findall("\n".join(last)))
-        for name, text, _ in reversed(self._steps):
+        for name, text, _ in reversed([*trace.steps()]):
             if not name or name in words:
                 kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
                 words.update(_WORD.findall(text))
-        return ["try:", f"    if not ({' and '.join(self._questions)}): return False",
-                *(f"    {line}" for line in (*_readings(trace, words), *_joined(kept[::-1]))),
+        read, lines = _Readings(trace, words), [f"if not ({' and '.join(self._questions)}): return False"]
+        for line in kept[::-1]:
+            lines += [*read.of(line), line]
+        lines += read.of("\n".join(last))
+        return ["try:", *(f"    {line}" for line in _joined(lines)),
                 "except (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError): return False", "try:",
                 *(f"    {line}" for line in last), "except refusals: return False", "return True"]
 
@@ -180,19 +183,29 @@ def _joined(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def _readings(trace: Trace, words: set[str]) -> Iterable[str]:
-    """Statements that read the numbers of tensors which a text names."""
-    for index, rank in trace.ranks.items():
-        for letter, whole, one in (("s", "shape", "size"), ("t", "stride()", "stride")):
-            leaves = [f"{letter}{index}_{dim}" for dim in range(rank)]
-            named = [dim for dim, leaf in enumerate(leaves) if leaf in words and leaf not in trace.exact]
-            if len(named) > 1:
+class _Readings:
+    """Statements that read numbers of tensors, each before the first line that names one: what is not asked of a call
+    that is another is not read either.
+    """
+
+    def __init__(self, trace: Trace, words: set[str]):
+        """words: all that any line names."""
+        self._groups = {}
+        for index, rank in trace.ranks.items():
+            for letter, whole, one in (("s", "shape", "size"), ("t", "stride()", "stride")):
+                leaves = [f"{letter}{index}_{dim}" for dim in range(rank)]
+                named = [dim for dim, leaf in enumerate(leaves) if leaf in words and leaf not in trace.exact]
                 places = "".join(f"{leaf if dim in named else '_'}, " for dim, leaf in enumerate(leaves))
-                yield f"{places}= arg{index}.{whole}"
-            elif named:
-                yield f"{leaves[named[0]]} = arg{index}.{one}({named[0]})"
-        if f"a{index}" in words:
-            yield f"a{index} = arg{index}.data_ptr()"
+                line = f"{places}= arg{index}.{whole}" if len(named) > 1 else \
+                    "".join(f"{leaves[dim]} = arg{index}.{one}({dim})" for dim in named)
+                self._groups |= {leaves[dim]: line for dim in named}
+            self._groups[f"a{index}"] = f"a{index} = arg{index}.data_ptr()"
+
+    def of(self, line: str) -> list[str]:
+        """Those that a line needs and none before it has needed."""
+        needed = dict.fromkeys(self._groups[word] for word in _WORD.findall(line) if word in self._groups)
+        self._groups = {word: each for word, each in self._groups.items() if each not in needed}
+        return [*needed]
 
 
 def _guard(tensors: Sequence[Tensor], sizes: list, strides: list) -> Callable[..., bool]:

@@ -89,14 +89,14 @@ class Explanation:
             lines.insert(-1, f"  kernel   {self.kernel}")
         if self.params:
             lines.insert(-1, "  params   " + ";".join(f"{name}={value}" for name, value in self.params.items()))
+        if self.conditions:
+            lines.append(f"  class    {', '.join(self.conditions)}")
         for name, reason in self.accepts.items():
             verdict = "serves the call" if name == self.backend else f"would serve it, but {self.rejected[name]}"
             lines.append(f"    {name:7}{verdict if reason is None else f'cannot serve it: {reason}'}")
         lines += [f"  row      {row}" for row in self.rows]
         if self.key and not self.rows:
             lines.append(f"  row      none for {self.target.arch} with {self.target.cu_num} CUs")
-        if self.conditions:
-            lines.append(f"  class    {', '.join(self.conditions)}")
         return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ from aiter_like.dispatch.torch_ops import each_tensor
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.traced import Trace, Untraceable, known, showing
 
-_log = logging.getLogger("aiter_like")
+logger = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
@@ -193,15 +193,20 @@ class Op(Declaration):
         if recorder is not None:
             recorder.found.append(self._explain(args, forced, forced_by))
             return
-        trace = Trace(args, () if env.get("AITER_LIKE_RECORD") else self._classes.opened(chosen, args))
+        opened = () if env.get("AITER_LIKE_RECORD") else self._classes.opened(chosen, args)  # which is to see each size
+        trace, decided = Trace(args, opened), None
         try:
             plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
-            addresses = statement(trace, self._writes, self.in_place)
-        except (Exception, Untraceable):  # what is wrong is told of the arguments, not of stand-ins
-            _log.debug("%s: decided for these sizes alone", self.name, exc_info=True)
+            decided = plan, statement(trace, self._writes, self.in_place)
+        except Untraceable as why:
+            logger.debug("%s: decided for these sizes alone: %s", self.name, why)
+        except Exception:  # of stand-ins; what is wrong is told of the arguments
+            logger.debug("%s: decided for these sizes alone", self.name, exc_info=True)
+        if decided is None:
             trace = Trace(args, ())
             plan = self._planned(self._request(args, args, forced, forced_by), trace)
-            addresses = statement(trace, self._writes, self.in_place)
+            decided = plan, statement(trace, self._writes, self.in_place)
+        plan, addresses = decided
         self._check_addresses(args)
         if runs and (again := plan.run(self, args)) is not None:
             tuned_rows.drop_row(self, plan.row, again)
@@ -292,8 +297,7 @@ class Op(Declaration):
                     self.check(*trace.fields)
             for candidate in select(self, request).candidates[:1]:
                 candidate.backend.kernel_names(request.target, trace.fields, candidate.params)
-        except (Exception, Untraceable):  # as in _decide
-            _log.debug("%s: a decision for these sizes alone", self.name, exc_info=True)
+        except Untraceable:
             trace.fix()
         trace.settle()
         return conditions(trace, self.call._fields)
@@ -311,7 +315,7 @@ class Op(Declaration):
         if key not in self.failures:
             self.failures[key] = why
             self.answers.clear()
-            _log.warning("%s: backend %s (%s) is out of use on %s: %s", self.name, *key[:2], target.arch, why)
+            logger.warning("%s: backend %s (%s) is out of use on %s: %s", self.name, *key[:2], target.arch, why)
 
     def _log_choice(self, candidate: Candidate, request: Request, selection: Selection) -> None:
         """One line per backend and target when it first serves; a warning where only torch is left."""
@@ -323,9 +327,9 @@ class Op(Declaration):
         refused = "; ".join(f"{other}: {reason}" for other, reason in selection.refused.items())
         is_fallback = name == "torch" and request.forced is None and len(self.backends) > 1
         if is_fallback and self.name not in env.get("AITER_LIKE_DISABLE"):
-            _log.warning("%s runs as torch reference on %s: %s", self.name, target.arch, refused)
+            logger.warning("%s runs as torch reference on %s: %s", self.name, target.arch, refused)
         else:
-            _log.info("%s runs on %s as %s (%s; %s)", self.name, target.arch, name, candidate.kernel, candidate.source)
+            logger.info("%s runs on %s as %s (%s; %s)", self.name, target.arch, name, candidate.kernel, candidate.source)
 
 
 def _is_lazy(tensor: Tensor) -> bool:

@@ -149,11 +149,11 @@ class Table:
         layers = [layer[shut] for layer in self._grouped(open_ones) if shut in layer]
         if not layers:
             return
-        found = _look_up(layers, place, *(known(values[index]) for index in open_ones))
+        found = rows_of(layers, place, *(known(values[index]) for index in open_ones))
         numbers = [values[index] for index in open_ones if type(values[index]) is Number]
         if numbers:
             trace = numbers[0].trace
-            answer = trace.object(functools.partial(_look_up, layers, place))
+            answer = trace.object(functools.partial(rows_of, layers, place))
             texts = ", ".join(text_in(trace, values[index]) for index in open_ones)
             trace.ask(f"{answer}({texts}) == {trace.object(found)}", True,
                       frozenset().union(*(number.leaves for number in numbers)))
@@ -178,7 +178,7 @@ class Table:
                 yield from rows
 
 
-def _look_up(layers: Sequence[Mapping[tuple, tuple[Row, ...]]], place: int | None, *values: Any
+def rows_of(layers: Sequence[Mapping[tuple, tuple[Row, ...]]], place: int | None, *values: Any
              ) -> tuple[tuple[Row, ...], ...]:
     """The rows of these values, and of those with the one at `place` rounded, layer by layer."""
     keys = [values]

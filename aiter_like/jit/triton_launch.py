@@ -97,8 +97,8 @@ class Launch:
         grid = (*self.grid, 1, 1)[:3]
         texts = [each.text for each in arguments] + [trace.object(value) for value in ordered]
         if any(type(each) is Number and each.leaves for each in grid):
-            start = trace.object(_starting_over(compiled, target))
-            texts.insert(0, f"({', '.join(text_in(trace, each) for each in grid)})")
+            start = trace.object(_Started(compiled, target) if target.simulated else compiled)
+            start += f"[({', '.join(text_in(trace, each) for each in grid)})]"
         else:
             start = trace.object(starter(compiled, fixed.grid, target))
         first = starter(compiled, fixed.grid, target)
@@ -123,9 +123,10 @@ class _Argument:
     would make another kernel for is asked of the trace.
     """
 
-    __slots__ = ("real", "text")
+    __slots__ = ("is_constant", "real", "text")
 
     def __init__(self, trace: Trace, value: Any, is_any: bool, is_unaligned: bool, is_amd: bool):
+        self.is_constant = type(value) is not Traced and not (type(value) is Number and value.leaves)
         if type(value) is Traced:
             address = value.address()
             aligned = value.offset % _ALIGNMENT if value.root[0] == "m" else address % _ALIGNMENT
@@ -146,11 +147,13 @@ class _Argument:
             self.real, self.text = value.value, text_in(trace, value)
         elif type(value) is tuple:
             parts = [_Argument(trace, each, is_any, is_unaligned, is_amd) for each in value]
-            self.real = tuple(part.real for part in parts)
-            self.text = f"({''.join(f'{part.text}, ' for part in parts)})"
+            self.real, self.is_constant = tuple(part.real for part in parts), all(part.is_constant for part in parts)
+            self.text = trace.object(self.real) if self.is_constant else \
+                f"({''.join(f'{part.text}, ' for part in parts)})"
         elif isinstance(value, Tensor) or isinstance(value, tuple):
             raise Untraceable(f"an argument of a launch that is no part of the call: {type(value).__name__}")
         elif isinstance(base := getattr(value, "base", None), Tensor):
+            self.is_constant = False
             self.real, self.text = _descriptor(trace, value, base)
         else:
             self.real, self.text = value, trace.object(value)
@@ -224,18 +227,23 @@ def starter(compiled: CompiledKernel, grid: tuple[int, ...], target: Target) -> 
     places = (*grid, 1, 1)[:3]
     if not target.simulated:
         return compiled[places]
-    start = _starting_over(compiled, target)
-    return lambda *args: start(places, *args)
+    return _Started(compiled, target)[places]
 
 
-def _starting_over(compiled: CompiledKernel, target: Target) -> Callable[..., None]:
-    """As `starter`; the grid is the first argument."""
+class _Started:
+    """As a compiled kernel, which `[grid]` launches; it asks anew which simulated device is the current one."""
 
-    def start(places: tuple[int, int, int], *args: Any) -> None:
-        with driver_of(target):
-            compiled[places](*args)  # asks anew which simulated device is the current one
+    __slots__ = ("_compiled", "_target")
 
-    return start if target.simulated else lambda places, *args: compiled[places](*args)
+    def __init__(self, compiled: CompiledKernel, target: Target):
+        self._compiled, self._target = compiled, target
+
+    def __getitem__(self, places: tuple[int, int, int]) -> Callable[..., None]:
+        def start(*args: Any) -> None:
+            with driver_of(self._target):
+                self._compiled[places](*args)
+
+        return start
 
 
 @cache

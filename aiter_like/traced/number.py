@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-_LONGEST = 48  # letters of an expression before it gets a name
 NONE: frozenset = frozenset()
 
 
@@ -179,8 +178,8 @@ class Number:
 
     @staticmethod
     def made(trace: Any, value: float, text: str, leaves: frozenset) -> Number:
-        """One of an expression, which gets a name where it is long."""
-        return Number(trace, value, text if len(text) <= _LONGEST else trace.named(text, leaves), leaves)
+        """One of an expression, which gets a name: it is worked out once."""
+        return Number(trace, value, trace.named(text, leaves), leaves)
 
     __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # isinstance asks this
 

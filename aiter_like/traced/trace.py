@@ -141,9 +141,11 @@ class Trace:
 
     def named(self, text: str, leaves: frozenset) -> str:
         """A name for an expression."""
-        name = f"e{len(self._steps)}"
-        self._steps.append(("let", (name, text), leaves))
-        return name
+        key = ("expression", text)
+        if key not in self._names:
+            self._names[key] = f"e{len(self._names)}"
+            self._steps.append(("let", (self._names[key], text), leaves))
+        return self._names[key]
 
     def constant(self, value: Any) -> str:
         """The text of a constant."""
@@ -161,9 +163,11 @@ class Trace:
             return str(value)
         if type(value) in (int, float):
             return self.constant(value)
-        name = f"o{len(self.constants)}"
-        self.constants[name] = value
-        return name
+        key = ("object", id(value))
+        if key not in self._names:
+            self._names[key] = f"o{len(self._names)}"
+            self.constants[self._names[key]] = value  # which keeps it, and its id
+        return self._names[key]
 
     def leaf(self, name: str, value: float) -> Any:
         """A number of the call: a stand-in, or itself."""

@@ -20,7 +20,7 @@ import triton.language as tl
 from aiter_like.ops.common.triton.launch import launch, scratch
 
 # One launch; views; results in place; memory of the call and a second kernel; tuples; scales that lie at any address.
-CASES = [("rms_norm", "rows", 48), ("row_quant", "rows", 48), ("rope", "tokens", 48), ("gemm_a16w16", "m", 48),
+CASES = [("rms_norm", "rows", 48), ("row_quant", "rows", 48), ("rope", "tokens", 48), ("gemm_a16w16", "m", 112),
          ("merge_attn_states", "rows", 48), ("flash_attn_fwd", "seqlen_k", 208), ("mla_decode", "seqlen_k", 208),
          ("paged_attention", "seqlen_k", 208), ("moe_sum", "tokens", 48), ("tensor_quant", "rows", 48)]
 
@@ -41,7 +41,7 @@ def test_sizes_that_a_class_has_not_seen(name, field, size):
         key = op.tune_key(*case)
         try:
             calls = [_made(op, key | {field: each}, seed)
-                     for seed, each in enumerate((size, size + 16, size + 32, size + 48))]
+                     for seed, each in enumerate((size, size + 16, size + 32, size + 64))]
         except (ValueError, TypeError, KeyError, RuntimeError):  # a case that the tuner cannot make
             continue
         break
@@ -51,9 +51,9 @@ def test_sizes_that_a_class_has_not_seen(name, field, size):
             op(one, backend="triton")
         made = len(op._classes)
         op(calls[3], backend="triton")
-        assert len(op._classes) == made <= 2, "sizes of one class"
+        assert len(op._classes) == made, "sizes of one class"
         assert not any("function(" in line for each in op._classes._last for line in each._body)
-    again = _made(op, key | {field: size + 48}, 3)
+    again = _made(op, key | {field: size + 64}, 3)
     op.reset()
     with torch.no_grad(), sim.enabled():
         op(again, backend="triton")
