@@ -84,13 +84,13 @@ class Explanation:
         lines = [f"{self.op} on {self.target.arch} ({self.target.platform}, {self.target.cu_num} CUs{simulated})"]
         if self.key:
             lines.append("  key      " + " ".join(f"{name}={value}" for name, value in self.key.items()))
+        if self.conditions:
+            lines.append(f"  class    {', '.join(self.conditions)}")
         lines += [f"  backend  {self.backend or 'none'}", f"  source   {self.source}"]
         if self.kernel:
             lines.insert(-1, f"  kernel   {self.kernel}")
         if self.params:
             lines.insert(-1, "  params   " + ";".join(f"{name}={value}" for name, value in self.params.items()))
-        if self.conditions:
-            lines.append(f"  class    {', '.join(self.conditions)}")
         for name, reason in self.accepts.items():
             verdict = "serves the call" if name == self.backend else f"would serve it, but {self.rejected[name]}"
             lines.append(f"    {name:7}{verdict if reason is None else f'cannot serve it: {reason}'}")

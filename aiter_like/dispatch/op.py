@@ -329,7 +329,8 @@ class Op(Declaration):
         if is_fallback and self.name not in env.get("AITER_LIKE_DISABLE"):
             logger.warning("%s runs as torch reference on %s: %s", self.name, target.arch, refused)
         else:
-            logger.info("%s runs on %s as %s (%s; %s)", self.name, target.arch, name, candidate.kernel, candidate.source)
+            logger.info("%s runs on %s as %s (%s; %s)", self.name, target.arch, name, candidate.kernel,
+                        candidate.source)
 
 
 def _is_lazy(tensor: Tensor) -> bool:
