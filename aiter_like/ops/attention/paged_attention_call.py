@@ -243,9 +243,9 @@ def decoding_space() -> Iterator[dict[str, int]]:
             yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
 
 
-def workspace_bytes(call: PagedAttentionCall) -> int:
+def workspace_bytes(call: PagedAttentionCall, parts: Parts | None = None) -> int:
     """fp32 sums of rows, and their weights and maxima; of each sequence where they are, two int32."""
-    slots = parts_of(call).slots
+    slots = (parts or parts_of(call)).slots
     return slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4 + (8 * call.batch if slots else 0)
 
 

@@ -92,11 +92,20 @@ def workspace_bytes(sizes: Sizes, max_seqlen_q: int, num_heads: int, v_dim: int)
 
 
 def _floats(sizes: Sizes, max_seqlen_q: int, num_heads: int, v_dim: int) -> int:
-    return sizes.num_slots * max_seqlen_q * num_heads * (v_dim + 1)
+    return _padded(sizes.num_slots * max_seqlen_q * num_heads * (v_dim + 1))
 
 
 def _integers(sizes: Sizes) -> int:
-    return sizes.num_parts + 1 + 8 * sizes.num_items + sizes.num_slots + 3 * sizes.num_tiles + 1
+    return sum(map(_padded, _lengths(sizes)))
+
+
+def _lengths(sizes: Sizes) -> tuple[int, int, int, int, int]:
+    return sizes.num_parts + 1, 8 * sizes.num_items, sizes.num_tiles + 1, 2 * sizes.num_tiles, sizes.num_slots
+
+
+def _padded(numbers: int) -> int:
+    """Of 4 bytes, so that what follows is aligned to 16 bytes whatever the sizes: Triton has a kernel for each case."""
+    return -(-numbers // 4) * 4
 
 
 def parts_in(workspace: Tensor, rows: int, num_heads: int, v_dim: int) -> tuple[Tensor, Tensor]:
@@ -110,6 +119,6 @@ def plan_in(workspace: Tensor, sizes: Sizes, max_seqlen_q: int, num_heads: int,
             v_dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """work_indptr, work_info, reduce_indptr, reduce_final_map and reduce_partial_map, behind the partial results."""
     integers = workspace[_floats(sizes, max_seqlen_q, num_heads, v_dim):].view(torch.int32)
-    lengths = sizes.num_parts + 1, 8 * sizes.num_items, sizes.num_tiles + 1, 2 * sizes.num_tiles, sizes.num_slots
-    indptr, info, tiles, final_map, partial_map = integers[:sum(lengths)].split(lengths)
+    parts = [part for length in _lengths(sizes) for part in (length, -length % 4)]
+    indptr, info, tiles, final_map, partial_map = integers[:sum(parts)].split(parts)[::2]
     return indptr, info.view(-1, 8), tiles, final_map.view(-1, 2), partial_map

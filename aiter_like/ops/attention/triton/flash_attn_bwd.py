@@ -107,7 +107,7 @@ def _delta_kernel(delta, lse2, dsink, out, dout, lse, highest, rests, dlse, sink
         tl.store(dsink + (head * tl.num_programs(2) + batch).to(tl.int64) * blocks + tl.program_id(0), part)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _sum_kernel(out, parts, out_stride, count, BLOCK: tl.constexpr):
     """out = Σ of a row of parts, in one order; bound: memory."""
     row, lanes = tl.program_id(0), tl.arange(0, BLOCK)

@@ -24,6 +24,7 @@ from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.attention.triton.terms import alibi_slopes, finish_rows
 from aiter_like.ops.common.triton.launch import Launch, config, launch, power_of_2, scratch
 from aiter_like.ops.common.triton.overlap import overlaps
+from aiter_like.traced import exactly
 
 _FEW_PARTS, _MOST_PARTS = 16, 32  # the sum takes so many parts at a time: where few sequences have any, and at most
 
@@ -215,8 +216,10 @@ def paged_attention(call: PagedAttentionCall, **params: int) -> tuple[Launch, ..
     params: a tuned row's values instead of those of configs/triton/paged_attention.toml.
     """
     target = target_of(call.q.device)
-    settings = {**config("paged_attention", target.arch, variant(call, target)), **params}
-    shape, bounds, early = shape_of(call, settings), parts_of(call), overlaps(target)
+    exactly((call.num_heads, call.num_kv_heads))
+    bounds, early = parts_of(call), overlaps(target)
+    settings = {**config("paged_attention", target.arch, variant(call, target, bounds)), **params}
+    shape = shape_of(call, settings, bounds)
     num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
     strides = call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride()
     table, starts = call.block_table, call.cu_seqlens_q
@@ -225,7 +228,7 @@ def paged_attention(call: PagedAttentionCall, **params: int) -> tuple[Launch, ..
     plan = (max(bounds.share, 1), bounds.most, max(call.window_left, 0))
     sums = bounds.slots * call.num_heads * call.max_seqlen_q * call.head_dim_v
     scales = call.q_scale, call.k_scale, call.v_scale
-    tree, tree_strides, parts = call.tree_mask, (0, 0, 0), _partial_sums(call)
+    tree, tree_strides, parts = call.tree_mask, (0, 0, 0), _partial_sums(call, bounds)
     if tree is not None:
         tree, tree_strides = tree.view(torch.uint8), (0, 0, *tree.stride())[-3:]
     attend = launch(
@@ -245,11 +248,11 @@ def paged_attention(call: PagedAttentionCall, **params: int) -> tuple[Launch, ..
         options={"num_warps": 4, "enable_fp_fusion": False})
 
 
-def _partial_sums(call: PagedAttentionCall) -> torch.Tensor | None:
+def _partial_sums(call: PagedAttentionCall, bounds: Parts) -> torch.Tensor | None:
     """Memory for partial sums, fp32: the caller's or new; None where a call never has any."""
-    size = workspace_bytes(call)
-    if not size:
+    if not bounds.slots:
         return None
+    size = workspace_bytes(call, bounds)
     if call.workspace is not None:
         return call.workspace[:size].view(torch.float32)
     return scratch((size // 4,), torch.float32, call.q)

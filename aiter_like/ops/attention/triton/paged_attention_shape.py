@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from aiter_like.device import Target
-from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, parts_of
+from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, Parts
 from aiter_like.ops.common.triton.launch import power_of_2
 from aiter_like.traced import exactly
 
@@ -71,13 +71,13 @@ def width(call: PagedAttentionCall) -> str:
     return f"d{max(power_of_2(max(exactly((call.head_dim, call.head_dim_v)))), 32)}"
 
 
-def variant(call: PagedAttentionCall, target: Target) -> str:
+def variant(call: PagedAttentionCall, target: Target, parts: Parts) -> str:
     """The name of a configuration: `width`, and on NVIDIA how an SM's programs share it.
 
     "brief": an SM has several programs of few keys each, of which one begins while another ends. "single": parts of
     sequences are no more than SMs, and each has an SM's memory for its tiles. "short": such of a few tiles.
     """
-    name, parts = width(call), parts_of(call)
+    name = width(call)
     each = max(parts.share // max(call.batch, 1), 1) if parts.share else parts.most
     is_known = name == "d128" and call.k.dtype.itemsize == 2 and call.max_seqlen_q * call.group <= 32
     if target.platform != "cuda" or not is_known or call.max_seqlen_k > _BRIEF * each:
@@ -89,18 +89,17 @@ def variant(call: PagedAttentionCall, target: Target) -> str:
     return f"{name}_short" if call.max_seqlen_k <= LEAST_KEYS * each else f"{name}_single"
 
 
-def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
-    group = exactly(call.num_heads) // exactly(call.num_kv_heads)
+def shape_of(call: PagedAttentionCall, settings: dict[str, int], parts: Parts) -> Shape:
     padded = max(power_of_2(call.head_dim), 16)
     rest = max(power_of_2(max(call.head_dim - padded // 2, 1)), 16)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
-    rows = max(16, power_of_2(call.max_seqlen_q * group))
-    block, parts = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1]), parts_of(call)
+    rows = max(16, power_of_2(call.max_seqlen_q * call.group))
+    block = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1])
     m, dv = min(settings["BLOCK_M"], rows), max(power_of_2(call.head_dim_v), 16)
     waves = settings["num_warps"] if m * dv <= _MOST_SUMS and settings["BLOCK_N"] >= 16 * settings["num_warps"] else 1
     return exactly(Shape(
         M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim,
-        HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=group, PAGE=call.page_size,
+        HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
         IS_ALIKE=call.k.ndim == 4 and call.k.stride() == call.v.stride() and call.k.dtype.itemsize == 2,
         IN_PAIRS=_is_in_pairs(call),
