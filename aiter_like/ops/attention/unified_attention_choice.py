@@ -74,7 +74,7 @@ def _turns_us(call: PagedCall) -> float:
 
 def is_few(call: PagedCall, units: int) -> bool:
     """Whether Triton's kernel for long sequences has so few programs that most are alone on their unit."""
-    rows = len(call.q) * call.q.shape[1] // _TRITON_ROWS
+    rows = call.q.shape[0] * call.q.shape[1] // _TRITON_ROWS
     return 2 * (rows + call.batch * call.k.shape[2]) <= 3 * units
 
 
