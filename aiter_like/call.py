@@ -56,6 +56,30 @@ def entry(call: type, serve: Callable[[tuple, str | None], None], first: str = "
     return handing_on("run", fields, {"backend": None}, statements, serve=serve, **used)
 
 
+def guarded(name: str, function: Callable[..., Any], flags: Iterable[str], refuse_flags: Callable[[tuple], None],
+            raise_in_words: Callable[[Exception, tuple], None]) -> Callable[..., Any]:
+    """`function` as `name`, with its parameters.
+
+    Args:
+        flags: parameters that are True or False; `refuse_flags` gets their values where one is neither.
+        raise_in_words: of an error and the values of all parameters; what it does not raise is raised as it is.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    positional, named = ({each.name: each.default for each in parameters if each.kind is kind}
+                         for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY))
+    if len(positional) + len(named) < len(parameters):
+        raise TypeError(f"{name}: a public function takes no *args and no **kwargs")
+    passed = ", ".join([*positional, *(f"{each}={each}" for each in named)])
+    is_wrong = " or ".join(f"{each} is not True and {each} is not False" for each in flags)
+    return handing_on(name, positional, named, (
+        "try:",
+        *[f"    if {is_wrong}: refuse_flags(({', '.join(flags)},))"] * bool(is_wrong),
+        f"    return function({passed})",
+        "except Exception as error:",  # a `try` costs nothing where nothing is raised
+        f"    raise_in_words(error, ({''.join(f'{each}, ' for each in (*positional, *named))}))",
+        "    raise"), function=function, raise_in_words=raise_in_words, refuse_flags=refuse_flags)
+
+
 def handing_on(name: str, positional: Mapping[str, Any], named: Mapping[str, Any], statements: Iterable[str],
                **used: Any) -> Callable[..., Any]:
     """A function `name` of `statements`, which see `used` and the parameters: name → default, or Parameter.empty.

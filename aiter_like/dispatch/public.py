@@ -16,29 +16,16 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, env
-from aiter_like.call import handing_on
+from aiter_like.call import guarded
 from aiter_like.dispatch.kinds import kind_of
 from aiter_like.errors import AiterLikeError, UnsupportedError
 
 
 def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` as `name`, with its signature and docstring; what it raises is told in words of `name`."""
-    parameters = inspect.signature(function).parameters.values()
-    positional, named = ({each.name: each.default for each in parameters if each.kind is kind}
-                         for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY))
-    if len(positional) + len(named) < len(parameters):
-        raise TypeError(f"{name}: a public function takes no *args and no **kwargs")
-    passed = ", ".join([*positional, *(f"{each}={each}" for each in named)])
-    flags = [each.name for each in parameters if each.annotation in ("bool", bool)]
-    is_wrong = " or ".join(f"{each} is not True and {each} is not False" for each in flags)
-    made = handing_on(name, positional, named, (
-        "try:",
-        *[f"    if {is_wrong}: refuse_flags(({', '.join(flags)},))"] * bool(flags),
-        f"    return function({passed})",
-        "except Exception as error:",  # a `try` costs nothing where nothing is raised
-        f"    raise_in_words(error, ({''.join(f'{each}, ' for each in (*positional, *named))}))",
-        "    raise"), function=function, raise_in_words=functools.partial(_raise_in_words, name, function),
-        refuse_flags=functools.partial(_refuse_flags, name, flags))
+    flags = [each.name for each in inspect.signature(function).parameters.values() if each.annotation in ("bool", bool)]
+    made = guarded(name, function, flags, functools.partial(_refuse_flags, name, flags),
+                   functools.partial(_raise_in_words, name, function))
     made.__module__, made.__qualname__ = "aiter_like", name  # for pickle; and Python's own errors have the name
     return functools.update_wrapper(made, function, ("__doc__", "__annotations__"))
 

@@ -182,7 +182,7 @@ class TestExplain:
         plain = explain(public(op), torch.randn(2, 4))
         forced = explain(public(op), torch.randn(2, 4), backend="torch")
         assert dict(plain.accepts) == dict(forced.accepts) == accepts
-        assert str(plain).splitlines()[5:10] == [
+        assert str(plain).splitlines()[6:11] == [
             "    asm    cannot serve it: odd", "    hip    serves the call", "    ck     cannot serve it: narrow",
             "    triton would serve it, but it comes after hip", "    torch  would serve it, but it comes after hip"]
         assert "    hip    would serve it, but not asked for: backend='torch'" in str(forced)
