@@ -127,6 +127,8 @@ class CallClass:
                 if is_list or type(arg) not in (int, float) or f"arg{index}" in trace.exact:
                     name[f"value{index}"] = metadata(arg) if is_list else arg
                     asked[-1] += f" and {'metadata' * is_list}(arg{index}) == value{index}"
+                    if type(arg) is float and arg == 0:
+                        asked[-1] += f" and str(arg{index}) == '{arg}'"
                     if not is_list:  # Most often it is the same object.
                         asked[-1] = f"(arg{index} is value{index} or {asked[-1]})"
         if first:

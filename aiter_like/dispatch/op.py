@@ -204,6 +204,7 @@ class Op(Declaration):
             logger.debug("%s: decided for these sizes alone", self.name, exc_info=True)
         if decided is None:
             trace = Trace(args, ())
+            trace.fix()
             plan = self._planned(self._request(args, args, forced, forced_by), trace)
             decided = plan, statement(trace, self._writes, self.in_place)
         plan, addresses = decided

@@ -245,6 +245,8 @@ class Number:
                 trace.exact[self.base] = self.value
             else:
                 trace.ask(f"{self.text} == {trace.constant(self.value)}", True, self.leaves)
+                if self.value == 0:  # whose sign is the call's own
+                    return self.value
             self.base, self.leaves, self.scale, self.shift = trace.constant(self.value), NONE, 1, 0
         return self.value
 
@@ -269,7 +271,7 @@ class Number:
             self.trace.ask(f"{self.text} == {other.text}", is_equal, self.leaves | others)
             if is_equal and self.text in self.leaves and other.text in others:
                 self.trace.equal.append((self.text, other.text))
-            if is_equal and type(self.value) is type(value):
+            if is_equal and type(self.value) is type(value) is int:
                 first, second = sorted((self, other), key=_rank)
                 second.base, second.leaves = first.base, first.leaves
                 second.scale, second.shift = first.scale, first.shift

@@ -151,7 +151,7 @@ class Trace:
         """The text of a constant."""
         if type(value) is int and 0 <= value <= 16:
             return str(value)
-        key = (type(value), value)
+        key = (type(value), repr(value))  # 0.0 is not -0.0
         if key not in self._names:
             self._names[key] = f"k{len(self._names)}"
             self.constants[self._names[key]] = value
