@@ -24,7 +24,7 @@ from aiter_like.traced import Trace
 EDGES = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 2048)
 INTEGERS = (0, 1, -1, 16, 64, 1024, 2**31 - 1, 2**31, 2**40, 2**63, -2**63)
 FLOATS = (0.0, -0.0, 1.0, -1.0, float("inf"), float("nan"), 1e300, 1e-6, 1e-45, 1e-50, 1, 0, 10**400)
-_MOST = 1 << 21  # elements of a tensor that is made
+_MOST = 1 << 18  # elements of a tensor that is made
 _FIRST_ADDRESS = 1 << 40  # no other number of a launch is as large
 
 

@@ -127,7 +127,7 @@ def _computed(sign: str, compute: Callable, is_reflected: bool = False) -> Calla
         if sign in _PARTIAL and type(second) is Number:
             bool(second != 0 if _PARTIAL[sign] else second >= 0)
         leaves = self.leaves | getattr(other, "leaves", NONE)
-        if sign == "//" and not is_reflected and type(other) is Number:
+        if sign == "//" and not is_reflected and type(other) is Number and other.value != 0:
             for factor, rest in (self.factors, self.factors[::-1]) if self.factors else ():
                 if factor.text == other.text:
                     return rest

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 
@@ -16,7 +17,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like.dispatch import OPS
 
-SERVED, TRIED = 4, 60  # calls of a case and a choice of backends that classes serve, of so many tried at most
+SERVED, TRIED = 2, 40  # calls of a case and a choice of backends that classes serve, of so many tried at most
 CPU = torch.device("cpu")
 
 
@@ -29,8 +30,14 @@ def _choices(op):
     return [None, *(backend.name for backend in op.backends if backend.name not in ("vendor", "torch"))]
 
 
-def _cases(op):
-    return [tuple(case) for case in op.cases(CPU).values()]
+def _bytes(args):
+    return sum(arg.nbytes for arg in args if isinstance(arg, Tensor))
+
+
+@functools.cache
+def _cases(name):
+    """Those of an operator, the smallest first."""
+    return sorted(map(tuple, OPS[name].cases(CPU).values()), key=_bytes)
 
 
 def _compare(decisions, op, chosen, args, what):
@@ -53,8 +60,8 @@ def _agree(one, other, args, what):
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_a_call_comes_to_the_same_in_a_class(decisions, name):
     op, draw, total = OPS[name], random.Random(name), 0
-    case = draw.choice(_cases(op))
-    for chosen in _choices(op):
+    case = draw.choice(_cases(name)[:3])
+    for chosen in {*_choices(op)[:1], *_choices(op)[-1:]}:  # its own choice and Triton, whose launches say the most
         op.forget_plans()
         first = decisions.decided(op, chosen, case)
         assert first == decisions.cold(op, chosen, case) and (chosen or isinstance(first, list))
@@ -73,7 +80,7 @@ def test_a_call_comes_to_the_same_in_a_class(decisions, name):
 def test_all_cases_come_to_the_same_in_a_class(decisions, name):
     """Also what a class is made for, among calls that others made classes for."""
     op, draw = OPS[name], random.Random()
-    for case in _cases(op):
+    for case in _cases(name):
         for chosen in [*_choices(op), "torch"]:
             op.forget_plans()
             for what, args in [("the case", case), *variations(case, draw, 60)]:
@@ -92,7 +99,7 @@ def _with_one_size_changed(args, size):
     """Calls in which one tensor has another size where it was `size`: nearly all are wrong."""
     for index, arg in enumerate(args):
         for dim in range(arg.ndim) if isinstance(arg, Tensor) else ():
-            for new in (2 * size, size - 1, 1) if arg.shape[dim] == size else ():
+            for new in (2 * size, size - 1) if arg.shape[dim] == size else ():
                 shape = [*arg.shape]
                 shape[dim] = new
                 with contextlib.suppress(RuntimeError):  # too large
@@ -105,7 +112,7 @@ def _with_one_size_changed(args, size):
 def test_sizes_that_were_equal_by_chance(decisions, name, count):
     """In the call that made the class two sizes were one number, as rows and columns of [64, 64]."""
     op, draw = OPS[name], random.Random(name)
-    pairs = [(case, old, new) for case in _cases(op) for old in _sizes(case) for new in _sizes(case) if old != new]
+    pairs = [(case, *pair) for case in _cases(name)[:2 + count] for pair in itertools.permutations(_sizes(case), 2)]
     draw.shuffle(pairs)
     made = 0
     for case, old, new in pairs[:40 * count]:
@@ -129,7 +136,7 @@ def test_sizes_that_were_equal_by_chance(decisions, name, count):
 def test_damaged_calls_where_classes_are_known(decisions, name):
     """Two calls of other sizes have made them."""
     op = OPS[name]
-    case = min(_cases(op), key=lambda args: sum(arg.numel() for arg in args if isinstance(arg, Tensor)))
+    case = _cases(name)[0]
     op.forget_plans()
     others = (resized(case, size, new) for size in _sizes(case) for new in (size + 1, 2 * size))
     for args in itertools.islice((args for args in others if isinstance(decisions.cold(op, None, args), list)), 2):
