@@ -51,9 +51,6 @@ class Decisions:
         for kind, name, method in ((JitFunction, "_resolve", self._resolve), (asm.AsmFunction, "bind", self._bind_asm),
                                    (triton_launch.Launch, "_run", self._run)):
             monkeypatch.setattr(kind, name, lambda *args, method=method: method(*args))
-        monkeypatch.setattr(triton_launch, "starter", lambda compiled, grid, target: self._starting(compiled, grid))
-        monkeypatch.setattr(triton_launch, "_starting_over", lambda compiled, target: (
-            lambda grid, *args: self._starting(compiled, grid)(*args)))
         monkeypatch.setattr(sim, "checking", lambda: False)
         monkeypatch.setattr(Classes, "opened", lambda classes, chosen, args: self.opened)
 
@@ -107,7 +104,7 @@ class Decisions:
             raise UnsupportedError(f"{function.op}: {reason}", function.op)
         return self._noting(function.stem, function._row(launch.facts).kernel, repr(launch))
 
-    def _run(self, launch: Any, target: Any, is_warmup: bool = False) -> tuple:
+    def _run(self, launch: Any, target: Any, is_warmup: bool = False) -> _Compiled:
         """What Triton tells kernels apart by, in place of the compiled kernel."""
         constants = launch._constants(target)
         ordered = triton_launch._ordered(launch.kernel, len(launch.arguments), constants)
@@ -117,13 +114,21 @@ class Decisions:
             options = {name: value for name, value in launch.options.items()
                        if target.platform == "hip" or name not in triton_launch._AMD_ONLY}
             _, told, _ = binder(*launch.arguments, **constants, **options, debug=False)
-        compiled = launch.kernel.fn.__module__, launch.kernel.fn.__name__, repr(told), repr(sorted(options.items()))
+        function = launch.kernel.fn
+        compiled = _Compiled(self.noted, (function.__module__, function.__name__, repr(told), str({**options})))
         if not is_warmup:
-            self._starting(compiled, launch.grid)(*launch.arguments, *ordered)
+            compiled[launch.grid](*launch.arguments, *ordered)
         return compiled
 
-    def _starting(self, compiled: tuple, grid: tuple) -> Callable[..., None]:
-        return lambda *args: self.noted.append((*compiled, *map(int, (*grid, 1, 1)[:3]), *map(_passed, args)))
+
+class _Compiled:
+    """A kernel that notes its launches."""
+
+    def __init__(self, noted: list[tuple], what: tuple):
+        self.noted, self.what = noted, what
+
+    def __getitem__(self, grid: tuple) -> Callable[..., None]:
+        return lambda *args: self.noted.append((*self.what, *map(int, (*grid, 1, 1)[:3]), *map(_passed, args)))
 
 
 def _shown(value: Any) -> Any:
