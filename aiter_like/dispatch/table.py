@@ -132,8 +132,8 @@ class Table:
     _groups: dict[tuple, list] = field(default_factory=dict)
 
     def find(self, arch: str, cu_num: int, key: Mapping[str, Any], usable: Callable[[Row], bool]) -> Row | None:
-        """The row for a call, or None: the highest layer that answers wins; within a layer the exact key comes first, then
-        the rounded ones (see `rounded`); among the rows of one key the fastest that is `usable`.
+        """The row for a call, or None: the highest layer that answers wins; within a layer the exact key comes first,
+        then the rounded ones (see `rounded`); among the rows of one key the fastest that is `usable`.
         """
         return next((row for row in self.matching(arch, cu_num, key) if usable(row)), None)
 

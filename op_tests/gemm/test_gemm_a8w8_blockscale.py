@@ -24,7 +24,7 @@ from aiter_like.ops.gemm import gemm_a8w8_blockscale as operator
 from aiter_like.testing import strided_like
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BACKENDS = ("ck", "triton")
+BACKENDS, HOPPER = ("ck", "triton"), "gemm_a8w8_blockscale_hopper"
 COARSE = 2.0**-11
 """What Hopper's matrix units lose of a block's products, as a part of their magnitudes: they keep about 14 bits behind
 the largest of 32 (DeepSeek-V3's report, section 3.3.2)."""
@@ -357,11 +357,10 @@ def test_every_block_of_the_kernel_for_hopper(device, m, n, k):
         call = operator.GemmA8w8BlockscaleCall(out, a, b, scale, b_scale)
         for params in operator._triton_space(target_of(device), call):
             if "swap" in params:
-                launch = Launcher(lambda one: gemm_a8w8_blockscale(one, "gemm_a8w8_blockscale_hopper", **params))
+                launch = Launcher(functools.partial(gemm_a8w8_blockscale, kernel=HOPPER, **params))
                 launch(call)
                 compare(out, a, b, scale, b_scale)
-                again = call._replace(out=torch.empty_like(out))
-                launch(again)
+                launch(again := call._replace(out=torch.empty_like(out)))
                 assert torch.equal(again.out, out), params
 
 
