@@ -24,7 +24,7 @@ from aiter_like.traced import Trace
 EDGES = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 2048)
 INTEGERS = (0, 1, -1, 16, 64, 1024, 2**31 - 1, 2**31, 2**40, 2**63, -2**63)
 FLOATS = (0.0, -0.0, 1.0, -1.0, float("inf"), float("nan"), 1e300, 1e-6, 1e-45, 1e-50, 1, 0, 10**400)
-_MOST = 1 << 18  # elements of a tensor that is made
+_MOST = 1 << 21  # elements of a tensor that is made
 _FIRST_ADDRESS = 1 << 40  # no other number of a launch is as large
 
 
@@ -38,7 +38,8 @@ class Decisions:
 
     opened: Container[str] | None = None
 
-    def __init__(self, monkeypatch: Any):
+    def __init__(self, monkeypatch: Any, opens: bool = True):
+        """opens: whether `opened` tells what classes leave open, and not what calls have differed in."""
         self.noted: list[tuple] = []
         bind = Backend.bind
 
@@ -52,7 +53,8 @@ class Decisions:
                                    (triton_launch.Launch, "_run", self._run)):
             monkeypatch.setattr(kind, name, lambda *args, method=method: method(*args))
         monkeypatch.setattr(sim, "checking", lambda: False)
-        monkeypatch.setattr(Classes, "opened", lambda classes, chosen, args: self.opened)
+        if opens:
+            monkeypatch.setattr(Classes, "opened", lambda classes, chosen, args: self.opened)
 
     def cold(self, op: Op, chosen: str | None, args: tuple) -> Any:
         """What the call comes to where nothing is known and nothing stands in for its arguments."""
