@@ -263,6 +263,7 @@ def _vendor_refusal(target: Target, call: GemmA8w8Call) -> str | None:
 
 _gemm_a8w8 = Op(
     _OP, call=GemmA8w8Call, reference=gemm_a8w8_ref, check=_check, tune_key=_tune_key,
+    prefers=vendor.prefers_scaled,
     tune_fields=("m", "n", "k", "weight_dtype", "band", "use_fast_accum"), round_field="m", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes), sums_in_fp32=True,
     backends=(Backend("ck", _gemm_a8w8_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),

@@ -19,7 +19,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import few_rows, hopper, tiles
+from aiter_like.ops.gemm import few_rows, hopper, tiles, vendor
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, tiles_refusal
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
 from aiter_like.ops.quant.row_quant import dynamic_per_token_scaled_quant
@@ -253,11 +253,13 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 _gemm_a8w8_blockscale = Op(
     _OP, call=GemmA8w8BlockscaleCall, reference=gemm_a8w8_blockscale_ref, check=_check, tune_key=_tune_key,
+    prefers=vendor.prefers_scaled,
     tune_fields=("m", "n", "k", "bpreshuffle"), round_field="m", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes), sums_in_fp32=True,
     backends=(Backend("ck", _gemm_a8w8_blockscale_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a8w8_blockscale:gemm_a8w8_blockscale", kernels=_triton_kernels,
                       space=_triton_space),
+              Backend("vendor", vendor.block_scaled, refusal=vendor.block_refusal),
               Backend("torch", gemm_a8w8_blockscale_ref)))
 
 
