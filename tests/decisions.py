@@ -186,10 +186,14 @@ def like(tensor: Tensor, shape: list[int]) -> Tensor:
     return made
 
 
+def extent(tensor: Tensor) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+
+
 def behind(tensor: Tensor, count: int) -> Tensor:
     """Zeros of the same shape and strides, so many elements behind where an allocation begins."""
-    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-    return torch.zeros(extent + count, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride(), count)
+    return torch.zeros(extent(tensor) + count, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride(), count)
 
 
 def variations(args: tuple, draw: random.Random, count: int) -> Iterator[tuple[str, tuple]]:
@@ -198,7 +202,8 @@ def variations(args: tuple, draw: random.Random, count: int) -> Iterator[tuple[s
         other, words = args, []
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
             try:
-                what, other = draw.choice((_size, _size, _size, _dim, _strides, _address, _number, _number, _alias))(
+                what, other = draw.choice((_size, _size, _size, _dim, _strides, _address, _number, _number, _alias,
+                                           _overlap))(
                     other, draw)
             except (RuntimeError, IndexError):  # there is no such tensor
                 continue
@@ -264,3 +269,14 @@ def _number(args: tuple, draw: random.Random) -> tuple[str, tuple]:
 def _alias(args: tuple, draw: random.Random) -> tuple[str, tuple]:
     (index, _), (other, tensor) = _one(args, draw), _one(args, draw)
     return f"argument {index} is argument {other}", _with(args, index, tensor)
+
+
+def _overlap(args: tuple, draw: random.Random) -> tuple[str, tuple]:
+    """Two tensors in one memory, the second a few elements behind the begin, or near the end, of the first."""
+    (one, first), (other, second) = _one(args, draw), _one(args, draw)
+    end = extent(first)
+    begin = max(draw.choice((0, 1, 8, 16, end - 1, end, end + 16)), 0)
+    memory = torch.zeros((end + extent(second) + 16) * max(first.itemsize, second.itemsize), dtype=torch.uint8)
+    made = [memory[:memory.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype).as_strided(
+        tensor.shape, tensor.stride(), place) for tensor, place in ((first, 0), (second, begin))]
+    return f"arguments {one} and {other} are {begin} elements apart", _with(_with(args, one, made[0]), other, made[1])
