@@ -31,7 +31,7 @@ RECENT = 8  # a decoder layer and the head take five products in turn; a miss he
 _OF_A_KIND = 32  # classes that are looked through
 _KINDS = 1024
 _REFUSALS = (TypeError, ValueError, UnsupportedError)
-_WORD = re.compile(r"[a-z]\w*")
+_WORD, _ADDRESS = re.compile(r"[a-z]\w*"), re.compile(r"a\d+")
 _FUNCTIONS = {"ceil": math.ceil, "floor": math.floor, "abs": abs}
 
 
@@ -71,7 +71,7 @@ def _leaves(args: tuple) -> dict[str, Any]:
     for index, arg in enumerate(args):
         if type(arg) in (int, float):
             found[f"arg{index}"] = arg
-        elif isinstance(arg, Tensor):
+        elif isinstance(arg, Tensor) and arg.layout is torch.strided and not arg.is_nested:
             found.update((f"s{index}_{dim}", size) for dim, size in enumerate(arg.shape))
             found.update((f"t{index}_{dim}", step) for dim, step in enumerate(arg.stride()))
     return found
@@ -147,7 +147,8 @@ class CallClass:
         trace, kept = self.trace, []
         last = [self._addresses or "pass", *self._body * runs]
         words = set(_WORD.findall("\n".join(last)))
-        for name, text, _ in reversed([*trace.steps()]):
+        steps = sorted(trace.steps(), key=lambda step: any(_ADDRESS.fullmatch(leaf) for leaf in step[2]))
+        for name, text, _ in reversed(steps):  # addresses are read last: of another class, they are not
             if not name or name in words:
                 kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
                 words.update(_WORD.findall(text))

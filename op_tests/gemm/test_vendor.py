@@ -15,7 +15,7 @@ from aiter_like.errors import UnsupportedError
 H200 = Target("cuda", "sm_90", 132, 32)
 
 
-@pytest.mark.parametrize("m, n, k", ((8, 128, 128), (136, 384, 640)))
+@pytest.mark.parametrize("m, n, k", ((8, 128, 512), (136, 384, 1024)))
 def test_scales_of_blocks(device, run, m, n, k):
     """On Hopper; what it does not serve goes to another backend."""
     a, b, a_scale, b_scale = operands(device, m, n, k)
@@ -38,7 +38,7 @@ def test_scales_of_blocks(device, run, m, n, k):
     ("gemm_a8w8_blockscale", 1024, 1280, True)))
 def test_where_no_row_says_what_is_fastest(name, m, n, is_ahead):
     op = OPS[name]
-    key = op.tune_key(*next(iter(op.cases(torch.device("cpu")).values()))) | {"m": m, "n": n, "k": 128}
+    key = op.tune_key(*next(iter(op.cases(torch.device("cpu")).values()))) | {"m": m, "n": n, "k": 512}
     call = op.tuning.case(key, torch.device("cpu"), 0)
     assert (op.prefers(H200, *call) == "vendor") == is_ahead
     assert op.prefers(Target("cuda", "sm_80", 108, 32), *call) != "vendor"
