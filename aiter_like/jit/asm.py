@@ -8,9 +8,10 @@ operator. The argument layout is declared once and compared with the metadata of
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,17 +27,21 @@ from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit.compile_ops import Instance, register
 from aiter_like.jit.hip_runtime import ModuleRuntime
+from aiter_like.jit.planned import Planned
+from aiter_like.traced import Trace, exactly, known, text_in
 
 ALIGNMENT = 16  # bytes, of every pointer: what a dwordx4 load takes at full speed
 
 _TYPES = {"pointer": "Q", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d"}  # struct formats
 _LARGEST_F32 = (2 - 2**-23) * 2.0**127
+_RANGES = {"i32": (-2**31, 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-2**63, 2**63 - 1), "u64": (0, 2**64 - 1),
+           "fp32": (-_LARGEST_F32, _LARGEST_F32), "fp64": (-math.inf, math.inf)}
 _POINTER_KINDS = ("global_buffer", "dynamic_shared_pointer")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How one call runs; what the decorated function returns. It is made once per metadata of the arguments.
+    """How one call runs; what the decorated function returns.
 
     Attributes:
         facts: what chooses the row of the manifest: "dtype" and the names in its constraints.
@@ -112,7 +117,7 @@ class AsmFunction:
 
     def kernel_name(self, args: Sequence[Any]) -> str:
         """The kernel that serves these arguments: its name in the manifest."""
-        return self._row(self._launch(args).facts).kernel
+        return self._row(self.launch(args).facts).kernel
 
     def instances(self) -> tuple[Instance, ...]:
         """What `aiter-like build` makes: one code object with all kernels of the source."""
@@ -130,7 +135,7 @@ class AsmFunction:
 
     def module_key(self, target: Target, args: Sequence[Any]) -> str:
         """Content key of the code object that `bind` loads."""
-        return self._load(target, self._row(self._launch(args).facts))[1]
+        return self._load(target, self._row(self.launch(args).facts))[1]
 
     def bind(self, target: Target, args: Sequence[Any]) -> Callable:
         """The function that launches the kernel for arguments with the metadata of `args`, on the current stream.
@@ -139,13 +144,17 @@ class AsmFunction:
             UnsupportedError: no kernel of the manifest is for these arguments.
             BuildError: no compiler, the source does not assemble, or the built kernel takes other arguments.
         """
-        launch = self._launch(args)
+        launch = self.launch(args)
         if reason := self.refusal(target, launch.facts):
             raise UnsupportedError(f"{self.op}: {reason}", self.op)
         row = self._row(launch.facts)
-        return _Bound(self, row.kernel, self._load(target, row)[0], target, launch)
+        if missing := [name for name in self.arguments if name not in self.parameters and name not in launch.values]:
+            raise TypeError(f"{self.op} ({row.kernel}): {missing[0]} is neither an argument of the call nor in "
+                            "Launch.values")
+        return _Bound(self, row.kernel, self._load(target, row)[0], target)
 
-    def _launch(self, args: Sequence[Any]) -> Launch:
+    def launch(self, args: Sequence[Any]) -> Launch:
+        """How a call runs; of stand-ins (traced.py) for a class of calls."""
         return self.__wrapped__(self.call(*args)) if self.call else self.__wrapped__(*args)
 
     def _row(self, facts: Mapping[str, int | str]) -> Row:
@@ -206,26 +215,29 @@ class AsmFunction:
 
 
 class _Bound:
-    """A kernel with grid and constant arguments; called with the operator's arguments."""
+    """A kernel of one device; called with the operator's arguments."""
 
-    def __init__(self, function: AsmFunction, kernel: str, handle: ctypes.c_void_p, target: Target, launch: Launch):
-        self.name, self.target, self.handle, self.launch = f"{function.op} ({kernel})", target, handle, launch
+    def __init__(self, function: AsmFunction, kernel: str, handle: ctypes.c_void_p, target: Target):
+        self.name, self.target, self.handle, self.function = f"{function.op} ({kernel})", target, handle, function
         self.runtime = ModuleRuntime(target)
-        self.parameters = function.parameters
         self.layout = struct.Struct("@" + "".join(_TYPES[kind] for kind in function.arguments.values()))
-        self.slots = []  # (name, type, position in the call or None)
-        for name, kind in function.arguments.items():
-            position = self.parameters.index(name) if name in self.parameters else None
-            if position is None and name not in launch.values:
-                raise TypeError(f"{self.name}: {name} is neither an argument of the call nor in Launch.values")
-            self.slots.append((name, kind, position))
 
     def __call__(self, *args: Any) -> None:
-        if len(args) != len(self.parameters):
-            raise TypeError(f"{self.name}: takes {len(self.parameters)} arguments, got {len(args)}")
-        values = [self._value(name, kind, self.launch.values[name] if position is None else args[position])
-                  for name, kind, position in self.slots]
-        self.runtime.launch(self.handle, self.launch.grid, self.launch.block, self.layout.pack(*values))
+        if len(args) != len(self.function.parameters):
+            raise TypeError(f"{self.name}: takes {len(self.function.parameters)} arguments, got {len(args)}")
+        launch = self.function.launch(args)
+        values = [self._value(*each) for each in self._given(launch, args)]
+        self.runtime.launch(self.handle, launch.grid, launch.block, self.layout.pack(*values))
+
+    def launches(self, fields: tuple) -> tuple[_Traced]:
+        """The launch of a class of calls, as dispatch/plan.py takes those of Triton's kernels."""
+        return (_Traced(self, self.function.launch(fields), fields),)
+
+    def _given(self, launch: Launch, args: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
+        """Name, type and value of the kernel's arguments, in order."""
+        parameters = self.function.parameters
+        for name, kind in self.function.arguments.items():
+            yield name, kind, args[parameters.index(name)] if name in parameters else launch.values[name]
 
     def _value(self, name: str, kind: str, value: Any) -> int | float:
         """What goes into the argument segment.
@@ -250,9 +262,39 @@ class _Bound:
         if isinstance(value, bool) or not isinstance(value, (int, float) if kind[0] == "f" else int):
             raise TypeError(f"{self.name}: {name} must be {kind}, got {type(value).__name__}")
         if kind[0] != "f":
-            bits, signed = int(kind[1:]), kind[0] == "i"
-            if not -(signed << bits - 1) <= value < 1 << bits - signed:
+            low, high = _RANGES[kind]
+            if not low <= value <= high:
                 raise ValueError(f"{self.name}: {name} must fit {kind}, got {value}")
         elif kind == "fp32" and math.isfinite(value) and abs(value) > _LARGEST_F32:
             raise ValueError(f"{self.name}: {name} must fit fp32, got {value}")
         return value
+
+
+class _Traced:
+    """The launch of a class of calls; it is not started."""
+
+    def __init__(self, bound: _Bound, launch: Launch, fields: tuple):
+        self._bound, self._launch, self._fields = bound, launch, fields
+
+    def planned(self, trace: Trace) -> Planned:
+        """What starts it in any call of the class."""
+        bound, launch = self._bound, self._launch
+        texts, values = [], []
+        for name, kind, value in bound._given(launch, self._fields):
+            values.append(bound._value(name, kind, value.real if isinstance(value, Tensor) else known(value)))
+            if isinstance(value, Tensor):
+                address = value.address()
+                bool(address % ALIGNMENT == 0)
+                texts.append(address.text)
+            elif value is None:
+                texts.append("0")
+            else:
+                low, high = _RANGES[kind]
+                bool(low <= value <= high)
+                texts.append(text_in(trace, value))
+        grid, block = (exactly(launch.block), tuple(map(known, launch.grid)))[::-1]
+        packed = f"{trace.object(bound.layout.pack)}({', '.join(texts)})"
+        places = ", ".join(text_in(trace, each) for each in launch.grid)
+        first = functools.partial(bound.runtime.launch, bound.handle, grid, block, bound.layout.pack(*values))
+        return Planned(f"{trace.object(bound.runtime.launch)}({trace.object(bound.handle)}, ({places}, ), "
+                       f"{trace.object(block)}, {packed})", first)

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from aiter_like.device import Target, target_of
+from aiter_like.jit.planned import Planned
 from aiter_like.traced import Number, Trace, Traced, Untraceable, exactly, known, text_in
 
 try:
@@ -103,19 +104,6 @@ class Launch:
             start = trace.object(starter(compiled, fixed.grid, target))
         first = starter(compiled, fixed.grid, target)
         return Planned(f"{start}({', '.join(texts)})", lambda: first(*real, *ordered))
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A launch of a class of calls.
-
-    Attributes:
-        statement: starts it, in a text that sees the leaves of the trace.
-        first: starts it for the call that was traced.
-    """
-
-    statement: str
-    first: Callable[[], None]
 
 
 class _Argument:

@@ -25,7 +25,7 @@ def test_scales_of_blocks(device, run, m, n, k):
         return
     for scales in ((a_scale, b_scale), (block_major(a_scale), block_major(b_scale))):
         compare(run("vendor", aiter_like.gemm_a8w8_blockscale, a, b, *scales), a, b, *scales)
-    for args, reason in (((a[1:], b, a_scale[1:], b_scale), "a multiple of 8"),
+    for args, reason in (((a[1:], b, a_scale[1:], b_scale), "rows that is a multiple of 8"),
                          ((a, b, a_scale, b_scale, torch.float16), "in bf16")):
         with pytest.raises(UnsupportedError, match=reason):
             aiter_like.gemm_a8w8_blockscale(*args, backend="vendor")

@@ -63,8 +63,8 @@ def block_refusal(target: Target, call: Any) -> str | None:
         return "the vendor's library is asked for scales of blocks on Hopper alone, and for weights in rows"
     if call.a.shape[0] % 8 or call.a.shape[1] % 512 or out.shape[1] % 128 or not all(
             one.is_contiguous() for one in operands):
-        return ("the vendor's library has contiguous operands in whole blocks, of the depth four of them, and rows whose "
-                "number is a multiple of 8")
+        return ("the vendor's library has contiguous operands in whole blocks, of the depth four of them, and a number "
+                "of rows that is a multiple of 8")
     return None if out.dtype == torch.bfloat16 else "the vendor's library is asked for out in bf16"
 
 
