@@ -225,11 +225,16 @@ def _guard(tensors: Sequence[Tensor], sizes: list, strides: list) -> Callable[..
     return check
 
 
+def _serves_nothing(*_args: Any) -> bool:
+    return False
+
+
 class Classes:
     """The classes of an operator's calls; of a kind and of all kinds those leave first that served longest ago.
 
     Attributes:
         recent: what the last few classes serve with: functions of a selector and arguments.
+        last: the one of them that has served last; as a rule it serves the next call too.
     """
 
     def __init__(self) -> None:
@@ -237,6 +242,7 @@ class Classes:
         self._leaves: dict[tuple, tuple[dict[str, Any], frozenset[str]]] = {}
         self._last: tuple[CallClass, ...] = ()
         self.recent: tuple[Callable[..., bool], ...] = ()
+        self.last: Callable[..., bool] = _serves_nothing
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
@@ -289,10 +295,10 @@ class Classes:
         if others and others[0] is not used:
             self._kinds[key] = (used, *(each for each in others if each is not used))
         self._last = (used, *[each for each in self._last if each is not used][:RECENT - 1])
-        self.recent = tuple(each.serves for each in self._last)
+        self.recent, self.last = tuple(each.serves for each in self._last), used.serves
 
     def clear(self) -> None:
         """Forgets everything."""
         self._kinds.clear()
         self._leaves.clear()
-        self._last, self.recent = (), ()
+        self._last, self.recent, self.last = (), (), _serves_nothing

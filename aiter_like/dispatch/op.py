@@ -44,8 +44,12 @@ _RECENT = """\
 if not is_tracing() and derivatives._current_level < 0:
     chosen = selected()
     chosen = backend if chosen is None else (chosen, backend)
+    last = classes.last
+    if last(chosen, FIELDS): return
     for serves in classes.recent:
-        if serves(chosen, FIELDS): return"""
+        if serves is not last and serves(chosen, FIELDS):
+            classes.last = serves
+            return"""
 
 
 class Op(Declaration):
