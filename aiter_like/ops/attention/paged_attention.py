@@ -127,7 +127,7 @@ def _triton_refusal(target: Target, call: PagedAttentionCall) -> str | None:
         return f"head dimensions at most 256, got {call.head_dim} and {call.head_dim_v}"
     if reason := scale_refusal(call.softmax_scale) or _fp8_refusal(target, call):
         return reason
-    if max(call.max_seqlen_q, call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
+    if any(size > MAX_ROWS for size in (call.max_seqlen_q, call.block_table.shape[-1] * call.page_size)):
         return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"
     if call.num_splits > _MOST_SPLITS:

@@ -111,7 +111,8 @@ def _triton_refusal(target: Target, call: PagedCall) -> str | None:
     for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
         if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
             return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    if max(call.max_seqlen_q, call.max_seqlen_k, call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
+    capacity = call.block_table.shape[-1] * call.page_size
+    if any(size > MAX_ROWS for size in (call.max_seqlen_q, call.max_seqlen_k, capacity)):
         return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"
     if call.is_shuffled and max(call.k.stride(3), call.v.stride(3)) > _MAX_COLUMN_STRIDE:

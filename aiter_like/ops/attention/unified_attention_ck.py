@@ -81,9 +81,9 @@ def _shapes_refusal(call: PagedCall) -> str | None:
         return "pages of rows"
     if call.q.shape[2] not in _HEAD_DIMS or call.v.shape[3] != call.q.shape[2]:
         return f"one head dimension of {', '.join(map(str, _HEAD_DIMS))}, got {call.q.shape[2]} and {call.v.shape[3]}"
-    if max(call.batch, call.q.shape[1]) > _MAX_GRID:
+    if any(size > _MAX_GRID for size in (call.batch, call.q.shape[1])):
         return f"at most {_MAX_GRID} sequences and heads, got {call.batch} and {call.q.shape[1]}"
-    if max(call.q.shape[0], call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
+    if any(size > MAX_ROWS for size in (call.q.shape[0], call.block_table.shape[-1] * call.page_size)):
         return f"sequences of at most {MAX_ROWS}, got {call.q.shape[0]} rows of q, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"
     for name, pages in (("k", call.k), ("v", call.v)):

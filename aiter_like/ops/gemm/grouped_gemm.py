@@ -120,7 +120,7 @@ def _check(call: GroupedGemmCall) -> object:
     if call.row_index is not None:
         check.tensor(_OP, "row_index", call.row_index, rank=1, dtypes=(torch.int32,), device=a.device)
         rows = call.row_index.shape[0]
-    if max(rows, a.shape[0]) >= 2**31:
+    if any(size >= 2**31 for size in (rows, a.shape[0])):
         raise ValueError(f"{_OP}: a must have less than 2^31 rows, got {max(rows, a.shape[0])}")
     check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=(rows, n), device=a.device, last_contiguous=False)
     if call.bias is not None:

@@ -164,7 +164,7 @@ def _check(call: MqaLogitsCall) -> object:
     if 0 in (heads, dim):
         raise ValueError(f"{_OP}: q must have heads and elements, got shape {tuple(q.shape)}")
     sizes = rows, call.logits.shape[1], pages, page_size
-    if max(sizes) > _MOST:
+    if any(size > _MOST for size in sizes):
         raise ValueError(f"{_OP}: rows, columns, pages and their keys must be at most {_MOST}, got {sizes}")
     _check_keys(call)
     return SKIP if 0 in (rows, call.logits.shape[1]) else None

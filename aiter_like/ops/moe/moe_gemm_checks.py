@@ -38,7 +38,7 @@ def check_call(call: MoeGemmCall) -> object:
     if a.shape[0] != pairs and a.shape[0] * call.slots != pairs:
         raise ValueError(f"{_OP}: a must have {pairs} rows, one for each pair, or {pairs // call.slots}, one for each "
                          f"token, got {a.shape[0]}")
-    if max(pairs, a.shape[0]) >= 2**31:
+    if any(size >= 2**31 for size in (pairs, a.shape[0])):
         raise ValueError(f"{_OP}: out must have less than 2^31 pairs, got {pairs}")
     _check_weights(call, columns * (2 if is_gated(call.activation) else 1))
     _check_order(call, pairs)

@@ -81,7 +81,7 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
     if call.sums_slots and (call.activation != "none" or call.slots > MAX_SLOTS):
         return (f"sums of slots are of at most {MAX_SLOTS}, with activation 'none', got {call.slots} and "
                 f"{call.activation!r}")
-    if max(call.experts.shape[0], call.out.shape[0]) >= _MAX_GROUPS:
+    if any(size >= _MAX_GROUPS for size in (call.experts.shape[0], call.out.shape[0])):
         return f"experts must have less than 2^16 elements, got {call.experts.shape[0]}"
     return _layout_refusal(call) or rows_refusal(a=a, b=b, out=call.out)
 

@@ -142,7 +142,7 @@ def _refusal(target: Target, call: VerifyTreeCall) -> str | None:
     for name, tensor in zip(call._fields, call):
         if isinstance(tensor, Tensor) and not tensor.is_contiguous():
             return f"{name} must be contiguous, got strides {tensor.stride()}"
-    if max(*call.candidates.shape, call.accept_index.shape[1]) > _MOST:
+    if any(size > _MOST for size in (*call.candidates.shape, call.accept_index.shape[1])):
         return f"at most {_MOST} requests and nodes, got {tuple(call.candidates.shape)}"
     return None
 
