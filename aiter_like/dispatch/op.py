@@ -229,7 +229,7 @@ class Op(Declaration):
             check_kinds(self.name, self.call, args)
             if self.check is not None and self.check(*args) is SKIP:
                 return plan_of(self, torch_ops.plan_of_empty(self, request.forced, real), args, trace)
-        selection = select(self, request)
+        selection = select(self, request, in_turn=True)
         if selection.candidates:  # else the reasons of the backends say more
             check_outputs(self.name, self.call, args, self.write_indices)
             if all(tensor.is_meta for tensor in each_tensor(args)):  # of which there is nothing to compute
@@ -264,7 +264,7 @@ class Op(Declaration):
             except Exception as error:
                 if candidate.row is not None:  # its kernel stays in use: other parameters of it may be built
                     tuned_rows.drop_row(self, candidate.row, error)
-                    return self._bind_first(request, select(self, request), trace)
+                    return self._bind_first(request, select(self, request, in_turn=True), trace)
                 if not isinstance(error, BuildError) or request.forced is not None:
                     raise
                 self._fail(candidate, request.target, f"does not build: {error}")

@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class OfAddresses(str):
 class Selection:
     """Candidates in order of preference, and backend name → reason for the others."""
 
-    candidates: list[Candidate]
+    candidates: list[Candidate] | _InTurn
     refused: dict[str, str]
     key: dict[str, int | str] | None
 
@@ -62,35 +62,65 @@ class Request:
     compiled_only: bool = False
 
 
-def select(op: Declaration, request: Request) -> Selection:
+def select(op: Declaration, request: Request, in_turn: bool = False) -> Selection:
     """Decides: a tuned row first, then the operator's own order (or AITER_LIKE_BACKENDS).
+
+    Args:
+        in_turn: a backend is asked when those before it did not serve; until then it is not among the refused either.
 
     Raises:
         ValueError: AITER_LIKE_BACKENDS names an unknown backend, or the op's tune key does not fit its fields.
     """
-    accepted: dict[str, Backend] = {}
     refused: dict[str, str] = {}
     order, source = _order(op, request)
-    for backend in (*order, *(backend for backend in op.backends if backend not in order)):
-        reason = refusal(op, backend, request, backend in order)
-        if reason is None:
-            accepted[backend.name] = backend
-        else:
-            refused[backend.name] = reason
+    verdicts: dict[str, bool] = {}
+
+    def accepts(backend: Backend) -> bool:
+        if backend.name not in verdicts:
+            reason = refusal(op, backend, request, backend in order)
+            verdicts[backend.name] = reason is None
+            if reason is not None:
+                refused[backend.name] = reason
+        return verdicts[backend.name]
+
     key = op.tune_key(*request.args) if op.tune_key is not None else None
-    row = _tuned_row(op, request, key, accepted) if key is not None else None
-    kind = "tuned, modelled" if row and row.is_modelled else "tuned"
-    tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"{kind}: {row.source}", row)] if row else []
-    own = [Candidate(backend, functools.partial(_first_kernel, backend, request), {}, source)
-           for backend in accepted.values()]
-    candidates = []
-    for candidate in (*tuned, *own):
-        failure = op.failures.get((candidate.backend.name, candidate.kernel, request.target)) if op.failures else None
-        if failure is not None and request.forced is None:  # a forced backend tries again, and raises the error itself
-            refused[candidate.backend.name] = failure
-        else:
-            candidates.append(candidate)
-    return Selection(candidates, refused, key)
+    row = _tuned_row(op, request, key, accepts) if key is not None else None
+
+    def candidates() -> Iterator[Candidate]:
+        if row is not None:
+            kind = "tuned, modelled" if row.is_modelled else "tuned"
+            backend = next(backend for backend in op.backends if backend.name == row.backend)
+            yield Candidate(backend, row.kernel, row.params, f"{kind}: {row.source}", row)
+        for backend in (*order, *(backend for backend in op.backends if backend not in order)):
+            if accepts(backend):
+                yield Candidate(backend, functools.partial(_first_kernel, backend, request), {}, source)
+
+    def not_failed() -> Iterator[Candidate]:
+        for each in candidates():
+            failure = op.failures.get((each.backend.name, each.kernel, request.target)) if op.failures else None
+            if failure is not None and request.forced is None:  # a forced one tries again, and raises the error itself
+                refused[each.backend.name] = failure
+            else:
+                yield each
+
+    return Selection(_InTurn(not_failed()) if in_turn else [*not_failed()], refused, key)
+
+
+class _InTurn:
+    """Candidates, each found when it is asked for."""
+
+    def __init__(self, others: Iterator[Candidate]):
+        self._found: list[Candidate] = []
+        self._others = others
+
+    def __iter__(self) -> Iterator[Candidate]:
+        yield from self._found
+        for each in self._others:
+            self._found.append(each)
+            yield each
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
 
 
 def _first_kernel(backend: Backend, request: Request) -> str:
@@ -154,10 +184,10 @@ def _is_installed(package: str, find_spec: Callable[[str], Any]) -> bool:
 
 
 def _tuned_row(op: Declaration, request: Request, key: Mapping[str, Any],
-               accepted: Mapping[str, Backend]) -> Row | None:
+               accepts: Callable[[Backend], bool]) -> Row | None:
     def usable(row: Row) -> bool:
-        backend = accepted.get(row.backend)
-        if backend is None or row.source in op.bad_rows:
+        backend = next(backend for backend in op.backends if backend.name == row.backend)
+        if row.source in op.bad_rows or not accepts(backend):
             return False
         reason = backend.staleness(row)
         if reason is not None:
