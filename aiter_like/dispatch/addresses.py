@@ -102,15 +102,17 @@ def statement(trace: Trace, writes: frozenset[int], in_place: Container[tuple[in
     sizes = sorted({one.itemsize for one in tensors.values()} - {1})
     for size in sizes:
         unknown = [f"a{index}" for index, one in tensors.items()
-                   if one.itemsize == size and not trace.has_asked(f"(a{index} % 16) == 0")]
+                   if one.itemsize == size and not trace.is_equal(f"(a{index} % 16)", 0)]
         asked += [f"({' | '.join(unknown)}) & {size - 1}"] * bool(unknown)
     ends = {}
     for index, one in tensors.items():
         extent = one.extent()
         text = text_in(trace, extent)
         ends[index] = f"a{index} + {trace.named(text, extent.leaves) if text[0] == '(' else text}"
-    positions = {index: [place for place, each in enumerate(trace.fields) if each is one]
-                 for index, one in tensors.items()}
+    places = defaultdict(list)  # of a tensor that comes twice, both
+    for place, each in enumerate(trace.fields):
+        places[id(each)].append(place)
+    positions = {index: places[id(one)] for index, one in tensors.items()}
     written = [index for index in tensors if not writes.isdisjoint(positions[index])]
     for one in written:
         for other in tensors:

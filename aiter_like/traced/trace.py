@@ -76,9 +76,10 @@ class Trace:
             self._steps.append(("ask", text, leaves))
         return answer
 
-    def has_asked(self, text: str) -> bool:
-        """Whether a condition holds in the class."""
-        return text in self._asked
+    def is_equal(self, expression: str, value: int) -> bool:
+        """Whether an expression is known to have a value in the class."""
+        name = self._names.get(("expression", expression), expression)
+        return self._bounds.get(name) == [value, value]
 
     def bound(self, base: str, leaves: frozenset, least: float | None, most: float | None) -> None:
         """Notes that an expression is not below `least`, or not above `most`; the narrowest bounds are asked."""
