@@ -144,15 +144,15 @@ class CallClass:
 
     def _text(self, runs: bool) -> list[str]:
         """The statements of `serves`, or of `admits`; an expression that none of them names is left out."""
-        trace, kept = self.trace, []
+        kept: list[str] = []
         last = [self._addresses or "pass", *self._body * runs]
         words = set(_WORD.findall("\n".join(last)))
-        steps = sorted(trace.steps(), key=lambda step: any(_ADDRESS.fullmatch(leaf) for leaf in step[2]))
+        steps = sorted(self._steps, key=lambda step: any(_ADDRESS.fullmatch(leaf) for leaf in step[2]))
         for name, text, _ in reversed(steps):  # addresses are read last: of another class, they are not
             if not name or name in words:
                 kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
                 words.update(_WORD.findall(text))
-        read, lines = _Readings(trace, words), [f"if not ({' and '.join(self._questions)}): return False"]
+        read, lines = _Readings(self.trace, words), [f"if not ({' and '.join(self._questions)}): return False"]
         for line in kept[::-1]:
             lines += [*read.of(line), line]
         lines += read.of("\n".join(last))
