@@ -67,7 +67,8 @@ def plan_of(op: Declaration, function: Callable | None, fields: tuple, trace: Tr
         except Untraceable as why:
             trace.untraced = str(why)
         else:
-            statements = [*_allocation(trace, used), *(launch.statement for launch in launches)]
+            launched = [*_allocation(trace, used), *(launch.statement for launch in launches)]
+            statements = _on_this_device(launched, statements, trace, used)
             starts = [launch.first for launch in launches]
             first = functools.partial(_start, starts)
     if is_simulated:
@@ -83,6 +84,17 @@ def plan_of(op: Declaration, function: Callable | None, fields: tuple, trace: Tr
                       for index in op.write_indices if isinstance(fields[index], (Tensor, tuple, list)))
     # By it autograd sees that a saved tensor has changed.
     return Plan(first, [*statements, *[f"tell_written(({written}))"] * bool(written)], used, row)
+
+
+def _on_this_device(launched: list[str], otherwise: list[str], trace: Trace, used: dict[str, Any]) -> list[str]:
+    """A loaded kernel is one device's, and it is launched on the current one: where there are several, that is asked.
+    """
+    device = next(iter(trace.fields[index] for index in trace.ranks)).device
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        return launched
+    used["current_device"] = torch.cuda.current_device
+    return [f"if current_device() != {torch.cuda.current_device()}: {otherwise[0]}", "else:",
+            *(f"    {one}" for one in launched or ["pass"])]
 
 
 def _allocation(trace: Trace, used: dict[str, Any]) -> list[str]:
