@@ -201,7 +201,7 @@ class Op(Declaration):
         trace, decided = Trace(args, opened), None
         try:
             plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
-            decided = plan, statement(trace, self._writes, self.in_place)
+            decided = plan, "" if plan.is_empty else statement(trace, self._writes, self.in_place)
         except Untraceable as why:
             logger.debug("%s: decided for these sizes alone: %s", self.name, why)
         except Exception:  # of stand-ins; what is wrong is told of the arguments
@@ -210,9 +210,10 @@ class Op(Declaration):
             trace = Trace(args, ())
             trace.fix()
             plan = self._planned(self._request(args, args, forced, forced_by), trace)
-            decided = plan, statement(trace, self._writes, self.in_place)
+            decided = plan, "" if plan.is_empty else statement(trace, self._writes, self.in_place)
         plan, addresses = decided
-        self._check_addresses(args)
+        if not plan.is_empty:
+            self._check_addresses(args)
         if runs and (again := plan.run(self, args)) is not None:
             tuned_rows.drop_row(self, plan.row, again)
             self._decide(chosen, args)
@@ -228,12 +229,13 @@ class Op(Declaration):
         with showing(args):
             check_kinds(self.name, self.call, args)
             if self.check is not None and self.check(*args) is SKIP:
-                return plan_of(self, torch_ops.plan_of_empty(self, request.forced, real), args, trace)
+                empty = torch_ops.plan_of_empty(self, request.forced, real)
+                return replace(plan_of(self, empty, args, trace), is_empty=True)
         selection = select(self, request, in_turn=True)
         if selection.candidates:  # else the reasons of the backends say more
             check_outputs(self.name, self.call, args, self.write_indices)
             if all(tensor.is_meta for tensor in each_tensor(args)):  # of which there is nothing to compute
-                return plan_of(self, None, args, trace)
+                return replace(plan_of(self, None, args, trace), is_empty=True)
         if selection.key is not None:
             values = known(table.normalised(self.name, self.tune_fields, selection.key))
             record.record(self.name, self.tune_fields, request.target.arch, request.target.cu_num, values)

@@ -30,6 +30,7 @@ class Plan:
         statements: serve any call of the class; they see `used`, the leaves of the trace and `parameters(…)`.
         row: the tuned row that it follows.
         is_final: it holds for later calls too.
+        is_empty: nothing is computed, so that no address counts.
     """
 
     first: Callable[[tuple], None]
@@ -37,6 +38,7 @@ class Plan:
     used: Mapping[str, Any]
     row: Row | None = None
     is_final: bool = True
+    is_empty: bool = False
 
     def run(self, op: Declaration, args: tuple) -> Exception | None:
         """Serves the call that was decided; where its row's parameters turn out not to fit, why."""
@@ -46,7 +48,8 @@ class Plan:
             if self.row is None or has_run(error):
                 raise
             return error
-        torch.autograd.graph.increment_version(_tensors(args[index] for index in op.write_indices))
+        if not self.is_empty:
+            torch.autograd.graph.increment_version(_tensors(args[index] for index in op.write_indices))
         return None
 
 
