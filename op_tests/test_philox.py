@@ -46,7 +46,7 @@ def test_the_mask_of_a_tile(device, rows, columns, num_warps, is_transposed):
     rng_state = torch.tensor([-0x123456789ABCDEF, 2**40 + 2**31 + 7], device=device)
     kept = torch.full((rows, columns), 7, dtype=torch.int8, device=device)
     launch(_kept_kernel, (1,), kept, rng_state, head, first_row, first_column, philox.threshold(p), ROWS=rows,
-           COLUMNS=columns, IS_TRANSPOSED=is_transposed, options={"num_warps": num_warps})
+           COLUMNS=columns, IS_TRANSPOSED=is_transposed, options={"num_warps": num_warps}).start()
     quads = torch.arange(first_column // 4, (first_column + columns) // 4)
     counters = (quads, first_row + torch.arange(rows)[:, None], torch.tensor(head), torch.tensor(2**31 + 7))
     expected = philox.words(-0x123456789ABCDEF, *counters).flatten(1) >> 8 >= philox.threshold(p)
