@@ -350,7 +350,6 @@ def test_every_block_of_the_kernel_for_hopper(device, m, n, k):
         pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
     from aiter_like.jit.triton_launch import Launcher
     from aiter_like.ops.gemm.triton.gemm_a8w8_blockscale import gemm_a8w8_blockscale
-
     a, b, a_scale, b_scale = operands(device, m, n, k)
     out = torch.empty(m, n, device=device).bfloat16()
     for scale in (a_scale, block_major(a_scale)):
