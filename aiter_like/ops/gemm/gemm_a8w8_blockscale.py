@@ -277,7 +277,7 @@ def gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale
         dtype: of the result, bf16|fp16|fp32.
         isBpreshuffled: `WQ` and `x_scale` are as `gemm_a8w8_blockscale_bpreshuffle` takes them.
         out: tensor to write, [m, n], `dtype`; default: a new contiguous one.
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
+        backend: "ck", "triton", "vendor" (cuBLAS) or "torch" instead of the automatic choice.
 
     Returns:
         `out`. With k = 0 it is zero; an empty result stays empty.
