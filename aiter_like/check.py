@@ -110,7 +110,7 @@ def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
     Raises:
         ValueError: it is not.
     """
-    kind = value.__class__  # not `type`: stand-ins of traced.py answer to that
+    kind = value.__class__  # not `type`: stand-ins of traced/ answer to that
     if isinstance(value, Enum) and isinstance(value, (int, str)):
         kind = int if isinstance(value, int) else str
     if not any(kind is type(option) and value == option for option in accepted):

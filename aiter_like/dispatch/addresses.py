@@ -109,7 +109,7 @@ def statement(trace: Trace, writes: frozenset[int], in_place: Container[tuple[in
         extent = one.extent()
         text = text_in(trace, extent)
         ends[index] = f"a{index} + {trace.named(text, extent.leaves) if text[0] == '(' else text}"
-    places = defaultdict(list)  # of a tensor that comes twice, both
+    places = defaultdict(list)  # A tensor that comes twice has both.
     for place, each in enumerate(trace.fields):
         places[id(each)].append(place)
     positions = {index: places[id(one)] for index, one in tensors.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Classes of calls: calls of which a decision's questions have the same answers (traced.py) share its plan.
+"""Classes of calls: calls of which a decision's questions have the same answers (traced/) share its plan.
 
 A class is one function, made from source text: it compares what the decision asked, checks addresses and launches. What
 a new size of a known class costs is that and nothing else; there are as many classes as answers, however many sizes.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aiter_like.call import handing_on
 from aiter_like.errors import UnsupportedError
-from aiter_like.traced import Trace
+from aiter_like.traced import Trace, leaves_of
 
 try:  # the check behind torch.compile's guards: the metadata of all tensors in one C++ call
     from torch._C._dynamo.guards import TensorGuards
@@ -36,18 +36,16 @@ _FUNCTIONS = {"ceil": math.ceil, "floor": math.floor, "abs": abs}
 
 
 def kind_of_call(args: tuple) -> tuple:
-    """What no class leaves open, as a key: types, dtypes, ranks, devices, flags; of lists of tensors all metadata.
+    """A key of what no class leaves open: types, dtypes, ranks, devices, flags; of lists of tensors all metadata.
 
     Raises:
         TypeError: an argument has no hash (a list of other than tensors, a symbolic size).
         RuntimeError: a sparse tensor among others, which has no strides.
     """
     key: list = []
-    grad = _is_grad_enabled()
     for arg in args:
         if isinstance(arg, Tensor):
-            key += (type(arg), arg.ndim, arg.dtype, arg.device, grad and arg.requires_grad, arg.layout, arg.is_neg(),
-                    arg.is_conj())
+            key += (*_facts(arg), arg.ndim)
         elif _is_tensors(arg):
             key.append(metadata(arg))
         elif type(arg) is int or type(arg) is float:
@@ -58,23 +56,14 @@ def kind_of_call(args: tuple) -> tuple:
 
 
 def metadata(tensors: Iterable[Tensor]) -> tuple:
-    """Of each tensor of a list all that is not its contents or address, as a key; classes leave nothing of it open."""
-    grad = _is_grad_enabled()
-    return tuple((type(each), each.shape, each.stride(), each.dtype, each.device, grad and each.requires_grad,
-                  each.layout, each.is_neg(), each.is_conj()) if isinstance(each, Tensor) else (type(each), each)
+    """A key of all that a list's tensors are but contents and addresses; classes leave nothing of it open."""
+    return tuple((*_facts(each), each.shape, each.stride()) if isinstance(each, Tensor) else (type(each), each)
                  for each in tensors)
 
 
-def _leaves(args: tuple) -> dict[str, Any]:
-    """Sizes, strides and scalars by the names that a trace gives them."""
-    found: dict[str, Any] = {}
-    for index, arg in enumerate(args):
-        if type(arg) in (int, float):
-            found[f"arg{index}"] = arg
-        elif isinstance(arg, Tensor) and arg.layout is torch.strided and not arg.is_nested:
-            found.update((f"s{index}_{dim}", size) for dim, size in enumerate(arg.shape))
-            found.update((f"t{index}_{dim}", step) for dim, step in enumerate(arg.stride()))
-    return found
+def _facts(tensor: Tensor) -> tuple:
+    return (type(tensor), tensor.dtype, tensor.device, _is_grad_enabled() and tensor.requires_grad, tensor.layout,
+            tensor.is_neg(), tensor.is_conj())
 
 
 def _is_tensors(arg: Any) -> bool:
@@ -225,6 +214,11 @@ def _guard(tensors: Sequence[Tensor], sizes: list, strides: list) -> Callable[..
     return check
 
 
+def _make_room(kinds: dict) -> None:
+    while len(kinds) >= _KINDS:
+        kinds.pop(next(iter(kinds)), None)
+
+
 def _serves_nothing(*_args: Any) -> bool:
     return False
 
@@ -247,12 +241,22 @@ class Classes:
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
 
+    @staticmethod
+    def key(selector: Any, args: tuple) -> tuple | None:
+        """The kind of a call; None: it has none, and no class either: its check says what is wrong."""
+        try:
+            key = (selector, *kind_of_call(args))
+            hash(key)
+        except (TypeError, RuntimeError):
+            return None
+        return key
+
     def find(self, selector: Any, args: tuple, runs: bool = True) -> CallClass | None:
         """The class that has served the call, or, unless it `runs`, that would; None: there is none, or it refuses."""
         try:
             key = (selector, *kind_of_call(args))
             known = self._kinds.get(key, ())
-        except (TypeError, RuntimeError):  # no key: such a call has no class, its check says what is wrong
+        except (TypeError, RuntimeError):  # it has no kind
             return None
         for each in known:
             if (each.serves if runs else each.admits)(selector, *args):
@@ -261,33 +265,26 @@ class Classes:
                 return each
         return None
 
-    def opened(self, selector: Any, args: tuple) -> frozenset[str]:
-        """The leaves in which the calls of this one's kind have differed so far (traced.py): a class that leaves more
-        open would ask of each call what never changes.
+    def opened(self, key: tuple | None, args: tuple) -> frozenset[str]:
+        """The leaves in which the calls of a kind have differed so far, these arguments among them: a class that leaves
+        more open would ask of each call what never changes.
         """
-        try:
-            key = (selector, *kind_of_call(args))
-            first, opened = self._leaves.get(key, (None, frozenset()))
-        except (TypeError, RuntimeError):
+        if key is None:
             return frozenset()
-        leaves = _leaves(args)
-        if first is None:
-            first = leaves
-            while len(self._leaves) >= _KINDS:
-                self._leaves.pop(next(iter(self._leaves)), None)
+        leaves = leaves_of(args)
+        if key not in self._leaves:
+            _make_room(self._leaves)
+        first, opened = self._leaves.get(key, (leaves, frozenset()))
         opened |= {leaf for leaf, value in leaves.items() if first.get(leaf) != value}
         self._leaves[key] = first, opened
         return opened
 
-    def keep(self, selector: Any, args: tuple, made: CallClass) -> None:
+    def keep(self, key: tuple | None, made: CallClass) -> None:
         """Keeps a class."""
-        try:
-            key = (selector, *kind_of_call(args))
-            hash(key)
-        except (TypeError, RuntimeError):
+        if key is None:
             return
-        while len(self._kinds) >= _KINDS and key not in self._kinds:
-            self._kinds.pop(next(iter(self._kinds)), None)
+        if key not in self._kinds:
+            _make_room(self._kinds)
         self._kinds[key] = (made, *self._kinds.get(key, ())[:_OF_A_KIND - 1])
 
     def _keep(self, key: tuple, used: CallClass) -> None:

@@ -175,7 +175,7 @@ def _not_buildable(target: Target, backend: Backend) -> str | None:
 
 
 def conditions(trace: Trace, fields: Sequence[str]) -> tuple[str, ...]:
-    """What was asked of a call, in the words of its fields."""
+    """The questions that a call was asked, in the words of its fields."""
 
     def worded(text: str) -> str:
         def name(match: re.Match) -> str:

@@ -39,7 +39,7 @@ logger = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
-# What most calls take: all that no recent class serves goes on to Op._serve.
+# Most calls take this text; a call that no recent class serves goes on to Op._serve.
 _RECENT = """\
 if not is_tracing() and derivatives._current_level < 0:
     chosen = selected()
@@ -86,32 +86,30 @@ class Op(Declaration):
         """
         self._serve(tuple(call), backend)
 
-    def _serve(self, args: tuple, backend: str | None) -> None:
+    def _serve(self, args: tuple, backend: str | None, runs: bool = True) -> None:
+        """Serves a call, or, unless it `runs`, decides it and raises what serving it would raise."""
         if _is_tracing():
             self._out_op(*args, backend=backend)
             return
-        context = _selected()
-        chosen = backend if context is None else (context, backend)
+        chosen = _chosen(backend)
         try:
             serve = self._otherwise(chosen, args)
-            if serve is not None:
+            if serve is None:
+                self._serve_plain(chosen, args, runs)
+            elif runs:
                 serve(*args)
-            elif self._classes.find(chosen, args) is None:
-                self._decide(chosen, args)
         except (ValueError, TypeError, UnsupportedError) as error:
             error.fields = dict(zip(self.call._fields, args))  # public.py looks up which parameters these are
             raise
 
     def _prepare(self, args: tuple, backend: str | None) -> None:
-        if _is_tracing() or isinstance(context := _selected(), Recorder):
-            return
-        chosen = backend if context is None else (context, backend)
-        try:
-            if self._otherwise(chosen, args) is None and self._classes.find(chosen, args, runs=False) is None:
-                self._decide(chosen, args, runs=False)
-        except (ValueError, TypeError, UnsupportedError) as error:
-            error.fields = dict(zip(self.call._fields, args))
-            raise
+        if not _is_tracing() and not isinstance(_selected(), Recorder):
+            self._serve(args, backend, runs=False)
+
+    def _serve_plain(self, chosen: Any, args: tuple, runs: bool = True) -> None:
+        """Serves a call of tensors that are what they look like: by its class, or by a decision."""
+        if self._classes.find(chosen, args, runs) is None:
+            self._decide(chosen, args, runs)
 
     def reset(self) -> None:
         """Forget classes, failures and tuned rows."""
@@ -133,13 +131,10 @@ class Op(Declaration):
     def _eager(self, *args: Any, backend: str | None = None) -> None:
         """The kernel of the registered operator: as `__call__`, without routing back into torch.library."""
         args = tuple(self.call(*args))  # torch.library leaves out what equals the schema's defaults
-        context = _selected()
-        chosen = backend if context is None else (context, backend)
-        if self._classes.find(chosen, args) is None:
-            self._decide(chosen, args)
+        self._serve_plain(_chosen(backend), args)
 
     def _otherwise(self, chosen: Any, args: tuple) -> Callable | None:
-        """What serves a call whose tensors are not what they look like: transformed, fake, negated where read."""
+        """Finds what serves a call whose tensors are not what they look like: transformed, fake, negated where read."""
         if torch_ops.differentiated(args):
             return self._differentiable(chosen, args)
         if torch_ops.intercepted(args):
@@ -197,21 +192,16 @@ class Op(Declaration):
         if recorder is not None:
             recorder.found.append(self._explain(args, forced, forced_by))
             return
-        opened = () if env.get("AITER_LIKE_RECORD") else self._classes.opened(chosen, args)  # which is to see each size
-        trace, decided = Trace(args, opened), None
+        key = self._classes.key(chosen, args)
+        opened = () if env.get("AITER_LIKE_RECORD") else self._classes.opened(key, args)  # which is to see each size
+        trace = Trace(args, opened)
         try:
-            plan = self._planned(self._request(trace.fields, args, forced, forced_by), trace)
-            decided = plan, "" if plan.is_empty else statement(trace, self._writes, self.in_place)
-        except Untraceable as why:
-            logger.debug("%s: decided for these sizes alone: %s", self.name, why)
-        except Exception:  # of stand-ins; what is wrong is told of the arguments
-            logger.debug("%s: decided for these sizes alone", self.name, exc_info=True)
-        if decided is None:
-            trace = Trace(args, ())
+            plan, addresses = self._decided(self._request(trace.fields, args, forced, forced_by), trace)
+        except (Exception, Untraceable) as why:
+            logger.debug("%s: decided for these sizes alone: %r", self.name, why, exc_info=True)
+            trace = Trace(args, ())  # The arguments are decided on themselves: what is wrong is told of them.
             trace.fix()
-            plan = self._planned(self._request(args, args, forced, forced_by), trace)
-            decided = plan, "" if plan.is_empty else statement(trace, self._writes, self.in_place)
-        plan, addresses = decided
+            plan, addresses = self._decided(self._request(args, args, forced, forced_by), trace)
         if not plan.is_empty:
             self._check_addresses(args)
         if runs and (again := plan.run(self, args)) is not None:
@@ -221,7 +211,12 @@ class Op(Declaration):
             used = {"refuse": self._check_addresses, **plan.used}
             trace.settle()
             made = CallClass(chosen, args, trace, addresses, plan.statements, used)
-            self._classes.keep(chosen, args, made)
+            self._classes.keep(key, made)
+
+    def _decided(self, request: Request, trace: Trace) -> tuple[Plan, str]:
+        """The plan of a class, and the statement that checks its addresses."""
+        plan = self._planned(request, trace)
+        return plan, "" if plan.is_empty else statement(trace, self._writes, self.in_place)
 
     def _planned(self, request: Request, trace: Trace) -> Plan:
         """Check, select, bind. `request` has stand-ins, or the arguments themselves."""
@@ -374,6 +369,12 @@ def _forget_plans() -> None:
 
 
 device.on_change.append(_forget_plans)
+
+
+def _chosen(backend: str | None) -> Any:
+    """What a call is served by, as far as its callers say: a backend, with what applies to all calls around it."""
+    context = _selected()
+    return backend if context is None else (context, backend)
 
 
 def _read(op: Declaration, chosen: Any) -> tuple[str | None, str, Recorder | None]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a decision comes to: the statements that serve calls of its class, and the first of them at once. Used by op.py.
+"""A decision comes to a plan: statements that serve calls of its class, and what serves the first of them at once. Used
+by op.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from aiter_like.dispatch.classes import parameters
 from aiter_like.dispatch.declaration import Declaration
 from aiter_like.dispatch.table import Row
+from aiter_like.dispatch.torch_ops import each_tensor
 from aiter_like.dispatch.tuned_rows import has_run
 from aiter_like.traced import Trace, Untraceable, text_in
 
@@ -49,7 +51,7 @@ class Plan:
                 raise
             return error
         if not self.is_empty:
-            torch.autograd.graph.increment_version(_tensors(args[index] for index in op.write_indices))
+            torch.autograd.graph.increment_version(tuple(each_tensor(args[index] for index in op.write_indices)))
         return None
 
 
@@ -129,11 +131,6 @@ def _first_simulated(op: Declaration, function: Callable, first: Callable[[tuple
         first(args)
     except RuntimeError as error:
         _raise_failure(op.name, error)
-
-
-def _tensors(values: Any) -> tuple[Tensor, ...]:
-    return tuple(tensor for value in values for tensor in (value if isinstance(value, (tuple, list)) else (value,))
-                 if isinstance(tensor, Tensor))
 
 
 def _checked_call(op: Declaration, function: Callable, args: tuple) -> None:

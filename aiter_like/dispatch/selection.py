@@ -47,7 +47,7 @@ class Request:
     Attributes:
         forced: the only backend allowed, or None.
         forced_by: who says so: "backend='hip'" or "use_backend('hip')".
-        real: the arguments themselves, where `args` are stand-ins of them (traced.py).
+        real: the arguments themselves, where `args` are stand-ins of them (traced/).
         needs_grad: grad mode is on and an argument requires grad.
         compiled_only: no backend counts that is not a compiled module, as where Triton and the vendor's library serve
             nothing.

@@ -154,7 +154,7 @@ class AsmFunction:
         return _Bound(self, row.kernel, self._load(target, row)[0], target)
 
     def launch(self, args: Sequence[Any]) -> Launch:
-        """How a call runs; of stand-ins (traced.py) for a class of calls."""
+        """How a call runs; of stand-ins (traced/) for a class of calls."""
         return self.__wrapped__(self.call(*args)) if self.call else self.__wrapped__(*args)
 
     def _row(self, facts: Mapping[str, int | str]) -> Row:
@@ -284,7 +284,7 @@ class _Traced:
             values.append(bound._value(name, kind, value.real if isinstance(value, Tensor) else known(value)))
             if isinstance(value, Tensor):
                 address = value.address()
-                bool(address % ALIGNMENT == 0)
+                bool(value.data_ptr() % ALIGNMENT == 0)
                 texts.append(address.text)
             elif value is None:
                 texts.append("0")
@@ -292,7 +292,7 @@ class _Traced:
                 low, high = _RANGES[kind]
                 bool(low <= value <= high)
                 texts.append(text_in(trace, value))
-        grid, block = (exactly(launch.block), tuple(map(known, launch.grid)))[::-1]
+        grid, block = known(launch.grid), exactly(launch.block)
         packed = f"{trace.object(bound.layout.pack)}({', '.join(texts)})"
         places = ", ".join(text_in(trace, each) for each in launch.grid)
         first = functools.partial(bound.runtime.launch, bound.handle, grid, block, bound.layout.pack(*values))

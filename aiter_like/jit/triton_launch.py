@@ -3,7 +3,7 @@
 ops/common/triton/launch.py; as all that stands outside of ops/, it does not count in a kernel's revision.
 
 A launch is data: a launcher is a function of a call that returns its launches, and starts none. Called with stand-ins
-(traced.py) it returns launches whose numbers and addresses are texts: those of a whole class of calls.
+(traced/) it returns launches whose numbers and addresses are texts: those of a whole class of calls.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class Launch:
         ordered = _ordered(self.kernel, len(real), fixed._constants(target))
         grid = (*self.grid, 1, 1)[:3]
         texts = [each.text for each in arguments] + [trace.object(value) for value in ordered]
+        first = starter(compiled, fixed.grid, target)
         if any(type(each) is Number and each.leaves for each in grid):
             start = trace.object(_Started(compiled, target) if target.simulated else compiled)
             start += f"[({', '.join(text_in(trace, each) for each in grid)})]"
         else:
-            start = trace.object(starter(compiled, fixed.grid, target))
-        first = starter(compiled, fixed.grid, target)
+            start = trace.object(first)
         return Planned(f"{start}({', '.join(texts)})", lambda: first(*real, *ordered))
 
 
@@ -117,8 +117,7 @@ class _Argument:
         self.is_constant = type(value) is not Traced and not (type(value) is Number and value.leaves)
         if type(value) is Traced:
             address = value.address()
-            aligned = value.offset % _ALIGNMENT if value.root[0] == "m" else address % _ALIGNMENT
-            bool(aligned == 0)
+            bool(value.data_ptr() % _ALIGNMENT == 0)
             if is_amd and value.root[0] != "m" and value.real.untyped_storage().nbytes() < _NEAR:
                 bool(value.extent() < _NEAR)
             self.real, self.text = value.real, address.text
@@ -151,7 +150,7 @@ def _descriptor(trace: Trace, value: Any, base: Tensor) -> tuple[Any, str]:
     """Of a descriptor of a tensor: itself with real numbers, and the text that makes another by them."""
     if type(base) is not Traced:
         raise Untraceable("a descriptor of a tensor that is no part of the call")
-    bool((base.offset if base.root[0] == "m" else base.address()) % _ALIGNMENT == 0)
+    bool(base.data_ptr() % _ALIGNMENT == 0)
     facts = vars(value)
     shape, strides = ([*facts[name]] for name in ("shape", "strides"))
     others = {name: exactly(tuple(fact)) if isinstance(fact, list) else fact for name, fact in facts.items()

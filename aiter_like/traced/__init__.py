@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from aiter_like.traced.number import Number, Shape, Untraceable, answered, computed, exactly, known, text_in
 from aiter_like.traced.tensor import Traced
-from aiter_like.traced.trace import Trace, showing
+from aiter_like.traced.trace import Trace, leaves_of, showing
 
-__all__ = ["Number", "Shape", "Trace", "Traced", "Untraceable", "answered", "computed", "exactly", "known", "showing",
-           "text_in"]
+__all__ = ["Number", "Shape", "Trace", "Traced", "Untraceable", "answered", "computed", "exactly", "known", "leaves_of",
+           "showing", "text_in"]

@@ -96,7 +96,10 @@ def answered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/", "pow": "**",
+               "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
 _PARTIAL = {"//": True, "%": True, "/": True, "<<": False, ">>": False, "**": False}
 """What has no value, or one of another type, where the second number is 0 (True) or below 0 (False)."""
 
@@ -215,7 +218,7 @@ class Number:
         if not self.leaves:
             return
         if not answer:
-            sign = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}[sign]
+            sign = _NEGATED[sign]
         if type(self.value) is not int or type(other) is not int:
             if sign in (">=", "<=") and type(self.value) is float:
                 self.trace.bound(self.base, self.leaves, *((other, None) if sign == ">=" else (None, other)))
@@ -282,18 +285,6 @@ class Number:
         return is_equal if is_equal is NotImplemented else not is_equal
 
     __lt__, __le__, __gt__, __ge__ = map(_compared, _SIGNS)
-    __add__, __radd__ = _computed("+", operator.add), _computed("+", operator.add, True)
-    __sub__, __rsub__ = _computed("-", operator.sub), _computed("-", operator.sub, True)
-    __mul__, __rmul__ = _computed("*", operator.mul), _computed("*", operator.mul, True)
-    __floordiv__, __rfloordiv__ = _computed("//", operator.floordiv), _computed("//", operator.floordiv, True)
-    __mod__, __rmod__ = _computed("%", operator.mod), _computed("%", operator.mod, True)
-    __truediv__, __rtruediv__ = _computed("/", operator.truediv), _computed("/", operator.truediv, True)
-    __pow__, __rpow__ = _computed("**", operator.pow), _computed("**", operator.pow, True)
-    __and__, __rand__ = _computed("&", operator.and_), _computed("&", operator.and_, True)
-    __or__, __ror__ = _computed("|", operator.or_), _computed("|", operator.or_, True)
-    __xor__, __rxor__ = _computed("^", operator.xor), _computed("^", operator.xor, True)
-    __lshift__, __rlshift__ = _computed("<<", operator.lshift), _computed("<<", operator.lshift, True)
-    __rshift__, __rrshift__ = _computed(">>", operator.rshift), _computed(">>", operator.rshift, True)
     __ceil__, __floor__, __abs__ = _called("ceil"), _called("floor"), _called("abs")
 
     def __divmod__(self, other: Any) -> tuple:
@@ -344,6 +335,12 @@ class Number:
 
     def __format__(self, form: str) -> str:
         return format(self._shown(), form)
+
+
+for _name, _sign in _ARITHMETIC.items():
+    _compute = getattr(operator, f"__{_name}__")
+    setattr(Number, f"__{_name}__", _computed(_sign, _compute))
+    setattr(Number, f"__r{_name}__", _computed(_sign, _compute, is_reflected=True))
 
 
 def _rank(number: Number) -> tuple:

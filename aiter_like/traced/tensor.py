@@ -13,6 +13,12 @@ from torch import Tensor
 
 from aiter_like.traced.number import NONE, Number, Shape, Untraceable, known, text_in
 
+_SHUT = frozenset((
+    "_base", "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_conj", "is_cpu", "is_cuda",
+    "is_floating_point", "is_leaf", "is_meta", "is_neg", "is_nested", "is_quantized", "is_sparse", "itemsize", "layout",
+    "ndim", "requires_grad"))
+"""What no class leaves open of a tensor; the real one tells it."""
+
 
 class Traced:
     """Stands in for a tensor of a call, a view of one, or memory that the call allocates.
@@ -51,51 +57,6 @@ class Traced:
         trace.allocated.append(made := Traced(trace, real, f"m{len(trace.allocated)}", 0, shape, _dense(shape)))
         made._is_contiguous = True
         return made
-
-    # ---- what no class leaves open
-
-    dtype = property(lambda self: self.real.dtype)
-    device = property(lambda self: self.real.device)
-    layout = property(lambda self: self.real.layout)
-    ndim = property(lambda self: self.real.ndim)
-    itemsize = property(lambda self: self.real.element_size())
-    requires_grad = property(lambda self: self.real.requires_grad)
-    is_leaf = property(lambda self: self.real.is_leaf)
-    is_meta = property(lambda self: self.real.is_meta)
-    is_cuda = property(lambda self: self.real.is_cuda)
-    is_cpu = property(lambda self: self.real.is_cpu)
-    is_nested = property(lambda self: self.real.is_nested)
-    is_quantized = property(lambda self: self.real.is_quantized)
-    is_sparse = property(lambda self: self.real.is_sparse)
-    _base = property(lambda self: self.real._base)
-
-    def dim(self) -> int:
-        """As of a tensor."""
-        return self.real.ndim
-
-    def element_size(self) -> int:
-        """As of a tensor."""
-        return self.real.element_size()
-
-    def get_device(self) -> int:
-        """As of a tensor."""
-        return self.real.get_device()
-
-    def is_neg(self) -> bool:
-        """As of a tensor."""
-        return self.real.is_neg()
-
-    def is_conj(self) -> bool:
-        """As of a tensor."""
-        return self.real.is_conj()
-
-    def is_floating_point(self) -> bool:
-        """As of a tensor."""
-        return self.real.is_floating_point()
-
-    def is_complex(self) -> bool:
-        """As of a tensor."""
-        return self.real.is_complex()
 
     # ---- numbers
 
@@ -305,7 +266,7 @@ class Traced:
     def __getitem__(self, index: Any) -> Traced:
         """As of a tensor, by ints, slices with step 1, None and one Ellipsis."""
         index = index if isinstance(index, tuple) else (index,)
-        if Ellipsis in (each for each in index if each is Ellipsis):
+        if any(each is Ellipsis for each in index):
             place = next(place for place, each in enumerate(index) if each is Ellipsis)
             taken = sum(each is not None for each in index) - 1
             index = (*index[:place], *[slice(None)] * (self.ndim - taken), *index[place + 1:])
@@ -363,6 +324,8 @@ class Traced:
         return tuple(self.select(dim, index) for index in range(operator.index(self.shape[dim])))
 
     def __getattr__(self, name: str) -> Any:
+        if name in _SHUT:
+            return getattr(self.real, name)
         raise Untraceable(f"Tensor.{name}")
 
 

@@ -57,8 +57,7 @@ class Trace:
             waiting = [(one, other) for pair in self.equal for one, other in (pair, pair[::-1])
                        if one in self.exact and other not in self.exact]
             self.exact.update((other, self.exact[one]) for one, other in waiting)
-        # No reference to the call's tensors is kept.
-        self.fields = ()
+        self.fields = ()  # The trace outlives the call and keeps none of its tensors.
         self.allocated.clear()
         self._seen.clear()
 
@@ -84,7 +83,7 @@ class Trace:
     def bound(self, base: str, leaves: frozenset, least: float | None, most: float | None) -> None:
         """Notes that an expression is not below `least`, or not above `most`; the narrowest bounds are asked."""
         if base not in self._bounds:
-            self._bounds[base] = [0 if base in leaves and base[0] in "st" else None, None]
+            self._bounds[base] = [_least(base, leaves), None]
             self._steps.append(("bounds", base, leaves))
         bounds = self._bounds[base]
         if least is not None and (bounds[0] is None or least > bounds[0]):
@@ -120,7 +119,7 @@ class Trace:
             elif kind == "ask":
                 yield "", what, leaves
             elif kind == "bounds":
-                text = self._within(what, what in leaves)
+                text = self._within(what, leaves)
                 if text:
                     yield "", text, leaves
             else:
@@ -129,16 +128,15 @@ class Trace:
                 if (least is None or value >= least) and (most is None or value <= most):
                     yield "", f"{base} != {self.constant(value)}", leaves
 
-    def _within(self, base: str, is_leaf: bool) -> str:
+    def _within(self, base: str, leaves: frozenset) -> str:
         least, most = self._bounds[base]
+        if least == _least(base, leaves):
+            least = None
         if least is not None and least == most:
             return f"{base} == {self.constant(least)}"
-        if least is not None and most is not None and not (least == 0 and is_leaf and base[0] in "st"):
-            return f"{self.constant(least)} <= {base} <= {self.constant(most)}"
-        if most is not None:
-            return f"{base} <= {self.constant(most)}"
-        return "" if least is None or (least == 0 and is_leaf and base[0] in "st") else f"{base} >= " \
-                                                                                        f"{self.constant(least)}"
+        low = "" if least is None else f"{self.constant(least)} <= "
+        high = "" if most is None else f" <= {self.constant(most)}"
+        return low + base + high if low or high else ""
 
     def named(self, text: str, leaves: frozenset) -> str:
         """A name for an expression."""
@@ -180,11 +178,32 @@ class Trace:
     def _stand_in(self, index: int, arg: Any) -> Any:
         if type(arg) in (int, float):
             return self.leaf(f"arg{index}", arg)
-        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested:
+        if not _has_sizes(arg):
             return arg
         if id(arg) not in self._seen:
             self._seen[id(arg)] = Traced.field(self, index, arg)
         return self._seen[id(arg)]
+
+
+def _least(base: str, leaves: frozenset) -> int | None:
+    """What an expression is not below in any call: sizes and strides are not negative."""
+    return 0 if base in leaves and base[0] in "st" else None
+
+
+def leaves_of(args: tuple) -> dict[str, Any]:
+    """Sizes, strides and scalars of a call, by the names that a trace gives them."""
+    found: dict[str, Any] = {}
+    for index, arg in enumerate(args):
+        if type(arg) in (int, float):
+            found[f"arg{index}"] = arg
+        elif _has_sizes(arg):
+            found.update((f"s{index}_{dim}", size) for dim, size in enumerate(arg.shape))
+            found.update((f"t{index}_{dim}", step) for dim, step in enumerate(arg.stride()))
+    return found
+
+
+def _has_sizes(arg: Any) -> bool:
+    return isinstance(arg, Tensor) and arg.layout is torch.strided and not arg.is_nested
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def _known(*args, asks=Trace.fix):
     trace, found = Trace(args), classes.Classes()
     asks(trace)
     trace.settle()
-    found.keep(None, args, classes.CallClass(None, args, trace, "", ["served.append(1)"], {"served": []}))
+    found.keep(found.key(None, args), classes.CallClass(None, args, trace, "", ["served.append(1)"], {"served": []}))
     assert found.find(None, args) is not None
     return found
 
@@ -88,7 +88,7 @@ def test_a_refusal_is_left_to_the_long_way():
         raise ValueError("no")
 
     trace, found = Trace((X,)), classes.Classes()
-    found.keep(None, (X,), classes.CallClass(None, (X,), trace, "", ["refuse(arg0)"], {"refuse": refuse}))
+    found.keep(found.key(None, (X,)), classes.CallClass(None, (X,), trace, "", ["refuse(arg0)"], {"refuse": refuse}))
     assert found.find(None, (X,)) is None and not found.recent
 
 
@@ -100,7 +100,7 @@ def test_many_classes_in_turn_make_nothing_anew(monkeypatch):
     for x in shapes:
         trace = Trace((x,))
         trace.fix()
-        found.keep(None, (x,), classes.CallClass(None, (x,), trace, "", [], {}))
+        found.keep(found.key(None, (x,)), classes.CallClass(None, (x,), trace, "", [], {}))
     for x in 3 * shapes:
         assert not any(serves(None, x) for serves in found.recent), "more than are kept as recent ones"
         assert found.find(None, (x,)) is not None
