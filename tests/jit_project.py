@@ -141,11 +141,9 @@ void launch_scale(float* x, float factor, aiter_like::Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 namespace ffi = aiter_like::ffi;
-void scale(ffi::Tensor x, ffi::Optional<ffi::Tensor> weight, double factor, int64_t times, bool is_on,
-           ffi::String name) {
-  ffi::check_type(ffi::is_f32(x), "scale: x must be float32");
-  ffi::check_value(x.ndim() == 1, "scale: x must have one dimension");
-  float* data = static_cast<float*>(x.data_ptr());
+void scale(ffi::Tensor x, ffi::OptionalTensor weight, double factor, int64_t times, bool is_on, ffi::String name) {
+  ffi::Match match("scale");
+  float* data = match.take<float>(x, {ffi::at_least(1)}, "x");
   for (int64_t i = 0; i < times; ++i) launch_scale(data, factor, ffi::stream_of(x));
   if (is_on) data[0] *= factor * (weight.has_value() ? 2 : 1);
 }

@@ -147,43 +147,26 @@ void launch_act_and_mul(const ActAndMulArgs& args, bool is_aligned, Stream strea
 #if AITER_LIKE_HOST_PASS
 
 void act_and_mul(ffi::Tensor out, ffi::Tensor input, ffi::String activation, bool is_gated, double limit,
-                 ffi::Optional<ffi::Tensor> scale, ffi::Optional<ffi::Tensor> expert_ids,
-                 ffi::Optional<ffi::Tensor> bias) {
-  const ffi::Rows x = ffi::rows<ELEMENT>(input, "act_and_mul: input"), y = ffi::rows<OUT>(out, "act_and_mul: out");
-  ffi::check_value(y.count == x.count && x.size == y.size * (IS_GATED ? 2 : 1),
-                   "act_and_mul: out must have the rows of input, half as long where they are gated");
-  ffi::check_value(activation == AITER_LIKE_TEXT(ACTIVATION) && is_gated == IS_GATED &&
-                       scale.has_value() == HAS_SCALE && bias.has_value() == HAS_BIAS &&
-                       expert_ids.has_value() == HAS_BIAS,
-                   "act_and_mul: this module was built for another activation or other flags");
-  if (y.count == 0 || y.size == 0) return;
-  ffi::check_value(y.size < (int64_t{1} << 30), "act_and_mul: rows must be shorter than 2^30 elements");
-
-  const auto is_aligned_as = [](const ffi::Rows& rows, int64_t size) {
-    return rows.is_aligned(VEC * size < 16 ? VEC * size : 16, size);
-  };
-  bool is_aligned = y.size % VEC == 0 && is_aligned_as(x, sizeof(ELEMENT)) && is_aligned_as(y, sizeof(OUT));
+                 ffi::OptionalTensor scale, ffi::OptionalTensor expert_ids, ffi::OptionalTensor bias) {
+  ffi::Match match("act_and_mul");
+  match.built(activation == AITER_LIKE_TEXT(ACTIVATION) && is_gated == IS_GATED && scale.has_value() == HAS_SCALE &&
+              bias.has_value() == HAS_BIAS && expert_ids.has_value() == HAS_BIAS);
+  ffi::Size rows{"rows", ffi::kNoLimit}, columns{"columns", 1 << 30}, experts{"experts"};
   ActAndMulArgs args{};
-  args.scale = ffi::scalar<float>(scale, "act_and_mul: scale");
+  const auto y = match.rows<OUT>(out, rows, columns, "out");
+  if (rows == 0) return;
+  const int64_t row_size = columns * (IS_GATED ? 2 : 1);
+  const auto x = match.rows<const ELEMENT>(input, rows, row_size, "input");
+  args.out = y.data, args.out_stride = y.stride;
+  args.input = x.data, args.input_stride = x.stride;
+  args.scale = match.elements<const float>(scale, 1, "scale");
   if constexpr (HAS_BIAS) {
-    const ffi::Rows b = ffi::rows<BIAS>(bias.value(), "act_and_mul: bias");
-    const ffi::Rows ids = ffi::rows<int32_t>(expert_ids.value(), "act_and_mul: expert_ids");
-    ffi::check_value(b.size == x.size && ids.count == 1 && ids.size == x.count,
-                     "act_and_mul: bias must have the length of an input row, expert_ids one number per row");
-    is_aligned = is_aligned && is_aligned_as(b, sizeof(BIAS));
-    args.bias = static_cast<const BIAS*>(b.data);
-    args.bias_stride = b.stride;
-    args.num_experts = static_cast<uint32_t>(b.count);
-    args.expert_ids = static_cast<const int32_t*>(ids.data);
+    const auto biases = match.rows<const BIAS>(bias, experts, row_size, "bias");
+    args.bias = biases.data, args.bias_stride = biases.stride, args.num_experts = experts;
+    args.expert_ids = match.elements<const int32_t>(expert_ids, rows, "expert_ids");
   }
-  args.out = static_cast<OUT*>(y.data);
-  args.input = static_cast<const ELEMENT*>(x.data);
-  args.out_stride = y.stride;
-  args.input_stride = x.stride;
-  args.rows = y.count;
-  args.columns = static_cast<uint32_t>(y.size);
-  args.limit = static_cast<float>(limit);
-  launch_act_and_mul(args, is_aligned, ffi::stream_of(input));
+  args.rows = rows, args.columns = columns, args.limit = limit;
+  launch_act_and_mul(args, ffi::takes_vectors(VEC, out, input, bias), ffi::stream_of(input));
 }
 
 #endif

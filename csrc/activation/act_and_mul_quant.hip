@@ -13,7 +13,7 @@
 // Bound: memory. A row moves columns · (2 sizeof(ELEMENT) + 1) bytes for about 15 instructions per element:
 // 8192 × 8192 bf16 = 336 MB, 63 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 #include "activation.h"
 #if defined(__HIP__)
 #include "aiter_like/preload.h"
@@ -128,41 +128,28 @@ void launch_act_and_mul_quant(const ActAndMulQuantArgs& args, bool is_aligned, S
 
 #if AITER_LIKE_HOST_PASS
 
-void act_and_mul_quant(ffi::Tensor out, ffi::Optional<ffi::Tensor> scale, ffi::Tensor input, ffi::String activation,
-                       double limit, int64_t group_size, ffi::Optional<ffi::Tensor> weights) {
-  ffi::check_value(group_size == GROUP && activation == AITER_LIKE_TEXT(ACTIVATION) &&
-                       scale.has_value() == IS_QUANTISED && weights.has_value() == (WEIGHTS > 0),
-                   "act_and_mul_quant: this module was built for another activation, group or other flags");
-  ffi::RowOperands<VEC> operands("act_and_mul_quant", out);
-  const ffi::Rows x = ffi::rows<ELEMENT>(input, "act_and_mul_quant: input");
+void act_and_mul_quant(ffi::Tensor out, ffi::OptionalTensor scale, ffi::Tensor input, ffi::String activation,
+                       double limit, int64_t group_size, ffi::OptionalTensor weights) {
+  ffi::Match match("act_and_mul_quant");
+  match.built(group_size == GROUP && activation == AITER_LIKE_TEXT(ACTIVATION) && scale.has_value() == IS_QUANTISED &&
+              weights.has_value() == (WEIGHTS > 0));
+  ffi::Size rows{"rows", 1 << 24}, columns{"columns"};
   ActAndMulQuantArgs args{};
-  args.out = operands.matrix<OUT>(out, "out");
-  args.input = {static_cast<const ELEMENT*>(x.data), x.stride};
-  args.rows = operands.rows();
-  args.columns = static_cast<int>(operands.size());
-  args.limit = static_cast<float>(limit);
-  if (args.rows == 0) return;
-  ffi::check_value(x.count == args.rows && x.size == 2 * operands.size(),
-                   "act_and_mul_quant: input must have the rows of out, twice as long");
-  ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
-                   "act_and_mul_quant: this module was built for other row lengths");
-  ffi::check_value(GROUP == 0 || args.columns % GROUP == 0, "act_and_mul_quant: group_size must divide the row");
-  if constexpr (WEIGHTS == 1) {
-    const ffi::Tensor weight = weights.value();
-    ffi::check_type(ffi::has_element<WEIGHT>(weight), "act_and_mul_quant: this module was built for other weights");
-    ffi::check_value(weight.numel() == args.rows && weight.IsContiguous(),
-                     "act_and_mul_quant: weights must be dense, one per row");
-    args.weights = {static_cast<const WEIGHT*>(weight.data_ptr()), 1};
-  } else if constexpr (WEIGHTS == 2) {
-    args.weights = operands.matrix<const WEIGHT>(weights, "weights");
-  }
-  if constexpr (IS_QUANTISED) {
-    const Matrix<float> scales =
-        operands.scales(scale.value(), GROUP == 0 ? 1 : args.columns / GROUP, args.group_stride);
-    args.scale = scales.data;
-    args.scale_stride = scales.stride;
-  }
-  launch_act_and_mul_quant(args, operands.is_aligned() && x.is_aligned(16, sizeof(ELEMENT)), ffi::stream_of(input));
+  args.out = match.rows<OUT>(out, rows, columns, "out");
+  if (rows == 0) return;
+  args.input = match.rows<const ELEMENT>(input, rows, 2 * columns, "input");
+  args.rows = rows, args.columns = columns, args.limit = limit;
+  match.built(!IS_WHOLE || columns <= LANES * VECTORS * VEC, "row lengths");
+  match.require(GROUP == 0 || columns % GROUP == 0, "group_size must divide the row");
+  if constexpr (WEIGHTS == 1)
+    args.weights = {match.elements<const WEIGHT>(weights, rows, "weights"), 1};
+  else if constexpr (WEIGHTS == 2)
+    args.weights = match.rows<const WEIGHT>(weights, rows, columns, "weights");
+  const auto scales = ffi::row_scales(match, scale, rows, GROUP == 0 ? 1 : columns / GROUP);
+  args.scale = scales.data, args.scale_stride = scales.row, args.group_stride = scales.group;
+  const bool is_aligned =
+      ffi::takes_vectors(VEC, out, input) && (WEIGHTS != 2 || ffi::takes_vectors(VEC, weights));
+  launch_act_and_mul_quant(args, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -117,7 +117,7 @@ void launch_elementwise(const ElementwiseArgs<Config>& args, bool is_wide, Strea
 struct Space {
   int64_t sizes[kDims] = {1, 1, 1, 1}, steps[3][kDims] = {};
 
-  Space(const ffi::Tensor* const (&tensors)[3]) {
+  Space(const ffi::Match& match, const ffi::Tensor* const (&tensors)[3]) {
     const ffi::Tensor& out = *tensors[0];
     int used = 0;  // dimensions, from the last
     for (int d = out.ndim() - 1; d >= 0; --d) {
@@ -129,7 +129,7 @@ struct Space {
         sizes[kDims - used] *= out.size(d);
         continue;
       }
-      ffi::check_value(used < kDims, "elementwise: more dimensions are left than the kernel takes");
+      match.require(used < kDims, "more dimensions are left than the kernel takes");
       ++used;
       sizes[kDims - used] = out.size(d);
       for (int i = 0; i < 3; ++i) steps[i][kDims - used] = tensors[i]->stride(d);
@@ -137,44 +137,42 @@ struct Space {
   }
 };
 
-/// Whether kVec neighbours of the last dimension are one access, or one element that is broadcast.
+/// Whether `vec` neighbours of the last dimension are one access, or one element that is broadcast.
 template <class T>
-bool takes_vectors(const Space& space, int tensor, const ffi::Tensor& data, int64_t vec) {
+bool is_vectors(const Space& space, int tensor, const T* data, int64_t vec) {
   const int64_t step = space.steps[tensor][kDims - 1], bytes = vec * sizeof(T) < 16 ? vec * sizeof(T) : 16;
   if (step == 0 && tensor > 0) return true;
-  bool is_aligned = step == 1 && reinterpret_cast<uintptr_t>(data.data_ptr()) % bytes == 0;
+  bool is_aligned = step == 1 && reinterpret_cast<uintptr_t>(data) % bytes == 0;
   for (int d = 0; d < kDims - 1; ++d) is_aligned = is_aligned && space.steps[tensor][d] * sizeof(T) % bytes == 0;
   return is_aligned;
 }
 
-void elementwise(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> other, ffi::String operation) {
-  ffi::check_type(ffi::has_element<Config::Out>(out) && ffi::has_element<Config::Input>(input) &&
-                      operation == AITER_LIKE_TEXT(OPERATION) && other.has_value() == Config::kHasOther &&
-                      (!other.has_value() || ffi::has_element<Config::Other>(other.value())),
-                  "elementwise: this module was built for other dtypes or another operation");
-  const ffi::Tensor second = other.has_value() ? other.value() : input;
+void elementwise(ffi::Tensor out, ffi::Tensor input, ffi::OptionalTensor other, ffi::String operation) {
+  ffi::Match match("elementwise");
+  match.built(operation == AITER_LIKE_TEXT(OPERATION) && other.has_value() == Config::kHasOther, "operations");
+  const ffi::Tensor second = other.has_value() ? *other : input;
   const ffi::Tensor* const tensors[3] = {&out, &input, &second};
   for (const ffi::Tensor* tensor : tensors) {
-    ffi::check_value(tensor->ndim() == out.ndim(), "elementwise: tensors must have the shape of out");
-    for (int d = 0; d < out.ndim(); ++d)
-      ffi::check_value(tensor->size(d) == out.size(d), "elementwise: tensors must have the shape of out");
+    bool is_alike = tensor->ndim() == out.ndim();
+    for (int d = 0; is_alike && d < out.ndim(); ++d) is_alike = tensor->size(d) == out.size(d);
+    match.require(is_alike, "tensors must have the shape of out");
   }
-  if (out.numel() == 0) return;
-  ffi::check_value(out.numel() < int64_t{1} << 31, "elementwise: at most 2^31 - 1 elements fit one launch");
-  const Space space(tensors);
+  ffi::Size total{"elements"};
+  ElementwiseArgs<Config> args{match.elements<Config::Out>(out, total, "out", ffi::kStrided),
+                               match.elements<const Config::Input>(input, total, "input", ffi::kStrided), nullptr};
+  if (Config::kHasOther) args.other = match.elements<const Config::Other>(second, total, "other", ffi::kStrided);
+  if (total == 0) return;
+  const Space space(match, tensors);
   constexpr int64_t kVec = 16 / sizeof(Config::Out);
-  const bool is_wide = space.sizes[kDims - 1] % kVec == 0 && takes_vectors<Config::Out>(space, 0, out, kVec) &&
-                       takes_vectors<Config::Input>(space, 1, input, kVec) &&
-                       (!Config::kHasOther || takes_vectors<Config::Other>(space, 2, second, kVec));
-  ElementwiseArgs<Config> args{static_cast<Config::Out*>(out.data_ptr()),
-                               static_cast<const Config::Input*>(input.data_ptr()),
-                               static_cast<const Config::Other*>(second.data_ptr()), {}, {}, 0};
+  const bool is_wide = space.sizes[kDims - 1] % kVec == 0 && is_vectors(space, 0, args.out, kVec) &&
+                       is_vectors(space, 1, args.input, kVec) &&
+                       (!Config::kHasOther || is_vectors(space, 2, args.other, kVec));
   const int64_t vec = is_wide ? kVec : 1;
   for (int d = 0; d < kDims; ++d) {
-    args.sizes[d] = Divider(static_cast<uint32_t>(d == kDims - 1 ? space.sizes[d] / vec : space.sizes[d]));
+    args.sizes[d] = Divider(d == kDims - 1 ? space.sizes[d] / vec : space.sizes[d]);
     for (int i = 0; i < 3; ++i) args.steps[i][d] = space.steps[i][d];
   }
-  args.total = static_cast<uint32_t>(out.numel() / vec);
+  args.total = total / vec;
   launch_elementwise(args, is_wide, ffi::stream_of(input));
 }
 

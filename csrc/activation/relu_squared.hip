@@ -83,17 +83,13 @@ void launch_relu_squared(const ReluSquaredArgs<Config>& args, bool is_aligned, S
 #if AITER_LIKE_HOST_PASS
 
 void relu_squared(ffi::Tensor out, ffi::Tensor input) {
-  constexpr int64_t kSize = sizeof(Config::Element), kVec = 16 / kSize;
-  const ffi::Rows x = ffi::rows<Config::Element>(input, "relu_squared: input");
-  const ffi::Rows y = ffi::rows<Config::Element>(out, "relu_squared: out");
-  ffi::check_value(y.count == x.count && x.size == y.size, "relu_squared: out must have the shape of input");
-  if (y.count == 0 || y.size == 0) return;
-  ffi::check_value(y.size < (int64_t{1} << 30), "relu_squared: rows must be shorter than 2^30 elements");
-  const ReluSquaredArgs<Config> args{static_cast<Config::Element*>(y.data),
-                                 static_cast<const Config::Element*>(x.data), y.stride, x.stride, y.count,
-                                 static_cast<uint32_t>(y.size)};
-  const bool is_aligned = y.size % kVec == 0 && x.is_aligned(16, kSize) && y.is_aligned(16, kSize);
-  launch_relu_squared(args, is_aligned, ffi::stream_of(input));
+  ffi::Match match("relu_squared");
+  ffi::Size rows{"rows", ffi::kNoLimit}, columns{"columns", 1 << 30};
+  const auto x = match.rows<const Config::Element>(input, rows, columns, "input");
+  const auto y = match.rows<Config::Element>(out, rows, columns, "out");
+  if (rows == 0) return;
+  const ReluSquaredArgs<Config> args{y.data, x.data, y.stride, x.stride, rows, static_cast<uint32_t>(columns)};
+  launch_relu_squared(args, ffi::takes_vectors(16 / sizeof(Config::Element), input, out), ffi::stream_of(input));
 }
 
 #endif

@@ -40,8 +40,9 @@ int64_t workspace_bytes(const ffi::Tensor& q, const ffi::Tensor& k, int64_t wind
 }  // namespace
 
 int64_t attention_workspace(ffi::Tensor q, ffi::Tensor k, int64_t window_right, int64_t num_splits) {
-  ffi::check_value(q.ndim() == 4 && k.ndim() == 4, "attention_workspace: q and k must be [batch, seqlen, heads, dim]");
-  ffi::check_value(window_right < (int64_t{1} << 30), "attention_workspace: window_right must be below 2^30");
+  ffi::Match match("attention_workspace");
+  match.require(q.ndim() == 4 && k.ndim() == 4, "q and k must be [batch, seqlen, heads, dim]");
+  match.require(window_right < (1 << 30), "window_right must be below 2^30");
   const int64_t head_dim = q.size(3);
   return head_dim == 64    ? workspace_bytes<flash_attn::Shape<Config<64>>>(q, k, window_right, num_splits)
          : head_dim == 128 ? workspace_bytes<flash_attn::Shape<Config<128>>>(q, k, window_right, num_splits)

@@ -109,41 +109,27 @@ inline void launch_dropout_randval(const RandvalArgs& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-void dropout_randval(ffi::Tensor out, ffi::Tensor rng_state, ffi::Optional<ffi::Tensor> cu_seqlens_q,
-                     double dropout_p) {
+void dropout_randval(ffi::Tensor out, ffi::Tensor rng_state, ffi::OptionalTensor cu_seqlens_q, double dropout_p) {
   const bool is_packed = cu_seqlens_q.has_value();
-  const int ndim = is_packed ? 3 : 4;
-  const DLDataType byte = out.dtype();
-  ffi::check_type(byte.code == kDLUInt && byte.bits == 8 && byte.lanes == 1 && ffi::has_element<int64_t>(rng_state),
-                  "dropout_randval: out must be uint8 and rng_state int64");
-  ffi::check_value(out.ndim() == ndim && rng_state.numel() == 2 && rng_state.IsContiguous() &&
-                       (out.size(ndim - 1) <= 1 || out.stride(ndim - 1) == 1),
-                   "dropout_randval: out or rng_state has another shape or layout than it must");
-  ffi::check_value(dropout_p >= 0 && dropout_p < 1, "dropout_randval: dropout_p must be at least 0 and below 1");
-  const int64_t heads = out.size(ndim - 3), length = out.size(ndim - 2), columns = out.size(ndim - 1);
-  const int64_t rows = is_packed ? length : out.size(0) * length;
+  ffi::Match match("dropout_randval");
+  match.require(dropout_p >= 0 && dropout_p < 1, "dropout_p must be at least 0 and below 1");
+  ffi::Size batch{"batch"}, heads{"num_heads", 1 << 16}, length{"seqlen_q"}, starts{"batch + 1"};
+  ffi::Size columns{"seqlen_k", (int64_t{1} << 31) - (1 << 12) + 1};
+  const auto numbers = is_packed ? match.take<uint8_t>(out, {heads, length, columns}, "out")
+                                 : match.take<uint8_t>(out, {batch, heads, length, columns}, "out");
+  const int64_t rows = is_packed ? int64_t{length} : batch * length;
   if (out.numel() == 0) return;
-  ffi::check_value(heads < (1 << 16) && rows <= (1 << 26) - 4 && columns <= (int64_t{1} << 31) - (1 << 12),
-                   "dropout_randval: a size is out of range");
+  match.require(rows <= (1 << 26) - 4, "at most 2^26 - 4 rows");
   RandvalArgs args{};
-  args.out = static_cast<uint8_t*>(out.data_ptr());
-  args.rng_state = static_cast<const int64_t*>(rng_state.data_ptr());
-  const auto narrow = [](int64_t x) { return static_cast<int>(x); };
-  if (is_packed) {
-    const ffi::Tensor starts = cu_seqlens_q.value();
-    ffi::check_type(ffi::has_element<int32_t>(starts), "dropout_randval: cu_seqlens_q must be int32");
-    ffi::check_value(starts.ndim() == 1 && starts.numel() > 0 && starts.IsContiguous(),
-                     "dropout_randval: cu_seqlens_q must be contiguous, with an element more than sequences");
-    args.starts = static_cast<const int*>(starts.data_ptr());
-    args.batch = narrow(starts.numel() - 1);
-  } else {
-    args.batch = narrow(out.size(0)), args.batch_stride = out.stride(0);
-  }
-  args.head_stride = out.stride(ndim - 3), args.row_stride = out.stride(ndim - 2);
-  args.rows = narrow(rows), args.seqlen_q = narrow(length), args.columns = narrow(columns);
-  args.heads = static_cast<uint32_t>(heads);
-  args.threshold = narrow(static_cast<int64_t>(dropout_p * (1 << 24)));
-  args.last_kept = narrow(static_cast<int64_t>(std::floor(255.0 * (1.0 - dropout_p))));
+  args.out = numbers;
+  args.rng_state = match.elements<const int64_t>(rng_state, 2, "rng_state");
+  args.starts = match.take<const int>(cu_seqlens_q, {starts}, "cu_seqlens_q");
+  match.require(!is_packed || starts > 0, "cu_seqlens_q must have an element more than sequences");
+  args.batch = is_packed ? starts - 1 : batch, args.batch_stride = is_packed ? 0 : numbers.stride(0);
+  args.head_stride = out.stride(-3), args.row_stride = out.stride(-2);
+  args.rows = rows, args.seqlen_q = length, args.columns = columns, args.heads = heads;
+  args.threshold = static_cast<int>(dropout_p * (1 << 24));
+  args.last_kept = static_cast<int>(std::floor(255.0 * (1.0 - dropout_p)));
   launch_dropout_randval(args, ffi::stream_of(out));
 }
 

@@ -17,8 +17,8 @@
 #include <type_traits>
 
 #include "aiter_like/dtype.h"
-#include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
+#include "attention_host.h"
 #include "flash_attn_fwd_body.h"
 #include "flash_attn_launch.h"
 
@@ -64,138 +64,66 @@ void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream s
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-using flash_attn::kMostRows;
-
-/// A tensor [batch, rows, heads, kHeadDim], varlen without batch, as the kernel takes it.
-FlashAttnTensor heads_of(const ffi::Tensor& tensor, bool is_varlen, int64_t heads, const char* name) {
-  ffi::check_type(ffi::has_element<Shape::Element>(tensor),
-                  "flash_attn_fwd: q, k, v, out must have the dtype that this module was built for");
-  const int rank = is_varlen ? 3 : 4;
-  if (tensor.ndim() != rank || tensor.size(rank - 1) != Shape::kHeadDim || tensor.size(rank - 2) != heads ||
-      tensor.stride(rank - 1) != 1)
-    TVM_FFI_THROW(ValueError) << "flash_attn_fwd: " << name << " must be [" << (is_varlen ? "total" : "batch, seqlen")
-                              << ", " << heads << ", " << Shape::kHeadDim << "], its last dimension contiguous";
-  const auto stride = [&](int d) { return tensor.size(d) > 1 ? 2 * tensor.stride(d) : 0; };
-  FlashAttnTensor result{tensor.data_ptr(), is_varlen ? 0 : stride(0), stride(rank - 3), stride(rank - 2)};
-  if (tensor.size(rank - 3) <= 1) result.row = Shape::kRowBytes;
-  if ((result.batch | result.row | result.head) % 16 != 0)
-    TVM_FFI_THROW(ValueError) << "flash_attn_fwd: rows and heads of " << name << " must be multiples of 16 bytes apart";
-  if (reinterpret_cast<uintptr_t>(result.data) % 16 != 0)
-    TVM_FFI_THROW(AddressError) << "flash_attn_fwd: " << name << " must begin at a multiple of 16 bytes";
-  return result;
-}
-
-/// An int32 tensor of [size]; null for none.
-const int* lengths_of(const ffi::Optional<ffi::Tensor>& tensor, int64_t size, const char* name) {
-  if (!tensor.has_value()) return nullptr;
-  const ffi::Tensor value = tensor.value();
-  if (!ffi::has_element<int32_t>(value) || value.ndim() != 1 || value.size(0) != size || !value.IsContiguous())
-    TVM_FFI_THROW(ValueError) << "flash_attn_fwd: " << name << " must be int32 [" << size << "], contiguous";
-  return static_cast<const int*>(value.data_ptr());
-}
-
-/// The caller's memory for the partial results of split query blocks.
-float* workspace_of(const ffi::Tensor& tensor, int64_t bytes) {
-  if (tensor.numel() * tensor.dtype().bits / 8 < bytes || !tensor.IsContiguous() ||
-      reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0)
-    TVM_FFI_THROW(ValueError) << "flash_attn_fwd: workspace must have " << bytes
-                              << " bytes, contiguous, from a multiple of 16 on";
-  return static_cast<float*>(tensor.data_ptr());
-}
-
-void check_options(const ffi::Tensor& q, const ffi::Tensor& k, double softmax_scale, int64_t how_v3_bf16_cvt) {
-  const int64_t heads = q.size(q.ndim() - 2), kv_heads = k.size(k.ndim() - 2);
-  ffi::check_value(kv_heads > 0 && heads % kv_heads == 0,
-                   "flash_attn_fwd: num_heads must be a multiple of num_kv_heads");
-  ffi::check_value(softmax_scale >= 1e-8 && softmax_scale < 1e30,
-                   "flash_attn_fwd: softmax_scale must be finite and at least 1e-8");
+void flash_attn_fwd(ffi::Tensor out, ffi::OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
+                    ffi::OptionalTensor cu_seqlens_q, ffi::OptionalTensor cu_seqlens_k, ffi::OptionalTensor seqlens_k,
+                    ffi::OptionalTensor bias, ffi::OptionalTensor alibi_slopes, ffi::OptionalTensor sink,
+                    ffi::OptionalTensor q_descale, ffi::OptionalTensor k_descale, ffi::OptionalTensor v_descale,
+                    ffi::OptionalTensor rng_state, ffi::OptionalTensor workspace, int64_t max_seqlen_q,
+                    int64_t max_seqlen_k, double softmax_scale, int64_t window_left, int64_t window_right,
+                    int64_t sink_size, double softcap, double dropout_p, int64_t num_splits,
+                    int64_t how_v3_bf16_cvt) {
   constexpr bool kIsF16 = std::is_same_v<Shape::Element, f16>;  // f16 has no ties away: RTNA is RTNE
-  ffi::check_value((kIsF16 && how_v3_bf16_cvt == 1 ? 0 : how_v3_bf16_cvt) == ROUNDING,
-                   "flash_attn_fwd: this module was built for another how_v3_bf16_cvt");
-}
-
-}  // namespace
-
-void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
-                    ffi::Optional<ffi::Tensor> cu_seqlens_q, ffi::Optional<ffi::Tensor> cu_seqlens_k,
-                    ffi::Optional<ffi::Tensor> seqlens_k, ffi::Optional<ffi::Tensor> bias,
-                    ffi::Optional<ffi::Tensor> alibi_slopes, ffi::Optional<ffi::Tensor> sink,
-                    ffi::Optional<ffi::Tensor> q_descale, ffi::Optional<ffi::Tensor> k_descale,
-                    ffi::Optional<ffi::Tensor> v_descale, ffi::Optional<ffi::Tensor> rng_state,
-                    ffi::Optional<ffi::Tensor> workspace, int64_t max_seqlen_q, int64_t max_seqlen_k,
-                    double softmax_scale, int64_t window_left, int64_t window_right, int64_t sink_size, double softcap,
-                    double dropout_p, int64_t num_splits, int64_t how_v3_bf16_cvt) {
-  ffi::check_value(!bias.has_value() && !alibi_slopes.has_value() && !sink.has_value() && !q_descale.has_value() &&
-                       !k_descale.has_value() && !v_descale.has_value() && softcap == 0 && dropout_p == 0 &&
-                       (sink_size == 0 || window_left < 0),
-                   "flash_attn_fwd: no bias, ALiBi, sink, descales, softcap or dropout here");
-  ffi::check_value((Shape::kLimitsLeft || window_left < 0) && (Shape::kLimitsRight || window_right < 0),
-                   "flash_attn_fwd: this module was built for another mask");
+  constexpr int64_t kMost = flash_attn::kMostRows;
   const bool is_varlen = cu_seqlens_q.has_value();
-  ffi::check_value(q.ndim() >= 3 && k.ndim() >= 3 && is_varlen == cu_seqlens_k.has_value(),
-                   "flash_attn_fwd: q and k must be dense, or both varlen with both cu_seqlens");
-  check_options(q, k, softmax_scale, how_v3_bf16_cvt);
-  const int64_t heads = q.size(q.ndim() - 2), kv_heads = k.size(k.ndim() - 2);
-  FlashAttnArgs args{};
-  args.q = heads_of(q, is_varlen, heads, "q");
-  args.k = heads_of(k, is_varlen, kv_heads, "k");
-  args.v = heads_of(v, is_varlen, kv_heads, "v");
-  args.out = heads_of(out, is_varlen, heads, "out");
-  const int rows = is_varlen ? 0 : 1;  // dimension of rows
-  const int64_t batch = is_varlen ? cu_seqlens_q.value().size(0) - 1 : q.size(0);
-  const int64_t seqlen_q = q.size(rows), seqlen_k = k.size(rows);
-  ffi::check_value(v.size(rows) == seqlen_k && out.size(rows) == seqlen_q && batch >= 0 &&
-                       (is_varlen || (k.size(0) == batch && v.size(0) == batch && out.size(0) == batch)),
-                   "flash_attn_fwd: q and out must be of one size, k and v of one, all of one batch");
-  ffi::check_value(seqlen_q < kMostRows && seqlen_k < kMostRows && batch < kMostRows,
-                   "flash_attn_fwd: at most 2^30 - 1 rows, keys and sequences fit one launch");
-  ffi::check_value(flash_attn::is_key_row_stride(args.k.row, Shape::kRowBytes) &&
-                       flash_attn::is_key_row_stride(args.v.row, Shape::kRowBytes),
-                   "flash_attn_fwd: the row strides of k and v must be at least head_dim and below 2^24 elements");
-  if (batch * seqlen_q * heads == 0) return;
+  ffi::Match match("flash_attn_fwd");
+  match.require(!bias.has_value() && !alibi_slopes.has_value() && !sink.has_value() && !q_descale.has_value() &&
+                    !k_descale.has_value() && !v_descale.has_value() && softcap == 0 && dropout_p == 0 &&
+                    (sink_size == 0 || window_left < 0),
+                "no bias, ALiBi, sink, descales, softcap or dropout here");
+  match.built((Shape::kLimitsLeft || window_left < 0) && (Shape::kLimitsRight || window_right < 0), "masks");
+  match.built((kIsF16 && how_v3_bf16_cvt == 1 ? 0 : how_v3_bf16_cvt) == ROUNDING, "roundings");
+  match.require(is_varlen == cu_seqlens_k.has_value(), "cu_seqlens_q and cu_seqlens_k come together");
+  ffi::check_scale(match, softmax_scale);
 
-  args.cu_seqlens_q = lengths_of(cu_seqlens_q, batch + 1, "cu_seqlens_q");
-  args.cu_seqlens_k = lengths_of(cu_seqlens_k, batch + 1, "cu_seqlens_k");
-  args.seqlens_k = lengths_of(seqlens_k, batch, "seqlens_k");
-  if (lse.has_value()) {
-    const ffi::Tensor t = lse.value();
-    ffi::check_type(ffi::is_f32(t), "flash_attn_fwd: lse must be float32");
-    ffi::check_value(t.numel() == (is_varlen ? 1 : batch) * heads * seqlen_q && t.IsContiguous(),
-                     "flash_attn_fwd: lse must be contiguous, [batch, num_heads, seqlen_q] or [num_heads, total_q]");
-    args.lse = static_cast<float*>(t.data_ptr());
-  }
-  args.lse_head = seqlen_q;
-  args.lse_batch = heads * seqlen_q;
-  args.batch = static_cast<int>(batch);
-  args.seqlen_q = static_cast<int>(seqlen_q);
-  args.seqlen_k = static_cast<int>(seqlen_k);
+  ffi::Size batch{"batch", kMost}, seqlen_q{"seqlen_q", kMost}, seqlen_k{"seqlen_k", kMost};
+  ffi::Size heads{"num_heads"}, kv_heads{"num_kv_heads"};
+  const auto take = [&](const ffi::Tensor& tensor, ffi::Size& rows, ffi::Size& heads, const char* name) {
+    const ffi::Shape shape = is_varlen ? ffi::Shape{rows, heads, Shape::kHeadDim}
+                                       : ffi::Shape{batch, rows, heads, Shape::kHeadDim};
+    return ffi::bytes_of_heads<FlashAttnTensor, Shape::Element>(match, tensor, shape, name);
+  };
+  FlashAttnArgs args{};
+  args.q = take(q, seqlen_q, heads, "q");
+  args.out = take(out, seqlen_q, heads, "out");
+  args.k = take(k, seqlen_k, kv_heads, "k");
+  args.v = take(v, seqlen_k, kv_heads, "v");
+  if (is_varlen) batch.value = (*cu_seqlens_q).numel() - 1;
+  match.require(kv_heads > 0 && heads % kv_heads == 0 && batch >= 0 && batch < kMost,
+                "num_heads must be a multiple of num_kv_heads, of at most 2^30 - 1 sequences");
+  match.require(flash_attn::is_key_row_stride(args.k.row, Shape::kRowBytes) &&
+                    flash_attn::is_key_row_stride(args.v.row, Shape::kRowBytes),
+                "the row strides of k and v must be at least head_dim and below 2^24 elements");
+  if (batch * seqlen_q * heads == 0) return;
+  ffi::take_lengths(match, args, batch, cu_seqlens_q, cu_seqlens_k, seqlens_k);
+  args.lse = match.elements<float>(lse, (is_varlen ? 1 : batch) * heads * seqlen_q, "lse");
+  args.lse_head = seqlen_q, args.lse_batch = heads * seqlen_q;
+  args.batch = batch, args.seqlen_q = seqlen_q, args.seqlen_k = seqlen_k;
   flash_attn::set_window(args, window_left, window_right, seqlen_q, seqlen_k);
   args.scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
 
   const int pack = packed_heads(heads / kv_heads, is_varlen ? max_seqlen_q : seqlen_q, seqlen_q, Shape::kBlockM);
-  const int64_t rows_of_heads = seqlen_q * pack;
-  const int64_t slots = flash_attn::slots_of(rows_of_heads, is_varlen ? batch : 1, Shape::kBlockM);
+  const int64_t slots = flash_attn::slots_of(seqlen_q * pack, is_varlen ? batch : 1, Shape::kBlockM);
   const int64_t query_blocks = slots * (heads / pack) * (is_varlen ? 1 : batch);
-  ffi::check_value(query_blocks * kMostPartsPerCu < flash_attn::kMostGrid,
-                   "flash_attn_fwd: more query blocks than a launch holds");
+  match.require(query_blocks * kMostPartsPerCu < flash_attn::kMostGrid, "more query blocks than a launch holds");
   args.slots = static_cast<int>(slots);
-  args.pack = Divider(static_cast<uint32_t>(pack));
-  args.group = Divider(static_cast<uint32_t>(heads / kv_heads / pack));
-  args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
+  args.pack = Divider(pack), args.group = Divider(heads / kv_heads / pack), args.kv_heads = Divider(kv_heads);
   const bool has_one_length = !is_varlen || batch == 1;
   flash_attn::plan_launch<Shape>(args, static_cast<int>(query_blocks),
                                  has_one_length ? static_cast<int>(num_splits) : 1,
                                  num_compute_units(q.device().device_id));
   const int64_t bytes = flash_attn::partial_bytes<Shape>(args, query_blocks);
-  std::optional<ffi::Scratch> scratch;
-  if (bytes != 0) {
-    if (workspace.has_value())
-      args.partials = workspace_of(workspace.value(), bytes);
-    else
-      args.partials = static_cast<float*>(scratch.emplace(bytes, q.device()).data());
-  }
+  const ffi::Scratch partials(bytes, q.device(), match.memory(workspace, bytes, 16));
+  args.partials = partials.data<float>();
   launch_flash_attn_fwd(args, static_cast<int>(query_blocks), ffi::stream_of(q));
 }
 

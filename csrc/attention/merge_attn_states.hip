@@ -93,47 +93,30 @@ void launch_merge_attn_states(const MergeArgs<Config>& args, bool is_aligned, St
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-bool is_aligned_to(const ffi::Tensor& tensor, int64_t bytes) {
-  const int64_t strides = (tensor.stride(0) | tensor.stride(1)) * int64_t{sizeof(Config::Element)};
-  return (reinterpret_cast<uintptr_t>(tensor.data_ptr()) | static_cast<uintptr_t>(strides)) % bytes == 0;
-}
-
 template <class T>
-State<T> state_of(const ffi::Tensor& tensor, int64_t tokens, int64_t heads, int ndim) {
-  ffi::check_type(ffi::has_element<std::remove_const_t<T>>(tensor), "merge_attn_states: a tensor has another dtype");
-  ffi::check_value(tensor.ndim() == ndim && tensor.size(0) == tokens && tensor.size(1) == heads &&
-                       (ndim == 2 || tensor.size(2) <= 1 || tensor.stride(2) == 1),
-                   "merge_attn_states: a tensor does not fit out, or its rows are not contiguous");
-  return {static_cast<T*>(tensor.data_ptr()), tensor.stride(0), tensor.stride(1)};
+static State<T> state_of(const ffi::View<T>& view) {
+  return {view, view.stride(0), view.stride(1)};
 }
 
-}  // namespace
-
-void merge_attn_states(ffi::Tensor out, ffi::Optional<ffi::Tensor> out_lse, ffi::Tensor a, ffi::Tensor a_lse,
-                       ffi::Tensor b, ffi::Tensor b_lse) {
+void merge_attn_states(ffi::Tensor out, ffi::OptionalTensor out_lse, ffi::Tensor a, ffi::Tensor a_lse, ffi::Tensor b,
+                       ffi::Tensor b_lse) {
   using Element = Config::Element;
-  ffi::check_value(out.ndim() == 3, "merge_attn_states: out must have three dimensions");
-  const int64_t tokens = out.size(0), heads = out.size(1), columns = out.size(2);
-  if (tokens * heads * columns == 0) return;
-  ffi::check_value(a.ndim() == 3 && b.ndim() == 3 && a.size(2) == columns && b.size(2) == columns,
-                   "merge_attn_states: a and b must have the shape of out");
+  ffi::Match match("merge_attn_states");
+  ffi::Size tokens{"tokens"}, heads{"heads"}, columns{"columns"};
   MergeArgs<Config> args{};
-  args.out = state_of<Element>(out, tokens, heads, 3);
-  if (out_lse.has_value()) args.out_lse = state_of<float>(out_lse.value(), tokens, heads, 2);
-  args.a = state_of<const Element>(a, tokens, heads, 3);
-  args.b = state_of<const Element>(b, tokens, heads, 3);
-  args.a_lse = state_of<const float>(a_lse, tokens, heads, 2);
-  args.b_lse = state_of<const float>(b_lse, tokens, heads, 2);
+  args.out = state_of(match.take<Element>(out, {tokens, heads, columns}, "out"));
+  if (tokens * heads * columns == 0) return;
+  args.out_lse = state_of(match.take<float>(out_lse, {tokens, heads}, "out_lse", ffi::kStrided));
+  args.a = state_of(match.take<const Element>(a, {tokens, heads, columns}, "a"));
+  args.b = state_of(match.take<const Element>(b, {tokens, heads, columns}, "b"));
+  args.a_lse = state_of(match.take<const float>(a_lse, {tokens, heads}, "a_lse", ffi::kStrided));
+  args.b_lse = state_of(match.take<const float>(b_lse, {tokens, heads}, "b_lse", ffi::kStrided));
+  match.require(tokens * heads * columns < (int64_t{1} << 31) - kThreads, "less than 2^31 elements fit one launch");
   constexpr int64_t kVec = 16 / sizeof(Element);
-  const bool is_aligned = columns % kVec == 0 && is_aligned_to(out, 16) && is_aligned_to(a, 16) && is_aligned_to(b, 16);
-  const int64_t row_vectors = is_aligned ? columns / kVec : columns;
-  ffi::check_value(tokens * heads * columns < (int64_t{1} << 31) - kThreads,
-                   "merge_attn_states: less than 2^31 elements fit one launch");
-  args.vectors = static_cast<uint32_t>(tokens * heads * row_vectors);
-  args.row_vectors = Divider(static_cast<uint32_t>(row_vectors));
-  args.heads = Divider(static_cast<uint32_t>(heads));
+  const bool is_aligned = ffi::takes_vectors(kVec, out, a, b);
+  const int64_t row_vectors = is_aligned ? columns / kVec : int64_t{columns};
+  args.vectors = tokens * heads * row_vectors;
+  args.row_vectors = Divider(row_vectors), args.heads = Divider(heads);
   launch_merge_attn_states(args, is_aligned, ffi::stream_of(out));
 }
 

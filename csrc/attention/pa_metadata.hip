@@ -9,7 +9,7 @@
 //   3. scans blocks, pieces, cut sequences and rows of partial results, so that each sequence knows its place in every
 //      list, and writes what its part holds; the first workgroup also what belongs to no part
 // The first 256 are read once. LDS: a word for each wave and list. Bound: latency.
-#include "aiter_like/ffi.h"
+#include "../mla/plan_host.h"
 #include "aiter_like/gpu.h"
 #include "aiter_like/scan.h"
 
@@ -160,43 +160,23 @@ inline void launch_pa_metadata(const PaPlanArgs& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-int* integers(const ffi::Tensor& tensor) {
-  ffi::check_type(ffi::has_element<int32_t>(tensor), "pa_metadata: plan and lengths must be int32");
-  ffi::check_value(tensor.IsContiguous(), "pa_metadata: plan and lengths must be contiguous");
-  return static_cast<int*>(tensor.data_ptr());
-}
-
-}  // namespace
-
 void pa_metadata(ffi::Tensor work_indptr, ffi::Tensor work_info, ffi::Tensor reduce_indptr,
                  ffi::Tensor reduce_final_map, ffi::Tensor reduce_partial_map, ffi::Tensor qo_indptr,
                  ffi::Tensor kv_indptr, ffi::Tensor context_lens, int64_t num_heads_k, int64_t group,
                  int64_t page_size, int64_t block_pages, int64_t num_parts, int64_t max_seqlen_q) {
   constexpr int64_t kMost = 1 << 30, kMostHeads = 32767;
-  ffi::check_value(work_indptr.numel() > 1 && work_info.ndim() == 2 && work_info.size(1) == 8 &&
-                       reduce_indptr.numel() > 0 && reduce_final_map.numel() == 2 * (reduce_indptr.numel() - 1) &&
-                       qo_indptr.numel() > 0 && qo_indptr.numel() == kv_indptr.numel() &&
-                       qo_indptr.numel() == context_lens.numel() + 1,
-                   "pa_metadata: plan or lengths have other shapes than they must");
-  ffi::check_value(num_heads_k > 0 && group > 0 && num_heads_k * group <= kMostHeads && page_size > 0 &&
-                       page_size <= kMost && block_pages > 0 && block_pages <= kMost && max_seqlen_q > 0 &&
-                       max_seqlen_q <= kMost && num_parts >= num_heads_k && num_parts % num_heads_k == 0 &&
-                       num_parts < work_indptr.numel(),
-                   "pa_metadata: a size is out of range");
+  ffi::Match match("pa_metadata");
   PaPlanArgs args{};
-  args.work_indptr = integers(work_indptr), args.work_info = integers(work_info);
-  args.reduce_indptr = integers(reduce_indptr), args.reduce_final_map = integers(reduce_final_map);
-  args.reduce_partial_map = integers(reduce_partial_map);
-  args.qo_indptr = integers(qo_indptr), args.kv_indptr = integers(kv_indptr);
-  args.context_lens = integers(context_lens);
-  const auto narrow = [](int64_t x) { return static_cast<int>(x); };
-  args.batch = narrow(context_lens.numel()), args.heads = narrow(num_heads_k), args.group = narrow(group);
-  args.page_size = narrow(page_size), args.block_pages = narrow(block_pages), args.max_seqlen_q = narrow(max_seqlen_q);
-  args.head_parts = narrow(num_parts / num_heads_k), args.num_parts = narrow(work_indptr.numel() - 1);
-  args.num_items = narrow(work_info.size(0)), args.num_slots = narrow(reduce_partial_map.numel());
-  args.num_groups = narrow(reduce_indptr.numel() - 1);
+  args.num_groups = ffi::take_plan(match, args, work_indptr, work_info, reduce_indptr, reduce_final_map,
+                                   reduce_partial_map, qo_indptr, kv_indptr);
+  args.context_lens = match.elements<const int>(context_lens, args.batch, "context_lens");
+  match.require(num_heads_k > 0 && group > 0 && num_heads_k * group <= kMostHeads && page_size > 0 &&
+                    page_size <= kMost && block_pages > 0 && block_pages <= kMost && max_seqlen_q > 0 &&
+                    max_seqlen_q <= kMost && num_parts >= num_heads_k && num_parts % num_heads_k == 0 &&
+                    num_parts <= args.num_parts,
+                "a size is out of range");
+  args.heads = num_heads_k, args.group = group, args.head_parts = num_parts / num_heads_k;
+  args.page_size = page_size, args.block_pages = block_pages, args.max_seqlen_q = max_seqlen_q;
   launch_pa_metadata(args, ffi::stream_of(work_indptr));
 }
 

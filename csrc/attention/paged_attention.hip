@@ -8,7 +8,7 @@
 // waves are under way, 64 KB of a workgroup. LDS: 32 KB at most, so that two workgroups fit.
 #include <type_traits>
 
-#include "aiter_like/ffi.h"
+#include "attention_host.h"
 #include "paged_attention_merge.h"
 
 #if !defined(ELEMENT) || !defined(QUERY_ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || \
@@ -59,84 +59,62 @@ void launch_paged_attention(const Args& args, uint32_t workgroups, uint32_t merg
 
 namespace {
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
+using ffi::OptionalTensor;
 
-template <class T>
-T* data_of(const ffi::Tensor& tensor, int ndim, const char* message) {
-  ffi::check_type(ffi::has_element<std::remove_const_t<T>>(tensor), message);
-  check_value(tensor.ndim() == ndim && (tensor.size(ndim - 1) <= 1 || tensor.stride(ndim - 1) == 1), message);
-  return static_cast<T*>(tensor.data_ptr());
+constexpr int64_t kMost = int64_t{1} << 30;
+
+struct Sizes {
+  ffi::Size total_q{"total_q", kMost}, heads{"num_heads"}, head_dim{"head_dim"}, head_dim_v{"head_dim_v"};
+  ffi::Size pages{"pages"}, page_size{"page_size"}, kv_heads{"num_kv_heads"};
+  ffi::Size batch{"batch", 65536}, entries{"entries"};  // entries: of the block table, or of a row of it
+};
+
+/// One scale for all, or those of a shape.
+ffi::View<const float> scales_of(ffi::Match& match, const OptionalTensor& scale, const ffi::Shape& shape,
+                                 const char* name) {
+  if (scale.has_value() && (*scale).numel() == 1) return {match.elements<const float>(scale, 1, name)};
+  return match.take<const float>(scale, shape, name, ffi::kStrided);
 }
 
-const int* indices(const OptionalTensor& tensor, const char* message) {
-  if (!tensor.has_value()) return nullptr;
-  return data_of<const int32_t>(tensor.value(), 1, message);
-}
-
-/// The data of an fp32 tensor of `count` elements along its last dimension; null for none.
-const float* floats(const OptionalTensor& tensor, int64_t count, const char* message) {
-  if (!tensor.has_value()) return nullptr;
-  const ffi::Tensor value = tensor.value();
-  ffi::check_type(ffi::is_f32(value), message);
-  const int last = value.ndim() - 1;
-  check_value(last < 0 ? count == 1 : value.size(last) == count && (count == 1 || value.stride(last) == 1), message);
-  return static_cast<const float*>(value.data_ptr());
-}
-
-PagedScale scale_of(const OptionalTensor& tensor) {
-  if (!tensor.has_value()) return {};
-  const ffi::Tensor value = tensor.value();
-  ffi::check_type(ffi::is_f32(value), "paged_attention: scales of k and v must be float32");
-  const auto* data = static_cast<const float*>(value.data_ptr());
-  if (value.numel() == 1) return {data, 0, 0, 0, 0};
-  check_value(value.ndim() == (HAS_TOKEN_SCALES ? 3 : 2),
-              "paged_attention: scales of k and v must have one element, or the dimensions that this module was built "
-              "for");
-  if (HAS_TOKEN_SCALES) return {data, value.stride(0), value.stride(1), value.stride(2), 0};
-  return {data, 0, 0, value.stride(1), value.stride(0)};
-}
-
-PagedSinks sinks_of(const OptionalTensor& tensor, int64_t heads) {
-  if (!tensor.has_value()) return {};
-  const ffi::Tensor value = tensor.value();
-  const bool is_bf16 = ffi::has_element<bf16>(value);
-  ffi::check_type(is_bf16 || ffi::has_element<f16>(value) || ffi::is_f32(value),
-                  "paged_attention: sink must be float32, bfloat16 or float16");
-  check_value(value.numel() == heads && value.IsContiguous(), "paged_attention: sink must have shape [num_heads]");
-  const auto form = ffi::is_f32(value) ? PagedSinks::kFloat : is_bf16 ? PagedSinks::kBf16 : PagedSinks::kF16;
-  return {value.data_ptr(), form};
+PagedScale cache_scales(ffi::Match& match, const OptionalTensor& tensor, Sizes& sizes, const char* name) {
+  if (HAS_TOKEN_SCALES) {
+    const auto scale = scales_of(match, tensor, {sizes.pages, sizes.page_size, sizes.kv_heads}, name);
+    return {scale, scale.stride(0), scale.stride(1), scale.stride(2), 0};
+  }
+  const auto scale = scales_of(match, tensor, {sizes.batch, sizes.kv_heads}, name);
+  return {scale, 0, 0, scale.stride(1), scale.stride(0)};
 }
 
 int log2_of(int64_t x) { return 63 - __builtin_clzll(static_cast<uint64_t>(x)); }
+int64_t pack_of(const ffi::Tensor& pages) { return pages.ndim() == 5 && pages.size(4) > 0 ? pages.size(4) : 1; }
 
 /// K and V, and how far their parts are from one another.
-void set_pages(Args& args, const ffi::Tensor& k, const ffi::Tensor& v, int64_t head_dim) {
-  using T = Shape::CacheElement;
+void set_pages(ffi::Match& match, Args& args, const ffi::Tensor& k, const ffi::Tensor& v, Sizes& sizes) {
+  using T = const Shape::CacheElement;
+  auto& [total_q, heads, head_dim, head_dim_v, pages, page_size, kv_heads, batch, entries] = sizes;
   constexpr int kSize = sizeof(T), kPack = 16 / kSize;
   constexpr bool kIsPacked = Config::kForm == paged::Form::kPacked, kIsRows = Config::kForm == paged::Form::kRows;
-  ffi::check_type(ffi::has_element<T>(k) && ffi::has_element<T>(v),
-                  "paged_attention: k and v must have the dtype that this module was built for");
   const bool k_has_packs = k.ndim() == 5, v_has_packs = v.ndim() == 5;
-  check_value((k.ndim() == 4 || k_has_packs) && (v.ndim() == 4 || v_has_packs) && k.stride(k.ndim() - 1) == 1,
-              "paged_attention: k and v must have 4 or 5 dimensions, the last one of k contiguous");
-  const int64_t k_pack = k_has_packs ? k.size(4) : 1, v_pack = v_has_packs ? v.size(4) : 1, width = v.size(3);
-  const bool are_powers = k_pack > 0 && v_pack > 0 && (k_pack & (k_pack - 1)) == 0 && (v_pack & (v_pack - 1)) == 0;
-  check_value(are_powers && k.size(3) * k_pack == head_dim && v.size(0) == k.size(0) && v.size(2) == k.size(2) &&
-                  v.size(1) * v_pack == k.size(1) && width <= HEAD_DIM_V && (Shape::kIsPadded || width == HEAD_DIM_V),
-              "paged_attention: k and v do not fit each other, or this module's head dimensions");
-  check_value(!kIsRows || (!k_has_packs && !v_has_packs && v.stride(3) == 1),
-              "paged_attention: this module was built for rows of v that are contiguous");
-  check_value(!kIsPacked || (k_pack == kPack && k.size(1) % kPack == 0 &&
-                             (v_has_packs ? v_pack == kPack && v.stride(4) == 1 : v.stride(1) == 1)),
-              "paged_attention: this module was built for packs of 16 bytes");
-  args.k = static_cast<const T*>(k.data_ptr());
-  args.v = static_cast<const T*>(v.data_ptr());
-  args.k_page = k.stride(0), args.k_place = k.stride(1), args.k_head = k.stride(2);
-  args.v_page = v.stride(0), args.v_place = v.stride(1), args.v_head = v.stride(2);
-  if (kIsPacked && !v_has_packs) args.v_place = kPack;
-  args.packs = {k.stride(3) * kSize, v.stride(3) * kSize, v_has_packs ? v.stride(4) * kSize : 0,
-                log2_of(k_pack), log2_of(v_pack), static_cast<int>(head_dim), static_cast<int>(width)};
+  const int64_t k_pack = pack_of(k), v_pack = pack_of(v);
+  const auto keys = k_has_packs
+                        ? match.take<T>(k, {pages, page_size, kv_heads, head_dim / k_pack, k_pack}, "k")
+                        : match.take<T>(k, {pages, page_size, kv_heads, head_dim}, "k");
+  const auto values =
+      v_has_packs
+          ? match.take<T>(v, {pages, page_size / v_pack, kv_heads, head_dim_v, v_pack}, "v", ffi::kStrided)
+          : match.take<T>(v, {pages, page_size, kv_heads, head_dim_v}, "v", ffi::kStrided);
+  match.require(((k_pack & (k_pack - 1)) | (v_pack & (v_pack - 1)) | head_dim % k_pack | page_size % v_pack) == 0,
+                "packs of k and v must be powers of two that divide head_dim and page_size");
+  match.built(!kIsRows || (!k_has_packs && !v_has_packs && values.strides[3] == 1), "layouts of pages");
+  match.built(!kIsPacked || (k_pack == kPack && page_size % kPack == 0 &&
+                             (v_has_packs ? v_pack == kPack && values.strides[4] == 1 : values.strides[1] == 1)),
+              "layouts of pages");
+  args.k = keys, args.v = values;
+  args.k_page = keys.strides[0], args.k_place = keys.strides[1], args.k_head = keys.strides[2];
+  args.v_page = values.strides[0], args.v_head = values.strides[2];
+  args.v_place = kIsPacked && !v_has_packs ? kPack : values.strides[1];
+  args.packs = {keys.strides[3] * kSize, values.strides[3] * kSize, v_has_packs ? values.strides[4] * kSize : 0,
+                log2_of(k_pack), log2_of(v_pack), static_cast<int>(head_dim), static_cast<int>(head_dim_v)};
 }
 
 constexpr int kMergesPerCu = 8;  // workgroups of the merge at once on a CU: its waves' registers leave room for all
@@ -164,90 +142,69 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
                      OptionalTensor v_scale, OptionalTensor out_scale, OptionalTensor alibi_slopes, OptionalTensor sink,
                      OptionalTensor tree_mask, OptionalTensor workspace, int64_t max_seqlen_q, int64_t max_seqlen_k,
                      double softmax_scale, int64_t window_left, double softcap, int64_t num_splits) {
+  ffi::Match match("paged_attention");
+  Sizes sizes;
+  auto& [total_q, heads, head_dim, head_dim_v, pages, page_size, kv_heads, batch, entries] = sizes;
   Args args{};
-  constexpr const char* kRowsMessage = "paged_attention: q and out must have the dtypes that this module was built "
-                                       "for, and three dimensions, the last one contiguous";
-  args.q = data_of<const Shape::QueryElement>(q, 3, kRowsMessage);
-  args.out = data_of<Shape::OutElement>(out, 3, kRowsMessage);
-  set_pages(args, k, v, q.size(2));
-  const int64_t heads = q.size(1), kv_heads = k.size(2), page_size = k.size(1), pages = k.size(0);
+  args.q = match.take<const Shape::QueryElement>(q, {total_q, heads, head_dim}, "q");
+  args.out = match.take<Shape::OutElement>(out, {total_q, heads, head_dim_v}, "out");
+  set_pages(match, args, k, v, sizes);
+  match.built(Shape::kIsPadded ? head_dim <= HEAD_DIM && head_dim_v <= HEAD_DIM_V
+                               : head_dim == HEAD_DIM && head_dim_v == HEAD_DIM_V, "head dimensions");
+  match.built(HAS_TERMS || (!tree_mask.has_value() && !alibi_slopes.has_value() && softcap == 0));
+  match.built(q_scale.has_value() == HAS_QUERY_SCALE, "scales of q");
+  match.require(kv_heads > 0 && heads % kv_heads == 0 && page_size > 0, "heads of k must divide those of q");
+  ffi::check_scale(match, softmax_scale);
   const bool is_ragged = page_starts.has_value();
-  const int64_t batch = is_ragged ? page_starts.value().size(0) - 1 : block_table.size(0);
-  const int64_t head_dim_v = v.size(3);
-  check_value(q.size(2) <= HEAD_DIM && (Shape::kIsPadded || q.size(2) == HEAD_DIM) && out.size(2) == head_dim_v &&
-                  out.size(0) == q.size(0) && out.size(1) == heads && kv_heads > 0 && heads % kv_heads == 0 &&
-                  page_size > 0,
-              "paged_attention: q, k and out do not fit each other, or this module's head dimensions");
-  check_value(softmax_scale >= 1e-8 && softmax_scale < 1e30,
-              "paged_attention: softmax_scale must be in 1e-8 … 1e30");
-  constexpr int64_t kMost = int64_t{1} << 30;
-  const int64_t capacity = is_ragged ? block_table.size(0) : block_table.size(1) * page_size;
-  check_value(q.size(0) < kMost && max_seqlen_q * heads < kMost && block_table.numel() * page_size < kMost * 64 &&
-                  (is_ragged ? capacity * page_size : capacity) < kMost && batch <= 65535 && 0 <= max_seqlen_q,
-              "paged_attention: at most 65535 sequences of less than 2^30 keys");
-  if (batch <= 0 || max_seqlen_q == 0 || q.size(0) == 0 || heads == 0 || pages == 0) return;
+  if (is_ragged) batch.value = (*page_starts).numel() - 1;
+  args.block_table = is_ragged ? match.take<const int32_t>(block_table, {entries}, "block_table")
+                               : match.take<const int32_t>(block_table, {batch, entries}, "block_table");
+  const int64_t capacity = is_ragged ? entries : entries * page_size;
+  match.require(max_seqlen_q >= 0 && max_seqlen_q * heads < kMost && block_table.numel() * page_size < kMost * 64 &&
+                    entries * page_size < kMost && batch <= 65535,
+                "at most 65535 sequences of less than 2^30 keys, max_seqlen_q at least 0");
+  if (batch <= 0 || max_seqlen_q == 0 || total_q == 0 || heads == 0 || pages == 0) return;
 
-  const char* integers = "paged_attention: lengths and numbers of pages must be int32, contiguous";
-  args.block_table = data_of<const int32_t>(block_table, is_ragged ? 1 : 2, integers);
   args.table_row = is_ragged ? 0 : block_table.stride(0);
+  ffi::Size starts{"batch + 1, or batch"};
   auto& lengths = args.plan.lengths;
-  lengths = {indices(cu_seqlens_q, integers), indices(seqlens_k, integers), indices(page_starts, integers),
-             static_cast<int>(batch), cu_seqlens_q.has_value() ? static_cast<int>(cu_seqlens_q.value().size(0)) : 0,
-             static_cast<int>(q.size(0)), static_cast<int>(max_seqlen_q), static_cast<int>(page_size),
+  lengths = {match.take<const int32_t>(cu_seqlens_q, {starts}, "cu_seqlens_q"),
+             match.take<const int32_t>(seqlens_k, {batch}, "seqlens_k"),
+             match.take<const int32_t>(page_starts, {batch + 1}, "page_starts"),
+             static_cast<int>(batch), cu_seqlens_q.has_value() ? static_cast<int>(starts) : 0,
+             static_cast<int>(total_q), static_cast<int>(max_seqlen_q), static_cast<int>(page_size),
              static_cast<int>(capacity)};
-  check_value((is_ragged || seqlens_k.has_value()) && (!seqlens_k.has_value() || seqlens_k.value().size(0) == batch) &&
-                  (cu_seqlens_q.has_value() ? lengths.num_starts == batch || lengths.num_starts == batch + 1
-                                            : q.size(0) == batch * max_seqlen_q),
-              "paged_attention: lengths must be those of the batch");
+  match.require((is_ragged || seqlens_k.has_value()) &&
+                    (cu_seqlens_q.has_value() ? starts == batch || starts == batch + 1
+                                              : total_q == batch * max_seqlen_q),
+                "lengths must be those of the batch");
   args.q_row = q.stride(0), args.q_head = q.stride(1), args.out_row = out.stride(0), args.out_head = out.stride(1);
-  if (lse.has_value()) {
-    const ffi::Tensor t = lse.value();
-    ffi::check_type(ffi::is_f32(t), "paged_attention: lse must be float32");
-    check_value(t.ndim() == 2 && t.size(0) == heads && t.size(1) == q.size(0),
-                "paged_attention: lse has another shape");
-    args.lse = static_cast<float*>(t.data_ptr()), args.lse_head = t.stride(0), args.lse_row = t.stride(1);
-  }
-  check_value(q_scale.has_value() == HAS_QUERY_SCALE, "paged_attention: this module was built for other scales of q");
-  if (q_scale.has_value()) {
-    const ffi::Tensor t = q_scale.value();
-    ffi::check_type(ffi::is_f32(t), "paged_attention: q_scale must be float32");
-    check_value(t.numel() == 1 || (t.ndim() == 2 && t.size(0) == q.size(0) && t.size(1) == heads),
-                "paged_attention: q_scale must have one element, or [total_q, num_heads]");
-    args.q_scale = static_cast<const float*>(t.data_ptr());
-    if (t.numel() > 1) args.q_scale_row = t.stride(0), args.q_scale_head = t.stride(1);
-  }
-  args.k_scale = scale_of(k_scale);
-  args.v_scale = scale_of(v_scale);
-  args.out_scale = floats(out_scale, 1, "paged_attention: out_scale must be float32");
-  args.sink = sinks_of(sink, heads);
-  args.alibi_slopes = floats(alibi_slopes, heads, "paged_attention: alibi_slopes must be float32 [.., num_heads]");
-  if (alibi_slopes.has_value() && alibi_slopes.value().ndim() == 2) {
-    check_value(alibi_slopes.value().size(0) == batch, "paged_attention: alibi_slopes must have a row per sequence");
-    args.alibi_batch = alibi_slopes.value().stride(0);
-  }
+  const auto sums = match.take<float>(lse, {heads, total_q}, "lse", ffi::kStrided);
+  args.lse = sums, args.lse_head = sums.stride(0), args.lse_row = sums.stride(1);
+  const auto query_scale = scales_of(match, q_scale, {total_q, heads}, "q_scale");
+  args.q_scale = query_scale, args.q_scale_row = query_scale.stride(0), args.q_scale_head = query_scale.stride(1);
+  args.k_scale = cache_scales(match, k_scale, sizes, "k_scale");
+  args.v_scale = cache_scales(match, v_scale, sizes, "v_scale");
+  args.out_scale = match.elements<const float>(out_scale, 1, "out_scale");
+  if (sink.has_value())
+    args.sink = {match.elements<const void>(sink, heads, "sink"), match.one_of<float, bf16, f16>(*sink, "sink")};
+  const ffi::Slopes slopes = ffi::slopes_of(match, alibi_slopes, batch, heads);
+  args.alibi_slopes = slopes.data, args.alibi_batch = slopes.batch;
   if (tree_mask.has_value()) {
-    const ffi::Tensor t = tree_mask.value();
-    const int last = t.ndim() - 1;
-    check_value(t.dtype().bits == 8 && (last == 1 || last == 2) && t.size(last) >= max_seqlen_q &&
-                    t.size(last - 1) >= max_seqlen_q && (last == 1 || t.size(0) == batch),
-                "paged_attention: tree_mask must be bool [(batch,) n, n]");
-    args.tree = static_cast<const uint8_t*>(t.data_ptr());
-    args.tree_batch = last == 2 ? t.stride(0) : 0;
-    args.tree_row = t.stride(last - 1), args.tree_column = t.stride(last);
+    const int last = (*tree_mask).ndim() - 1;
+    const ffi::Dim queries = ffi::at_least(max_seqlen_q);
+    const ffi::Shape shape = last == 2 ? ffi::Shape{batch, queries, queries} : ffi::Shape{queries, queries};
+    const auto mask = match.take<const bool>(tree_mask, shape, "tree_mask", ffi::kStrided);
+    args.tree = reinterpret_cast<const uint8_t*>(mask.data);
+    args.tree_batch = last == 2 ? mask.stride(0) : 0;
+    args.tree_row = mask.stride(last - 1), args.tree_column = mask.stride(last);
   }
-  check_value(HAS_TERMS || (!tree_mask.has_value() && !alibi_slopes.has_value() && softcap == 0),
-              "paged_attention: this module was built without further terms");
   const int64_t group = heads / kv_heads, blocks = ceil_div(max_seqlen_q * group, BLOCK_ROWS);
-  args.page_size = Divider(static_cast<uint32_t>(page_size));
-  args.group = Divider(static_cast<uint32_t>(group));
-  args.blocks = Divider(static_cast<uint32_t>(blocks));
-  args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
-  args.queries = Divider(static_cast<uint32_t>(max_seqlen_q));
-  args.merged_rows = Divider(static_cast<uint32_t>(max_seqlen_q * heads));
-  args.num_pages = static_cast<int>(pages);
-  args.num_heads = static_cast<int>(heads);
-  args.softmax_scale = static_cast<float>(softmax_scale);
-  args.softcap = static_cast<float>(softcap);
+  args.page_size = Divider(page_size), args.num_pages = pages;
+  args.kv_heads = Divider(kv_heads), args.group = Divider(group), args.num_heads = heads;
+  args.queries = Divider(max_seqlen_q), args.blocks = Divider(blocks);
+  args.merged_rows = Divider(max_seqlen_q * heads);
+  args.softmax_scale = softmax_scale, args.softcap = softcap;
   args.plan.window_left = window_left < 0 ? -1 : static_cast<int>(least_of(window_left, kMost));
 
   // Parts of ops/attention/paged_attention_call.py, whose constants these macros are.
@@ -260,8 +217,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
     grid = least_of(batch + share, grid);
     slots = least_of(2 * share, slots);
   }
-  args.plan.share = static_cast<int>(share), args.plan.most = static_cast<int>(most), args.plan.least = LEAST_KEYS;
-  args.plan.by_share = Divider(static_cast<uint32_t>(share > 0 ? share : 1));
+  args.plan.share = share, args.plan.most = most, args.plan.least = LEAST_KEYS;
+  args.plan.by_share = Divider(share > 0 ? share : 1);
   args.plan.is_split = most > 1;
   const int64_t sums_of_slots = slots * heads * max_seqlen_q * (head_dim_v + 2);
   args.sums = slots * heads * max_seqlen_q * head_dim_v;
@@ -273,19 +230,10 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   args.merge_shift = is_wide ? 2 : 0;
   const int64_t workgroups = grid * kv_heads * blocks;
   const int64_t merges = is_wide ? merged_rows : ceil_div(merged_rows, paged::kWaves);
-  check_value(workgroups < kMost && merges < kMost, "paged_attention: too many rows and parts for one launch");
-  if (bytes > 0 && !workspace.has_value()) {
-    ffi::Scratch scratch(bytes, q.device());
-    args.parts = static_cast<float*>(scratch.data());
-    args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
-    launch_paged_attention(args, static_cast<uint32_t>(workgroups), static_cast<uint32_t>(merges), ffi::stream_of(q));
-    return;
-  }
-  if (bytes > 0) {
-    check_value(workspace.value().numel() >= bytes, "paged_attention: workspace is too small");
-    args.parts = static_cast<float*>(workspace.value().data_ptr());
-    args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
-  }
+  match.require(workgroups < kMost && merges < kMost, "too many rows and parts for one launch");
+  const ffi::Scratch memory(bytes, q.device(), match.memory(workspace, bytes, 4));
+  args.parts = memory.data<float>();
+  if (bytes > 0) args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
   launch_paged_attention(args, static_cast<uint32_t>(workgroups), static_cast<uint32_t>(merges), ffi::stream_of(q));
 }
 
@@ -293,12 +241,12 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
 void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
                        ffi::Tensor cu_seqlens_q, OptionalTensor seqlens_k, ffi::Tensor block_table,
                        OptionalTensor page_starts, OptionalTensor q_descale, OptionalTensor k_descale,
-                       OptionalTensor v_descale,
-                       OptionalTensor alibi_slopes, OptionalTensor output_scale, OptionalTensor qq_bias,
-                       OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
+                       OptionalTensor v_descale, OptionalTensor alibi_slopes, OptionalTensor output_scale,
+                       OptionalTensor qq_bias, OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
                        int64_t window_left, int64_t window_right, int64_t sink_size, double softcap) {
-  check_value(!qq_bias.has_value() && sink_size == 0 && (window_right == 0 || max_seqlen_q <= 1),
-              "unified_attention: the kernel of decoding takes causal calls without qq_bias and sink tokens");
+  const ffi::Match match("unified_attention");
+  match.require(!qq_bias.has_value() && sink_size == 0 && (window_right == 0 || max_seqlen_q <= 1),
+                "the kernel of decoding takes causal calls without qq_bias and sink tokens");
   constexpr bool kHasScales = sizeof(Shape::CacheElement) == 1;  // those of 16-bit caches do not count
   const OptionalTensor none;
   paged_attention(out, lse, q, k, v, block_table, seqlens_k, page_starts, cu_seqlens_q,

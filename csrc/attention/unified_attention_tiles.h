@@ -45,73 +45,39 @@ void launch_unified_attention(const Args& args, int batch, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-using ffi::check_value;
-using unified::OptionalTensor;
-
-/// The view of rows [rows, heads, dim], as one batch.
-template <class T>
-tile::GlobalView<T, 4> view_of(const ffi::Tensor& tensor) {
-  const auto strides = unified::strides_of_rows<Config::Element, HEAD_DIM>(tensor);
-  return {static_cast<T*>(tensor.data_ptr()), {1, tensor.size(0), tensor.size(1), HEAD_DIM},
-          {0, strides.row, strides.head, 1}};
-}
-
-int window_of(int64_t size) { return static_cast<int>(size < 0 ? -1 : size < (1 << 30) ? size : 1 << 30); }
-
-}  // namespace
-
-void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
-                       ffi::Tensor cu_seqlens_q, OptionalTensor seqlens_k, ffi::Tensor block_table,
-                       OptionalTensor page_starts, OptionalTensor, OptionalTensor, OptionalTensor,
-                       OptionalTensor alibi_slopes, OptionalTensor output_scale, OptionalTensor qq_bias,
-                       OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
+void unified_attention(ffi::Tensor out, ffi::OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
+                       ffi::Tensor cu_seqlens_q, ffi::OptionalTensor seqlens_k, ffi::Tensor block_table,
+                       ffi::OptionalTensor page_starts, ffi::OptionalTensor, ffi::OptionalTensor, ffi::OptionalTensor,
+                       ffi::OptionalTensor alibi_slopes, ffi::OptionalTensor output_scale, ffi::OptionalTensor qq_bias,
+                       ffi::OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
                        int64_t window_left, int64_t window_right, int64_t sink_size, double softcap) {
-  const unified::Sizes sizes =
-      unified::sizes_of(out, q, k, v, cu_seqlens_q, seqlens_k, block_table, page_starts, max_seqlen_q);
-  const int64_t heads = sizes.heads, batch = sizes.batch;
+  unified::Call call(out, q, k, v, cu_seqlens_q, seqlens_k, block_table, page_starts, max_seqlen_q, HEAD_DIM,
+                     softmax_scale);
+  ffi::Match& match = call.match;
+  match.built(!output_scale.has_value() && !qq_bias.has_value() && (softcap > 0) == Config::kHasSoftcap &&
+              alibi_slopes.has_value() == Config::kHasAlibi &&
+              (Config::kIsMasked || (window_left < 0 && window_right < 0)), "features");
   Args args{};
-  args.q = view_of<const Config::Element>(q);
-  args.out = view_of<Config::OutElement>(out);
-  const auto k_strides = unified::strides_of_pages<Config::Element, HEAD_DIM>(k);
-  const auto v_strides = unified::strides_of_pages<Config::Element, HEAD_DIM>(v);
-  args.k_pages = static_cast<const Config::Element*>(k.data_ptr());
-  args.v_pages = static_cast<const Config::Element*>(v.data_ptr());
-  args.k_page = k_strides.page, args.k_place = k_strides.place, args.k_head = k_strides.head;
-  args.v_page = v_strides.page, args.v_place = v_strides.place, args.v_head = v_strides.head;
-  check_value(!output_scale.has_value() && !qq_bias.has_value() && softmax_scale >= 1e-8 && softmax_scale < 1e30 &&
-                  (softcap > 0) == Config::kHasSoftcap && alibi_slopes.has_value() == Config::kHasAlibi &&
-                  (Config::kIsMasked || (window_left < 0 && window_right < 0)),
-              "unified_attention: this module was built for other features");
-  args.num_blocks_m = static_cast<int>((sizes.longest + flash_attn_tile::kBlockM - 1) / flash_attn_tile::kBlockM);
-  if (sizes.is_empty()) return;
-
-  unified::set_pages(args, sizes, cu_seqlens_q, seqlens_k, block_table, page_starts);
-  if (lse.has_value()) args.lse = unified::lse_of(lse.value(), sizes), args.lse_head_stride = lse.value().stride(0);
-  if (sink.has_value()) {
-    const ffi::Tensor t = sink.value();
-    ffi::check_type(ffi::is_f32(t), "unified_attention: sink must be float32");
-    check_value(t.ndim() == 1 && t.size(0) == heads && t.IsContiguous(), "unified_attention: sink must be [num_heads]");
-    args.sink = static_cast<const float*>(t.data_ptr());
-  }
-  if (alibi_slopes.has_value()) {
-    const ffi::Tensor t = alibi_slopes.value();
-    const int last = t.ndim() - 1;
-    ffi::check_type(ffi::is_f32(t), "unified_attention: alibi_slopes must be float32");
-    check_value((last == 0 || (last == 1 && t.size(0) == batch)) && t.size(last) == heads &&
-                    (heads == 1 || t.stride(last) == 1),
-                "unified_attention: alibi_slopes must be [num_heads] or [batch, num_heads]");
-    args.alibi_slopes = static_cast<const float*>(t.data_ptr());
-    args.alibi_batch_stride = last == 1 ? t.stride(0) : 0;
-  }
-  args.group_size = static_cast<int>(heads / sizes.kv_heads);
-  args.window_left = window_of(window_left);
-  args.window_right = window_of(window_right);
+  const ffi::Shape shape{call.rows, call.heads, HEAD_DIM};
+  args.q = ffi::view_of_heads<tile::GlobalView<const Config::Element, 4>>(match, q, shape, "q");
+  args.out = ffi::view_of_heads<tile::GlobalView<Config::OutElement, 4>>(match, out, shape, "out");
+  const auto keys = call.take_pages<const Config::Element>(k, HEAD_DIM, "k");
+  const auto values = call.take_pages<const Config::Element>(v, HEAD_DIM, "v");
+  args.k_pages = keys, args.k_page = keys.step(0), args.k_place = keys.step(1), args.k_head = keys.step(2);
+  args.v_pages = values, args.v_page = values.step(0), args.v_place = values.step(1), args.v_head = values.step(2);
+  args.num_blocks_m = static_cast<int>((call.longest + flash_attn_tile::kBlockM - 1) / flash_attn_tile::kBlockM);
+  if (call.is_empty()) return;
+  call.set_pages(args, cu_seqlens_q, seqlens_k, page_starts);
+  const auto sums = call.lse_of(lse);
+  args.lse = sums, args.lse_head_stride = sums.stride(0);
+  args.sink = match.take<const float>(sink, {call.heads}, "sink");
+  const ffi::Slopes slopes = ffi::slopes_of(match, alibi_slopes, call.batch, call.heads);
+  args.alibi_slopes = slopes.data, args.alibi_batch_stride = slopes.batch;
+  args.group_size = static_cast<int>(call.heads / call.kv_heads);
+  args.window_left = ffi::window_of(window_left), args.window_right = ffi::window_of(window_right);
   args.sink_size = static_cast<int>(sink_size < unified::kMost ? sink_size : unified::kMost);
-  args.softmax_scale = static_cast<float>(softmax_scale);
-  args.softcap = static_cast<float>(softcap);
-  launch_unified_attention(args, static_cast<int>(batch), ffi::stream_of(q));
+  args.softmax_scale = softmax_scale, args.softcap = softcap;
+  launch_unified_attention(args, call.batch, ffi::stream_of(q));
 }
 
 #endif

@@ -207,70 +207,48 @@ void launch_causal_conv1d(const CausalConvArgs<Config>& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-/// The address of a tensor of `size` elements side by side, or null for none.
-template <class T>
-T* vector(const OptionalTensor& tensor, int64_t size, const char* message) {
-  if (!tensor.has_value()) return nullptr;
-  const ffi::Tensor value = tensor.value();
-  ffi::check_value(value.ndim() == 1 && value.size(0) == size && (size < 2 || value.stride(0) == 1) &&
-                       value.dtype().bits == 8 * sizeof(T), message);
-  return static_cast<T*>(value.data_ptr());
-}
-
 /// Where the results of `tokens` tokens and `size` channels go.
-Config::Element* result(const ffi::Tensor& out, int64_t tokens, int64_t size, int64_t* stride, bool* is_paired) {
-  constexpr int64_t kSize = sizeof(Config::Element);
-  ffi::check_type(ffi::has_element<Config::Element>(out),
-                  "causal_conv1d: q, k or v has another dtype than this module was built for");
-  ffi::check_value(out.ndim() == 2 && out.size(0) == tokens && out.size(1) == size && (size < 2 || out.stride(1) == 1),
-                   "causal_conv1d: q, k and v must share the channels of x, in rows of contiguous elements");
-  *stride = out.stride(0);
-  *is_paired = *is_paired && size % 2 == 0 &&
-               reinterpret_cast<uintptr_t>(out.data_ptr()) % (2 * kSize) == 0 && *stride % 2 == 0;
-  return static_cast<Config::Element*>(out.data_ptr());
+Config::Element* result(ffi::Match& match, const ffi::Tensor& out, ffi::Size& tokens, const ffi::Dim& size,
+                        int64_t* stride, bool* is_paired) {
+  const auto rows = match.take<Config::Element>(out, {tokens, size}, "q, k or v");
+  *stride = rows.strides[0];
+  *is_paired = *is_paired && ffi::takes_vectors(2, out) && *stride % 2 == 0;
+  return rows;
 }
 
-void causal_conv1d(ffi::Tensor q, ffi::Tensor k, ffi::Tensor v, ffi::Tensor x, ffi::Tensor weight, OptionalTensor bias,
-                   ffi::Tensor query_start_loc, OptionalTensor conv_states, OptionalTensor cache_indices,
-                   OptionalTensor has_initial_state, bool is_silu, int64_t pad_slot_id) {
+void causal_conv1d(ffi::Tensor q, ffi::Tensor k, ffi::Tensor v, ffi::Tensor x, ffi::Tensor weight,
+                   ffi::OptionalTensor bias, ffi::Tensor query_start_loc, ffi::OptionalTensor conv_states,
+                   ffi::OptionalTensor cache_indices, ffi::OptionalTensor has_initial_state, bool is_silu,
+                   int64_t pad_slot_id) {
   using Element = Config::Element;
-  ffi::check_type(ffi::has_element<Element>(x) && ffi::has_element<Element>(weight),
-                  "causal_conv1d: x or weight has another dtype than this module was built for");
-  ffi::check_value(x.ndim() == 2 && weight.ndim() == 2 && weight.size(0) == x.size(0) &&
-                       weight.size(1) == Config::kWidth && q.ndim() == 2,
-                   "causal_conv1d: weight must have a row for each of x and the width of this module");
-  ffi::check_value(!Config::kIsChannelLast || x.stride(0) == 1, "causal_conv1d: the channels of x lie apart");
-  ffi::check_value(x.size(1) < int64_t{1} << 30 && x.size(0) <= int64_t{65535} * kChannels,
-                   "causal_conv1d: fewer than 2^30 tokens, at most 65535 · 128 channels");
-  const int64_t dim = x.size(0), tokens = x.size(1), k_dim = q.size(1), sequences = query_start_loc.numel() - 1;
-  ffi::check_value(sequences >= 0 && sequences < int64_t{1} << 30, "causal_conv1d: too few or many sequences");
+  ffi::Match match("causal_conv1d");
+  ffi::Size dim{"dim", int64_t{65535} * kChannels + 1}, tokens{"tokens", 1 << 30}, k_dim{"k_dim"};
+  ffi::Size starts{"sequences + 1", 1 << 30}, lines{"lines"}, state_len{"state_len"};
   CausalConvArgs<Config> args{};
+  const auto inputs = match.take<const Element>(x, {dim, tokens}, "x", ffi::kStrided);
+  const auto weights = match.take<const Element>(weight, {dim, Config::kWidth}, "weight", ffi::kStrided);
+  match.built(!Config::kIsChannelLast || inputs.strides[0] == 1, "layouts of x");
   args.is_paired = true;
-  args.q = result(q, tokens, k_dim, &args.q_stride, &args.is_paired);
-  args.k = result(k, tokens, k_dim, &args.k_stride, &args.is_paired);
-  args.v = result(v, tokens, dim - 2 * k_dim, &args.v_stride, &args.is_paired);
-  args.x = static_cast<const Element*>(x.data_ptr()), args.x_strides = {0, x.stride(0), x.stride(1)};
-  args.weight = static_cast<const Element*>(weight.data_ptr());
-  args.weight_strides = {0, weight.stride(0), weight.stride(1)};
-  args.bias = vector<const Element>(bias, dim, "causal_conv1d: bias must have an element for each channel");
-  args.starts = vector<const int32_t>(query_start_loc, sequences + 1, "causal_conv1d: query_start_loc must be int32");
-  args.line_of = vector<const int32_t>(cache_indices, sequences, "causal_conv1d: cache_indices must be int32");
-  args.has_state = vector<const uint8_t>(has_initial_state, sequences, "causal_conv1d: has_initial_state must be bool");
-  args.tokens = static_cast<int>(tokens), args.dim = static_cast<int>(dim), args.k_dim = static_cast<int>(k_dim);
-  args.sequences = static_cast<int>(sequences), args.pad_slot_id = static_cast<int>(pad_slot_id);
-  args.is_silu = is_silu;
+  args.q = result(match, q, tokens, k_dim, &args.q_stride, &args.is_paired);
+  args.k = result(match, k, tokens, k_dim, &args.k_stride, &args.is_paired);
+  args.v = result(match, v, tokens, dim - 2 * k_dim, &args.v_stride, &args.is_paired);
+  args.x = inputs, args.x_strides = {0, inputs.strides[0], inputs.strides[1]};
+  args.weight = weights, args.weight_strides = {0, weights.strides[0], weights.strides[1]};
+  args.bias = match.take<const Element>(bias, {dim}, "bias");
+  args.starts = match.take<const int32_t>(query_start_loc, {starts}, "query_start_loc");
+  match.require(starts > 0, "query_start_loc must have an element more than sequences");
+  args.sequences = starts - 1, args.tokens = tokens, args.dim = dim, args.k_dim = k_dim;
+  args.line_of = match.take<const int32_t>(cache_indices, {starts - 1}, "cache_indices");
+  const auto has_state = match.take<const bool>(has_initial_state, {starts - 1}, "has_initial_state");
+  args.has_state = reinterpret_cast<const uint8_t*>(has_state.data);
+  args.pad_slot_id = static_cast<int>(pad_slot_id), args.is_silu = is_silu;
+  const auto states = match.take<Element>(conv_states, {lines, dim, state_len}, "conv_states", ffi::kStrided);
   if (conv_states.has_value()) {
-    const ffi::Tensor states = conv_states.value();
-    ffi::check_type(ffi::has_element<Element>(states), "causal_conv1d: conv_states must have the dtype of x");
-    ffi::check_value(states.ndim() == 3 && states.size(1) == dim && states.size(2) >= Config::kWidth - 1,
-                     "causal_conv1d: conv_states must be [lines, dim, at least width - 1]");
-    args.states = static_cast<Element*>(states.data_ptr());
-    args.state_strides = {states.stride(0), states.stride(1), states.stride(2)};
-    args.lines = static_cast<int>(states.size(0)), args.state_len = static_cast<int>(states.size(2));
+    match.require(state_len >= Config::kWidth - 1, "conv_states must have at least width - 1 elements of a channel");
+    args.states = states, args.state_strides = {states.strides[0], states.strides[1], states.strides[2]};
+    args.lines = lines, args.state_len = state_len;
   }
-  if (dim > 0 && sequences > 0) launch_causal_conv1d(args, ffi::stream_of(x));
+  if (dim > 0 && args.sequences > 0) launch_causal_conv1d(args, ffi::stream_of(x));
 }
 
 #endif

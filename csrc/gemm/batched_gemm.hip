@@ -51,33 +51,20 @@ void launch_batched_gemm(const Args& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-void batched_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTensor bias, OptionalTensor a_scale,
-                     OptionalTensor b_scale) {
-  constexpr const char* kOp = "batched_gemm";
+void batched_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::OptionalTensor bias,
+                     ffi::OptionalTensor a_scale, ffi::OptionalTensor b_scale) {
+  ffi::Match match("batched_gemm");
+  match.built(bias.has_value() == Config::kHasBias && a_scale.has_value() == Config::kHasScales &&
+              b_scale.has_value() == Config::kHasScales);
+  ffi::Size batch{"batch"}, m{"m"}, n{"n"}, k{"k"};
   Args args{};
-  args.a = gemm::batch_view<const Config::Element>(a, kOp, "a");
-  args.b = gemm::batch_view<const Config::Element>(b, kOp, "b");
-  args.out = gemm::batch_view<Config::OutElement>(out, kOp, "out");
-  const int64_t batch = args.out.sizes[0], m = args.out.sizes[1], n = args.out.sizes[2], k = args.a.sizes[2];
-  check_value(args.a.sizes[0] == batch && args.b.sizes[0] == batch && args.a.sizes[1] == m && args.b.sizes[1] == n &&
-                  args.b.sizes[2] == k,
-              "batched_gemm: a must be [batch, m, k], b [batch, n, k], out [batch, m, n]");
-  check_value(k % Shape::kRun == 0 && n % 4 == 0,
-              "batched_gemm: k must be a multiple of 16 bytes of elements, n of 4");
-  check_value(bias.has_value() == Config::kHasBias && a_scale.has_value() == Config::kHasScales &&
-                  b_scale.has_value() == Config::kHasScales,
-              "batched_gemm: this module was built with or without bias and scales, the call is the other");
-  if (bias.has_value()) args.bias = gemm::vectors_of<Config::BiasElement>(bias.value(), batch, n, kOp, "bias");
-  if (a_scale.has_value()) args.a_scale = gemm::vectors_of<float>(a_scale.value(), batch, m, kOp, "a_scale");
-  if (b_scale.has_value()) args.b_scale = gemm::vectors_of<float>(b_scale.value(), batch, n, kOp, "b_scale");
-  if (batch == 0 || m == 0 || n == 0) return;
-  args.order = gemm::tiles_of<Shape>(m, n, kOp, batch);
-  args.split_depth = gemm::split_depth_of<Shape>(k);
-  const Stream stream = ffi::stream_of(a);
-  gemm::with_partials<Shape>(args, m, n, out.device(), [&] { launch_batched_gemm(args, stream); }, batch);
+  args.out = gemm::view_of<Config::OutElement, 3>(match, out, {batch, m, n}, "out");
+  args.a = gemm::view_of<const Config::Element, 3>(match, a, {batch, m, k}, "a");
+  args.b = gemm::view_of<const Config::Element, 3>(match, b, {batch, n, k}, "b");
+  args.bias = match.rows<const Config::BiasElement>(bias, batch, n, "bias");
+  args.a_scale = match.rows<const float>(a_scale, batch, m, "a_scale");
+  args.b_scale = match.rows<const float>(b_scale, batch, n, "b_scale");
+  gemm::run<Shape>(match, args, m, n, k, out.device(), [&] { launch_batched_gemm(args, ffi::stream_of(a)); }, batch);
 }
 
 #endif

@@ -55,39 +55,25 @@ void launch_gemm_a16w16(const Args& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-void gemm_a16w16_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTensor bias, OptionalTensor residual,
-                    ffi::String, bool is_shuffled) {
-  constexpr const char* kOp = "gemm_a16w16";
+void gemm_a16w16_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::OptionalTensor bias,
+                    ffi::OptionalTensor residual, ffi::String, bool is_shuffled) {
+  ffi::Match match("gemm_a16w16");
+  match.built(is_shuffled == Config::kIsShuffled && bias.has_value() == Config::kHasBias &&
+              residual.has_value() == Config::kHasResidual);
+  ffi::Size m{"m"}, n{"n"}, k{"k"};
   Args args{};
-  args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
-  args.b = gemm::matrix_view<const Config::Element>(b, kOp, "b");
-  args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
-  constexpr int kHalves = Config::kIsGated ? 2 : 1;
-  const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1], b_rows = n * kHalves;
-  check_value(args.a.sizes[0] == m && args.b.sizes[0] == b_rows && args.b.sizes[1] == k,
-              "gemm_a16w16: a must be [m, k], b [n, k], out [m, n]");
-  check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_a16w16: k must be a multiple of 8, n of 4");
-  check_value(is_shuffled == Config::kIsShuffled, "gemm_a16w16: this module was built for another order of b");
-  if constexpr (Config::kIsShuffled)
-    check_value(n % 16 == 0 && k % 32 == 0 && (n <= 1 || args.b.strides[0] == k),
-                "gemm_a16w16: shuffled, b must be contiguous, of rows a multiple of 16 and columns of 32");
-  check_value(bias.has_value() == Config::kHasBias && residual.has_value() == Config::kHasResidual,
-              "gemm_a16w16: this module was built with or without bias and residual, the call is the other");
-  if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), b_rows, kOp, "bias");
-  if (residual.has_value()) {
-    args.residual = gemm::matrix_view<const Config::OutElement>(residual.value(), kOp, "residual");
-    check_value(args.residual.sizes[0] == m && args.residual.sizes[1] == n, "gemm_a16w16: residual must be [m, n]");
-  }
-  if (m == 0 || n == 0) return;
-  args.order = gemm::tiles_of<Shape>(m, b_rows, kOp);
-  args.split_depth = gemm::split_depth_of<Shape>(k);
-  const Stream stream = ffi::stream_of(a);
-  gemm::with_partials<Shape>(args, m, b_rows, out.device(), [&] {
+  args.out = gemm::view_of<Config::OutElement>(match, out, {m, n}, "out");
+  const int64_t b_rows = n * (Config::kIsGated ? 2 : 1);
+  args.a = gemm::view_of<const Config::Element>(match, a, {m, k}, "a");
+  args.b = gemm::view_of<const Config::Element>(match, b, {b_rows, k}, "b");
+  match.require(!is_shuffled || (n % 16 == 0 && k % 32 == 0 && args.b.strides[0] == k),
+                "shuffled, b must be contiguous, of rows a multiple of 16 and columns of 32");
+  args.bias = match.take<const Config::BiasElement>(bias, {b_rows}, "bias");
+  args.residual = gemm::view_of<const Config::OutElement>(match, residual, {m, n}, "residual");
+  match.require(n % 4 == 0, "n must be a multiple of 4");
+  gemm::run<Shape>(match, args, m, b_rows, k, out.device(), [&] {
     args.partials.columns = n;
-    launch_gemm_a16w16(args, stream);
+    launch_gemm_a16w16(args, ffi::stream_of(a));
   });
 }
 

@@ -58,77 +58,30 @@ void launch_gemm_a16w16_skinny(const Args& args, bool is_aligned, Stream stream)
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-template <class T>
-T* data_of(const ffi::Tensor& tensor, const char* name) {
-  if (!ffi::has_element<std::remove_const_t<T>>(tensor))
-    TVM_FFI_THROW(TypeError) << "gemm_a16w16: " << name << " has another dtype than this module was built for";
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-bool is_matrix(const ffi::Tensor& tensor, int64_t rows, int64_t columns) {
-  return tensor.ndim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns;
-}
-
-/// In elements. That of a single row or column is of no account.
-uint32_t stride_of(const ffi::Tensor& tensor, int dimension) {
-  if (tensor.size(dimension) <= 1) return 0;
-  check_value(tensor.stride(dimension) < int64_t{1} << 31, "gemm_a16w16: strides must be less than 2^31 elements");
-  return static_cast<uint32_t>(tensor.stride(dimension));
-}
-
-bool are_rows_aligned(const ffi::Tensor& tensor) {
-  const auto stride = static_cast<uintptr_t>(tensor.stride(0) * static_cast<int64_t>(sizeof(Config::Element)));
-  return (reinterpret_cast<uintptr_t>(tensor.data_ptr()) | (tensor.size(0) > 1 ? stride : 0)) % 16 == 0;
-}
-
-}  // namespace
-
-void gemm_a16w16_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTensor bias, OptionalTensor residual,
-                        ffi::String, bool is_shuffled) {
-  check_value(out.ndim() == 2 && a.ndim() == 2, "gemm_a16w16: a must be [m, k], b [n, k], out [m, n]");
-  const int64_t m = out.size(0), n = out.size(1), k = a.size(1), b_rows = n * Shape::kHalves;
-  check_value(is_matrix(a, m, k) && is_matrix(b, b_rows, k), "gemm_a16w16: a must be [m, k], b [n, k], out [m, n]");
-  check_value(!is_shuffled, "gemm_a16w16: b must not be shuffled here");
-  check_value(m <= BLOCK_M && k >= Shape::Unit::kRun, "gemm_a16w16: this module was built for other numbers of rows");
-  check_value(n < int64_t{1} << 21 && k < int64_t{1} << 30, "gemm_a16w16: n must be less than 2^21, k than 2^30");
-  check_value(a.stride(1) == 1 && b.stride(1) == 1, "gemm_a16w16: rows of a and b must be contiguous");
-  check_value(bias.has_value() == Config::kHasBias && residual.has_value() == Config::kHasResidual,
-              "gemm_a16w16: this module was built with or without bias and residual, the call is the other");
+void gemm_a16w16_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::OptionalTensor bias,
+                        ffi::OptionalTensor residual, ffi::String, bool is_shuffled) {
+  ffi::Match match("gemm_a16w16");
+  match.built(!is_shuffled && bias.has_value() == Config::kHasBias && residual.has_value() == Config::kHasResidual);
+  ffi::Size m{"m"}, n{"n", 1 << 21}, k{"k", 1 << 30};
+  const auto y = match.take<Config::OutElement>(out, {m, n}, "out", ffi::kStrided);
+  const auto rows = match.take<const Config::Element>(a, {m, k}, "a");
+  const auto columns = match.take<const Config::Element>(b, {n * Shape::kHalves, k}, "b");
+  const auto added = match.take<const Config::OutElement>(residual, {m, n}, "residual", ffi::kStrided);
+  match.built(m <= BLOCK_M && k >= Shape::Unit::kRun, "numbers of rows");
   Args args{};
-  args.a = data_of<const Config::Element>(a, "a");
-  args.b = data_of<const Config::Element>(b, "b");
-  args.out = data_of<Config::OutElement>(out, "out");
-  args.a_row = stride_of(a, 0), args.b_row = stride_of(b, 0);
-  args.out_row = stride_of(out, 0), args.out_column = stride_of(out, 1);
-  args.rows = static_cast<uint32_t>(m), args.columns = static_cast<uint32_t>(n);
-  args.depth = static_cast<uint32_t>(k);
-  if (bias.has_value()) {
-    const ffi::Tensor values = bias.value();
-    check_value(values.ndim() == 1 && values.size(0) == b_rows && values.IsContiguous(),
-                "gemm_a16w16: bias must have an element for each row of b");
-    args.bias = data_of<const Config::BiasElement>(values, "bias");
-  }
-  if (residual.has_value()) {
-    const ffi::Tensor values = residual.value();
-    check_value(is_matrix(values, m, n), "gemm_a16w16: residual must be [m, n]");
-    args.residual = data_of<const Config::OutElement>(values, "residual");
-    args.residual_row = stride_of(values, 0), args.residual_column = stride_of(values, 1);
-  }
+  args.out = y, args.out_row = match.near_step(y, 0), args.out_column = match.near_step(y, 1);
+  args.a = rows, args.a_row = match.near_step(rows, 0);
+  args.b = columns, args.b_row = match.near_step(columns, 0);
+  args.residual = added;
+  args.residual_row = match.near_step(added, 0), args.residual_column = match.near_step(added, 1);
+  args.bias = match.take<const Config::BiasElement>(bias, {n * Shape::kHalves}, "bias");
+  args.rows = m, args.columns = n, args.depth = k;
   if (m == 0 || n == 0) return;
-  const Stream stream = ffi::stream_of(a);
-  const bool is_aligned = are_rows_aligned(a) && are_rows_aligned(b);
-  if constexpr (Shape::kSplits > 1) {
-    const ffi::Scratch partials(SPLITS * Shape::kHalves * m * n * static_cast<int64_t>(sizeof(float)), out.device());
-    args.partials = static_cast<float*>(partials.data());
-    launch_gemm_a16w16_skinny(args, is_aligned, stream);
-  } else {
-    launch_gemm_a16w16_skinny(args, is_aligned, stream);
-  }
+  const int64_t sums = Shape::kSplits > 1 ? SPLITS * Shape::kHalves * m * n : 0;
+  const ffi::Scratch partials(sums * int64_t{sizeof(float)}, out.device());
+  args.partials = partials.data<float>();
+  const bool is_aligned = ffi::are_rows_aligned(a, 16) && ffi::are_rows_aligned(b, 16);
+  launch_gemm_a16w16_skinny(args, is_aligned, ffi::stream_of(a));
 }
 
 #endif

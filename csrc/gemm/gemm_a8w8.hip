@@ -51,38 +51,26 @@ void launch_gemm_a8w8(const Args& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
 void gemm_a8w8_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor a_scale, ffi::Tensor b_scale,
-                  OptionalTensor bias, int64_t band, bool) {
-  constexpr const char* kOp = "gemm_a8w8";
+                  ffi::OptionalTensor bias, int64_t band, bool) {
+  ffi::Match match("gemm_a8w8");
+  match.built(band == B_BAND && bias.has_value() == Config::kHasBias);
+  ffi::Size m{"m"}, n{"n"}, k{"k"};
   Args args{};
-  args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
-  args.b = gemm::matrix_view<const Config::Element>(b, kOp, "b");
-  args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
-  const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1], columns = args.b.sizes[1];
-  check_value(args.a.sizes[0] == m && args.b.sizes[0] == n && (B_BAND > 0 ? columns >= k : columns == k),
-              "gemm_a8w8: a must be [m, k], b [n, k], out [m, n]");
-  check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_a8w8: k must be a multiple of 16, n of 4");
-  check_value(band == B_BAND, "gemm_a8w8: this module was built for another layout of b");
+  args.out = gemm::view_of<Config::OutElement>(match, out, {m, n}, "out");
+  args.a = gemm::view_of<const Config::Element>(match, a, {m, k}, "a");
+  args.b = gemm::view_of<const Config::Element>(match, b, {n, B_BAND > 0 ? ffi::at_least(k) : k}, "b");
   if constexpr (B_BAND > 0)
-    check_value(n % B_BAND == 0 && columns % Shape::kRun == 0 && (n <= 1 || args.b.strides[0] == columns),
-                "gemm_a8w8: shuffled, b must be contiguous, of whole bands and packs");
-  const auto scales = [&](const ffi::Tensor& scale, int64_t count, const char* name) {
+    match.require(n % B_BAND == 0 && args.b.sizes[1] % Shape::kRun == 0 && args.b.strides[0] == args.b.sizes[1],
+                  "shuffled, b must be contiguous, of whole bands and packs");
+  const auto scales = [&](const ffi::Tensor& scale, ffi::Size& count, const char* name) {
     const bool is_each = scale.ndim() != 1 || scale.size(0) != 1;
-    return GemmScales{gemm::vector_of<float>(scale, is_each ? count : 1, kOp, name), is_each};
+    return GemmScales{match.take<const float>(scale, {is_each ? count : ffi::Dim(1)}, name), is_each};
   };
   args.a_scale = scales(a_scale, m, "a_scale");
   args.b_scale = scales(b_scale, n, "b_scale");
-  check_value(bias.has_value() == Config::kHasBias,
-              "gemm_a8w8: this module was built with or without bias, the call is the other");
-  if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), n, kOp, "bias");
-  if (m == 0 || n == 0) return;
-  args.order = gemm::tiles_of<Shape>(m, n, kOp);
-  args.split_depth = gemm::split_depth_of<Shape>(k);
-  const Stream stream = ffi::stream_of(a);
-  gemm::with_partials<Shape>(args, m, n, out.device(), [&] { launch_gemm_a8w8(args, stream); });
+  args.bias = match.take<const Config::BiasElement>(bias, {n}, "bias");
+  gemm::run<Shape>(match, args, m, n, k, out.device(), [&] { launch_gemm_a8w8(args, ffi::stream_of(a)); });
 }
 
 #endif

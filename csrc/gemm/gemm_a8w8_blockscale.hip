@@ -76,56 +76,36 @@ void launch_gemm_a8w8_blockscale(const Args& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-
-namespace {
-
-constexpr const char* kOp = "gemm_a8w8_blockscale";
-
-/// The matrix of scales of [rows, blocks of `depth`].
-gemm::ScaleMatrix scales_of(const ffi::Tensor& scale, int64_t rows, int64_t depth, const char* name) {
-  if (!ffi::has_element<float>(scale)) TVM_FFI_THROW(TypeError) << kOp << ": " << name << " must have dtype float32";
-  if (scale.ndim() != 2 || scale.size(0) != rows ||
-      scale.size(1) != (depth + gemm::kScaleBlock - 1) / gemm::kScaleBlock)
-    TVM_FFI_THROW(ValueError) << kOp << ": " << name << " must have a scale for each of " << rows
-                              << " and each 128 of the depth";
-  return {static_cast<const float*>(scale.data_ptr()), {scale.stride(0), scale.stride(1)}};
-}
-
-}  // namespace
-
 void gemm_a8w8_blockscale_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor a_scale, ffi::Tensor b_scale,
                              bool is_preshuffled) {
+  ffi::Match match("gemm_a8w8_blockscale");
+  match.built(is_preshuffled == Config::kIsPreshuffled, "orders of the weights");
+  ffi::Size m{"m"}, n{"n"}, k{"k"};
   Args args{};
-  args.a = gemm::matrix_view<const fp8>(a, kOp, "a");
-  args.b = gemm::matrix_view<const fp8>(b, kOp, "b");
-  args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
-  const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1];
-  check_value(args.a.sizes[0] == m && args.b.sizes[0] == n && args.b.sizes[1] == k,
-              "gemm_a8w8_blockscale: a must be [m, k], b [n, k], out [m, n]");
-  check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_a8w8_blockscale: k must be a multiple of 16, n of 4");
-  check_value(is_preshuffled == Config::kIsPreshuffled,
-              "gemm_a8w8_blockscale: this module was built for the other order of the weights");
-  check_value(!is_preshuffled || (n % 16 == 0 && b.IsContiguous()),
-              "gemm_a8w8_blockscale: shuffled weights must be contiguous, with n a multiple of 16");
-  args.a_scale = scales_of(a_scale, m, k, "a_scale");
-  args.b_scale = scales_of(b_scale, (n + gemm::kScaleBlock - 1) / gemm::kScaleBlock, k, "b_scale");
-  if (m == 1) args.a_scale.strides[0] = 1;  // there is no next row, whatever the stride says
+  args.out = gemm::view_of<Config::OutElement>(match, out, {m, n}, "out");
+  args.a = gemm::view_of<const fp8>(match, a, {m, k}, "a");
+  args.b = gemm::view_of<const fp8>(match, b, {n, k}, "b");
+  match.require(!is_preshuffled || (n % 16 == 0 && args.b.strides[0] == k),
+                "shuffled weights must be contiguous, with n a multiple of 16");
+  const int64_t blocks = (k + gemm::kScaleBlock - 1) / gemm::kScaleBlock;
+  const int64_t column_blocks = (n + gemm::kScaleBlock - 1) / gemm::kScaleBlock;
+  const auto row_scales = match.take<const float>(a_scale, {m, blocks}, "a_scale", ffi::kStrided);
+  const auto block_scales = match.take<const float>(b_scale, {column_blocks, blocks}, "b_scale", ffi::kStrided);
+  args.a_scale = {row_scales, {m == 1 ? 1 : row_scales.strides[0], row_scales.strides[1]}};
+  args.b_scale = {block_scales, {block_scales.strides[0], block_scales.strides[1]}};
   constexpr int64_t kMaxStride = int64_t{1} << 21;  // the scales of 256 rows within 31 bits
-  check_value(args.a_scale.strides[0] >= 0 && args.a_scale.strides[0] < kMaxStride,
-              "gemm_a8w8_blockscale: rows of a_scale must be less than 2^21 elements apart");
-  if (m == 0 || n == 0) return;
-  args.order = gemm::tiles_of<Shape>(m, n, kOp);
-  args.split_depth = gemm::split_depth_of<Shape>(k);
-  const Stream stream = ffi::stream_of(a);
-  std::optional<ffi::Scratch> turned;
-  if (kMayTurn && m >= kLeastTurned && a_scale.size(1) > 1 && args.a_scale.strides[1] == 1) {
-    const int64_t blocks = a_scale.size(1), bytes = m * blocks * static_cast<int64_t>(sizeof(float));
-    auto* const memory = static_cast<float*>(turned.emplace(bytes, out.device()).data());
-    launch_turn({args.a_scale, memory, static_cast<int>(m), static_cast<int>(blocks)}, stream);
-    args.a_scale = {memory, {1, m}};
-  }
-  gemm::with_partials<Shape>(args, m, n, out.device(), [&] { launch_gemm_a8w8_blockscale(args, stream); });
+  match.require(args.a_scale.strides[0] >= 0 && args.a_scale.strides[0] < kMaxStride,
+                "rows of a_scale must be less than 2^21 elements apart");
+  gemm::run<Shape>(match, args, m, n, k, out.device(), [&] {
+    const Stream stream = ffi::stream_of(a);
+    const bool is_turned = kMayTurn && m >= kLeastTurned && blocks > 1 && args.a_scale.strides[1] == 1;
+    const ffi::Scratch turned(is_turned ? m * blocks * int64_t{sizeof(float)} : 0, out.device());
+    if (is_turned) {
+      launch_turn({args.a_scale, turned.data<float>(), static_cast<int>(m), static_cast<int>(blocks)}, stream);
+      args.a_scale = {turned.data<float>(), {1, m}};
+    }
+    launch_gemm_a8w8_blockscale(args, stream);
+  });
 }
 
 #endif

@@ -59,61 +59,28 @@ void launch_gemm_weight_only(const Args& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-constexpr const char* kOp = "gemm_weight_only";
-
-/// The view of what the weights have an entry of per row and group.
-template <class T>
-tile::MatrixView<const T> entries(const ffi::Tensor& tensor, int64_t n, int64_t groups, const char* name) {
-  const auto view = gemm::matrix_view<const T>(tensor, kOp, name);
-  if (view.sizes[0] != n || view.sizes[1] != groups || !tensor.IsContiguous())
-    TVM_FFI_THROW(ValueError) << kOp << ": " << name << " must be contiguous, of [" << n << ", " << groups << "]";
-  return view;
-}
-
-template <class T>
-tile::MatrixView<const int8_t> bytes_of(const ffi::Tensor& tensor) {
-  const auto view = gemm::matrix_view<const T>(tensor, kOp, "b");
-  return {reinterpret_cast<const int8_t*>(view.data), {view.sizes[0], view.sizes[1]}, {view.strides[0], 1}};
-}
-
-}  // namespace
-
-void gemm_weight_only_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor scale, OptionalTensor zero_points,
-                         OptionalTensor bias, OptionalTensor residual, int64_t bits, int64_t group_size, ffi::String,
-                         int64_t scale_rows) {
+void gemm_weight_only_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor scale,
+                         ffi::OptionalTensor zero_points, ffi::OptionalTensor bias, ffi::OptionalTensor residual,
+                         int64_t bits, int64_t group_size, ffi::String, int64_t scale_rows) {
+  using Weights = std::conditional_t<Config::kIsFp8, fp8, int8_t>;
+  ffi::Match match("gemm_weight_only");
+  match.built(bits == BITS && group_size == GROUP_SIZE && scale_rows == SCALE_ROWS, "weights");
+  match.built(zero_points.has_value() == Config::kHasZeroPoints && bias.has_value() == Config::kHasBias &&
+              residual.has_value() == Config::kHasResidual);
+  ffi::Size m{"m"}, n{"n"}, k{"k"};
   Args args{};
-  args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
-  args.b = bytes_of<std::conditional_t<Config::kIsFp8, fp8, int8_t>>(b);
-  args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
-  const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1];
-  check_value(bits == BITS && group_size == GROUP_SIZE && scale_rows == SCALE_ROWS,
-              "gemm_weight_only: this module was built for other weights");
-  check_value(args.a.sizes[0] == m && args.b.sizes[0] == n && args.b.sizes[1] * 8 == k * BITS,
-              "gemm_weight_only: a must be [m, k], b [n, k weights], out [m, n]");
-  check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_weight_only: k must be a multiple of 8, n of 4");
-  check_value(zero_points.has_value() == Config::kHasZeroPoints && bias.has_value() == Config::kHasBias &&
-                  residual.has_value() == Config::kHasResidual,
-              "gemm_weight_only: this module was built with other optional arguments than the call has");
+  args.out = gemm::view_of<Config::OutElement>(match, out, {m, n}, "out");
+  args.a = gemm::view_of<const Config::Element>(match, a, {m, k}, "a");
+  const auto weights = gemm::view_of<const Weights>(match, b, {n, k * BITS / 8}, "b");
+  args.b = {reinterpret_cast<const int8_t*>(weights.data), {n, weights.sizes[1]}, {weights.strides[0], 1}};
   const int64_t groups = GROUP_SIZE > 0 ? (k + GROUP_SIZE - 1) / (GROUP_SIZE > 0 ? GROUP_SIZE : 1) : 1;
   constexpr int kScaleRows = SCALE_ROWS > 0 ? SCALE_ROWS : 1;
-  const int64_t scale_entries = SCALE_ROWS > 0 ? (n + kScaleRows - 1) / kScaleRows : 1;
-  args.scale = entries<Config::ScaleElement>(scale, scale_entries, groups, "scale");
-  if (zero_points.has_value()) args.zero_points = entries<int8_t>(zero_points.value(), n, groups, "zero_points");
-  if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), n, kOp, "bias");
-  if (residual.has_value()) {
-    args.residual = gemm::matrix_view<const Config::OutElement>(residual.value(), kOp, "residual");
-    check_value(args.residual.sizes[0] == m && args.residual.sizes[1] == n,
-                "gemm_weight_only: residual must be [m, n]");
-  }
-  if (m == 0 || n == 0) return;
-  args.order = gemm::tiles_of<Shape>(m, n, kOp);
-  args.split_depth = gemm::split_depth_of<Shape>(k);
-  const Stream stream = ffi::stream_of(a);
-  gemm::with_partials<Shape>(args, m, n, out.device(), [&] { launch_gemm_weight_only(args, stream); });
+  const int64_t scales = SCALE_ROWS > 0 ? (n + kScaleRows - 1) / kScaleRows : 1;
+  args.scale = gemm::view_of<const Config::ScaleElement>(match, scale, {scales, groups}, "scale", ffi::kDense);
+  args.zero_points = gemm::view_of<const int8_t>(match, zero_points, {n, groups}, "zero_points", ffi::kDense);
+  args.bias = match.take<const Config::BiasElement>(bias, {n}, "bias");
+  args.residual = gemm::view_of<const Config::OutElement>(match, residual, {m, n}, "residual");
+  gemm::run<Shape>(match, args, m, n, k, out.device(), [&] { launch_gemm_weight_only(args, ffi::stream_of(a)); });
 }
 
 #endif

@@ -48,40 +48,33 @@ void launch_grouped_gemm(const Args& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-void grouped_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor group_offsets, OptionalTensor bias,
-                     OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor row_index, bool is_shuffled) {
-  constexpr const char* kOp = "grouped_gemm";
+void grouped_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor group_offsets,
+                     ffi::OptionalTensor bias, ffi::OptionalTensor a_scale, ffi::OptionalTensor b_scale,
+                     ffi::OptionalTensor row_index, bool is_shuffled) {
+  ffi::Match match("grouped_gemm");
+  match.built(is_shuffled == Config::kIsShuffled && bias.has_value() == Config::kHasBias &&
+              a_scale.has_value() == Config::kHasScales && b_scale.has_value() == Config::kHasScales &&
+              row_index.has_value() == Config::kIsGathered);
+  ffi::Size groups{"groups"}, rows{"rows"}, n{"n"}, k{"k"}, chosen{"rows of a"};
+  ffi::Size& a_rows = Config::kIsGathered ? chosen : rows;
   Args args{};
-  args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
-  args.b = gemm::batch_view<const Config::Element>(b, kOp, "b");
-  args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
-  const int64_t groups = args.b.sizes[0], rows = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1];
-  check_value(args.b.sizes[1] == n && args.b.sizes[2] == k && (Config::kIsGathered || args.a.sizes[0] == rows),
-              "grouped_gemm: a must be [rows, k], b [groups, n, k], out [rows, n]");
-  check_value(is_shuffled == Config::kIsShuffled,
-              "grouped_gemm: this module was built for shuffled weights or for others, the call has the other ones");
+  args.out = gemm::view_of<Config::OutElement>(match, out, {rows, n}, "out");
+  args.a = gemm::view_of<const Config::Element>(match, a, {a_rows, k}, "a");
+  args.b = gemm::view_of<const Config::Element, 3>(match, b, {groups, n, k}, "b");
   if (is_shuffled)
-    check_value(n % 16 == 0 && k % 32 == 0 && args.b.strides[1] == k && args.b.strides[0] == n * k,
-                "grouped_gemm: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0");
-  check_value(k % Shape::kRun == 0 && n % 4 == 0, "grouped_gemm: k must be a multiple of 16 bytes of elements, n of 4");
-  check_value(bias.has_value() == Config::kHasBias && a_scale.has_value() == Config::kHasScales &&
-                  b_scale.has_value() == Config::kHasScales && row_index.has_value() == Config::kIsGathered,
-              "grouped_gemm: this module was built with or without bias, scales and row_index, the call is the other");
-  args.group_offsets = gemm::vector_of<int32_t>(group_offsets, groups + 1, kOp, "group_offsets");
-  if (bias.has_value()) args.bias = gemm::vectors_of<Config::BiasElement>(bias.value(), groups, n, kOp, "bias");
-  if (a_scale.has_value()) args.a_scale = gemm::vector_of<float>(a_scale.value(), args.a.sizes[0], kOp, "a_scale");
-  if (b_scale.has_value()) args.b_scale = gemm::vectors_of<float>(b_scale.value(), groups, n, kOp, "b_scale");
-  if (row_index.has_value()) {
-    args.row_index = gemm::vector_of<int32_t>(row_index.value(), rows, kOp, "row_index");
-    constexpr int64_t kMaxBytes = int64_t{1} << 31;
-    check_value(args.a.sizes[0] * args.a.strides[0] * static_cast<int64_t>(sizeof(Config::Element)) < kMaxBytes,
-                "grouped_gemm: the rows that row_index chooses from must lie within 2^31 bytes");
-  }
-  if (groups == 0 || rows == 0 || n == 0 || args.a.sizes[0] == 0) return;
-  args.order = gemm::tiles_of<Shape>((rows / Shape::kBlockM + groups) * Shape::kBlockM, n, kOp);
+    match.require(n % 16 == 0 && k % 32 == 0 && args.b.strides[1] == k && args.b.strides[0] == n * k,
+                  "shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0");
+  match.require(k % Shape::kRun == 0 && n % 4 == 0, "k must be a multiple of 16 bytes of elements, n of 4");
+  args.group_offsets = match.take<const int32_t>(group_offsets, {groups + 1}, "group_offsets");
+  args.bias = match.rows<const Config::BiasElement>(bias, groups, n, "bias");
+  args.a_scale = match.take<const float>(a_scale, {a_rows}, "a_scale");
+  args.b_scale = match.rows<const float>(b_scale, groups, n, "b_scale");
+  args.row_index = match.take<const int32_t>(row_index, {rows}, "row_index");
+  constexpr int64_t kMost = (int64_t{1} << 31) / sizeof(Config::Element);
+  match.require(!Config::kIsGathered || a_rows * args.a.strides[0] < kMost,
+                "the rows that row_index chooses from must lie within 2^31 bytes");
+  if (groups == 0 || rows == 0 || n == 0 || a_rows == 0) return;
+  args.order = gemm::tiles_of<Shape>(match, (rows / Shape::kBlockM + groups) * Shape::kBlockM, n);
   launch_grouped_gemm(args, ffi::stream_of(a));
 }
 

@@ -14,7 +14,6 @@
 #include <tvm/ffi/container/array.h>
 
 #include <algorithm>
-#include <vector>
 #endif
 
 namespace aiter_like {
@@ -126,71 +125,61 @@ int merged_dims(const ffi::Tensor& to, const ffi::Tensor& from, BlockDim* dims) 
   return count;
 }
 
-/// Whether two tensors have one dtype, shape and strides.
-bool is_alike(const ffi::Tensor& a, const ffi::Tensor& b) {
+/// Whether two tensors have one width of elements, one shape and the same strides, or at least blocks of one shape.
+bool is_alike(const ffi::Tensor& a, const ffi::Tensor& b, bool is_of_blocks) {
   bool result = a.ndim() == b.ndim() && a.dtype().bits == b.dtype().bits;
-  for (int d = 0; result && d < a.ndim(); ++d) result = a.size(d) == b.size(d) && a.stride(d) == b.stride(d);
+  for (int d = is_of_blocks ? 1 : 0; result && d < a.ndim(); ++d)
+    result = a.size(d) == b.size(d) && (is_of_blocks || a.stride(d) == b.stride(d));
   return result;
 }
 
-void copy_blocks(ffi::Tensor to, ffi::Optional<ffi::Tensor> source, ffi::Tensor mapping,
+void copy_blocks(ffi::Tensor to, ffi::OptionalTensor source, ffi::Tensor mapping,
                  ffi::Optional<tvm::ffi::Array<tvm::ffi::Tensor>> others) {
-  const ffi::Tensor from = source.has_value() ? source.value() : to;
-  const bool is_wide = ffi::has_element<int64_t>(mapping);
-  ffi::check_type(is_wide || ffi::has_element<int32_t>(mapping), "copy_blocks: block_mapping must be int64 or int32");
-  ffi::check_value(mapping.ndim() == 2 && mapping.size(1) == 2 && mapping.stride(1) == 1 &&
-                       (mapping.size(0) < 2 || mapping.stride(0) == 2),
-                   "copy_blocks: block_mapping must be contiguous [pairs, 2]");
-  ffi::check_value(to.ndim() == from.ndim() && to.ndim() > 0 && to.ndim() <= 7 && to.dtype().bits == from.dtype().bits,
-                   "copy_blocks: both caches must have the same dtype and dimensions, at most 7");
-  int64_t words = to.dtype().bits / 8;
-  for (int d = 1; d < to.ndim(); ++d) {
-    ffi::check_value(to.size(d) == from.size(d), "copy_blocks: both caches must have blocks of one shape");
-    words *= to.size(d);
-  }
-  if (words == 0 || mapping.size(0) == 0) return;
-
+  constexpr int64_t kMostParts = (1 << 24) - 1;
+  const ffi::Tensor from = source.has_value() ? *source : to;
+  const int64_t num_caches = 1 + (others.has_value() ? static_cast<int64_t>(others.value().size()) : 0);
+  const auto cache_of = [&](int64_t i) { return i == 0 ? to : ffi::Tensor(others.value()[i - 1]); };
+  ffi::Match match("copy_blocks");
+  ffi::Size pairs{"pairs"};
+  const bool is_wide = match.one_of<int32_t, int64_t>(mapping, "block_mapping") == 1;
+  const auto numbers = match.take<const void>(mapping, {pairs, 2}, "block_mapping", ffi::kDense);
+  match.require(to.ndim() > 0 && to.ndim() <= 7 && is_alike(to, from, true),
+                "both caches must have the same dtype, and blocks of one shape and at most 6 dimensions");
+  match.require(num_caches == 1 || !source.has_value(), "several caches have no source");
+  const int64_t bytes = to.dtype().bits / 8, to_block = to.stride(0) * bytes, from_block = from.stride(0) * bytes;
+  int64_t words = bytes;
+  for (int d = 1; d < to.ndim(); ++d) words *= to.size(d);
+  if (words == 0 || pairs == 0) return;
   BlockDim dims[8];
   const int count = merged_dims(to, from, dims);
-  ffi::check_value(count <= kDims && dims[count - 1].to == 1, "copy_blocks: blocks have too many uneven dimensions");
-  const int64_t bytes = to.dtype().bits / 8, to_block = to.stride(0) * bytes, from_block = from.stride(0) * bytes;
-  std::vector<void*> caches{to.data_ptr()};
-  if (others.has_value()) {
-    ffi::check_value(!source.has_value(), "copy_blocks: several caches have no source");
-    for (const ffi::Tensor cache : others.value()) {
-      ffi::check_value(is_alike(cache, to), "copy_blocks: all caches must have one dtype, shape and strides");
-      caches.push_back(cache.data_ptr());
-    }
+  match.require(count <= kDims && dims[count - 1].to == 1, "blocks have too many uneven dimensions");
+  uint64_t bits = to_block | from_block | dims[count - 1].size;
+  bits |= reinterpret_cast<uintptr_t>(match.elements<void>(from, ffi::at_least(0), "src", ffi::kStrided));
+  for (int64_t i = 0; i < num_caches; ++i) {
+    match.require(is_alike(cache_of(i), to, false), "all caches must have one dtype, shape and strides");
+    bits |= reinterpret_cast<uintptr_t>(match.elements<void>(cache_of(i), ffi::at_least(0), "dst", ffi::kStrided));
   }
-  uint64_t bits = reinterpret_cast<uintptr_t>(from.data_ptr()) | to_block | from_block | dims[count - 1].size;
-  for (void* cache : caches) bits |= reinterpret_cast<uintptr_t>(cache);
   for (int i = 0; i < count - 1; ++i) bits |= dims[i].to | dims[i].from;
   const int word_bytes = bits % 16 == 0 ? 16 : bits % 2 == 0 ? 2 : 1;
-
-  CopyBlocksArgs args{source.has_value() ? from.data_ptr() : nullptr, mapping.data_ptr(), to_block / word_bytes,
+  CopyBlocksArgs args{source.has_value() ? from.data_ptr() : nullptr, numbers, to_block / word_bytes,
                       from_block / word_bytes, to.size(0), from.size(0)};
   for (int i = 0; i < kDims; ++i) args.size[i] = 1;
   for (int i = 0; i < count; ++i) {
     const int at = kDims - count + i;
     args.size[at] = static_cast<uint32_t>(i == count - 1 ? dims[i].size / word_bytes : dims[i].size);
     if (i == count - 1) break;
-    args.to_stride[at] = dims[i].to / word_bytes;
-    args.from_stride[at] = dims[i].from / word_bytes;
+    args.to_stride[at] = dims[i].to / word_bytes, args.from_stride[at] = dims[i].from / word_bytes;
   }
   words /= word_bytes;
   const int64_t parts = (words + kThreads * kWords - 1) / (kThreads * kWords);
-  ffi::check_value(words < (int64_t{1} << 31) && parts * mapping.size(0) < (int64_t{1} << 24),
-                   "copy_blocks: too much for one launch");
-  args.words = static_cast<uint32_t>(words);
-  args.parts = static_cast<uint32_t>(parts);
-  args.is_wide = is_wide;
-  const size_t most = std::min<int64_t>(kMostCaches, ((int64_t{1} << 24) - 1) / (parts * mapping.size(0)));
-  for (size_t first = 0; first < caches.size(); first += most) {
-    const size_t part = std::min(most, caches.size() - first);
+  match.require(words < int64_t{1} << 31 && parts * pairs <= kMostParts, "too much for one launch");
+  args.words = words, args.parts = parts, args.is_wide = is_wide;
+  const int64_t most = std::min<int64_t>(kMostCaches, kMostParts / (parts * pairs));
+  for (int64_t first = 0; first < num_caches; first += most) {
+    const int64_t part = std::min(most, num_caches - first);
     Caches<kMostCaches> some{};
-    std::copy_n(caches.begin() + first, part, some.to);
-    launch_copy_blocks(args, some, static_cast<uint32_t>(part), static_cast<uint32_t>(mapping.size(0)), word_bytes,
-                       ffi::stream_of(to));
+    for (int64_t i = 0; i < part; ++i) some.to[i] = cache_of(first + i).data_ptr();
+    launch_copy_blocks(args, some, static_cast<uint32_t>(part), pairs, word_bytes, ffi::stream_of(to));
   }
 }
 

@@ -78,44 +78,30 @@ void launch_cp_gather_indexer_k_quant_cache(const GatherArgs& args, int word_byt
 
 void cp_gather_indexer_k_quant_cache(ffi::Tensor dst_k, ffi::Tensor dst_scale, ffi::Tensor kv_cache,
                                      ffi::Tensor block_table, ffi::Tensor cu_seq_lens, bool preshuffle) {
-  ffi::check_type(dst_k.dtype().bits == 8 && kv_cache.dtype().bits == 8 && ffi::has_element<int32_t>(block_table) &&
-                      ffi::has_element<int32_t>(cu_seq_lens),
-                  "cp_gather_indexer_k_quant_cache: keys of 1 byte, block_table and cu_seq_lens of int32 are needed");
-  ffi::check_value(dst_k.ndim() == 2 && dst_scale.ndim() == 2 && kv_cache.ndim() == 3 && block_table.ndim() == 2 &&
-                       cu_seq_lens.ndim() == 1 && cu_seq_lens.size(0) == block_table.size(0) + 1 &&
-                       dst_scale.size(0) == dst_k.size(0) && kv_cache.stride(2) == 1 &&
-                       kv_cache.stride(1) == kv_cache.size(2),
-                   "cp_gather_indexer_k_quant_cache: shapes do not fit");
-  const int64_t bytes = dst_scale.dtype().bits / 8, tokens = dst_k.size(0), dims = dst_k.size(1);
-  const int64_t groups = dst_scale.size(1) * bytes / 4, page_size = kv_cache.size(1);
-  if (tokens == 0 || dims == 0 || kv_cache.size(0) == 0 || block_table.size(0) == 0) return;
+  ffi::Match match("cp_gather_indexer_k_quant_cache");
+  ffi::Size tokens{"tokens"}, dims{"head_dim"}, columns{"columns of scales"}, blocks{"num_blocks", ffi::kNoLimit};
+  ffi::Size page_size{"page_size"}, bytes{"bytes of a key"}, sequences{"sequences"}, entries{"entries"};
+  const auto keys = match.take<ffi::Opaque<1>>(dst_k, {tokens, dims}, "dst_k");
+  const auto scales = match.take<void>(dst_scale, {tokens, columns}, "dst_scale");
+  const auto cache = match.take<const ffi::Opaque<1>>(kv_cache, {blocks, page_size, bytes}, "kv_cache");
+  const auto table = match.take<const int32_t>(block_table, {sequences, entries}, "block_table");
+  const int64_t scale_bytes = dst_scale.dtype().bits / 8, groups = columns * scale_bytes / 4;
   GatherArgs args{};
-  args.cache = static_cast<const uint8_t*>(kv_cache.data_ptr());
-  args.keys = static_cast<uint8_t*>(dst_k.data_ptr());
-  args.scales = static_cast<uint8_t*>(dst_scale.data_ptr());
-  args.table = static_cast<const int32_t*>(block_table.data_ptr());
-  args.starts = static_cast<const int32_t*>(cu_seq_lens.data_ptr());
-  args.block_stride = kv_cache.stride(0);
-  args.key_stride = dst_k.stride(0);
-  args.scale_stride = dst_scale.stride(0) * bytes;
-  args.table_stride = block_table.stride(0);
+  args.starts = match.take<const int32_t>(cu_seq_lens, {sequences + 1}, "cu_seq_lens");
+  if (tokens == 0 || dims == 0 || blocks == 0 || sequences == 0) return;
+  args.cache = reinterpret_cast<const uint8_t*>(cache.data), args.block_stride = cache.strides[0];
+  args.keys = reinterpret_cast<uint8_t*>(keys.data), args.key_stride = keys.strides[0];
+  args.scales = static_cast<uint8_t*>(scales.data), args.scale_stride = scales.strides[0] * scale_bytes;
+  args.table = table, args.table_stride = table.strides[0];
   const auto address = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
-  ffi::check_value(kv_cache.size(2) >= dims + 4 * groups &&
-                       ((address(args.cache) | address(args.scales) | args.block_stride | args.scale_stride |
-                         page_size * dims) & 3) == 0,
-                   "cp_gather_indexer_k_quant_cache: scales must be aligned to 4 bytes");
-  ffi::check_value(!preshuffle || (page_size % 16 == 0 && dims % 16 == 0),
-                   "cp_gather_indexer_k_quant_cache: preshuffle needs multiples of 16");
-  ffi::check_value(tokens * (dims + groups) < (int64_t{1} << 31),
-                   "cp_gather_indexer_k_quant_cache: too much for one launch");
-  args.blocks = kv_cache.size(0);
-  args.tokens = static_cast<uint32_t>(tokens);
-  args.sequences = static_cast<uint32_t>(block_table.size(0));
-  args.columns = static_cast<uint32_t>(block_table.size(1));
-  args.page_size = static_cast<uint32_t>(page_size);
-  args.head_dim = static_cast<uint32_t>(dims);
-  args.groups = static_cast<uint32_t>(groups);
-  args.is_tiled = preshuffle;
+  match.require(cache.strides[1] == bytes && bytes >= dims + 4 * groups &&
+                    ((address(args.cache) | address(args.scales) | args.block_stride | args.scale_stride |
+                      page_size * dims) & 3) == 0,
+                "kv_cache must be contiguous in its blocks, and scales aligned to 4 bytes");
+  match.require(!preshuffle || (page_size % 16 == 0 && dims % 16 == 0), "preshuffle needs multiples of 16");
+  match.require(tokens * (dims + groups) < int64_t{1} << 31, "too much for one launch");
+  args.blocks = blocks, args.tokens = tokens, args.sequences = sequences, args.columns = entries;
+  args.page_size = page_size, args.head_dim = dims, args.groups = groups, args.is_tiled = preshuffle;
   const uintptr_t bits = address(args.cache) | address(args.keys) | args.block_stride | args.key_stride | dims;
   launch_cp_gather_indexer_k_quant_cache(args, bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1, ffi::stream_of(kv_cache));
 }

@@ -51,39 +51,33 @@ void launch_indexer_k_quant_and_cache(const IndexerArgs& args, bool is_tiled, bo
 
 void indexer_k_quant_and_cache(ffi::Tensor kv_cache, ffi::Tensor k, ffi::Tensor slot_mapping, int64_t quant_block_size,
                                ffi::String scale_fmt, bool preshuffle) {
-  ffi::check_type(ffi::has_element<SOURCE>(k) && kv_cache.dtype().bits == 8,
-                  "indexer_k_quant_and_cache: this module was built for other dtypes");
-  const int64_t dims = k.size(1), tokens = slot_mapping.size(0), page_size = kv_cache.size(1);
-  ffi::check_value(k.ndim() == 2 && kv_cache.ndim() == 3 && tokens <= k.size(0) && k.stride(1) == 1 &&
-                       kv_cache.stride(2) == 1 && kv_cache.stride(1) == kv_cache.size(2),
-                   "indexer_k_quant_and_cache: k must be [num_tokens, head_dim], kv_cache contiguous in its blocks");
-  ffi::check_value(quant_block_size > 0 && dims % quant_block_size == 0 && quant_block_size <= LANES * kVector,
-                   "indexer_k_quant_and_cache: this module was built for another quant_block_size");
-  const int64_t groups = dims / quant_block_size;
-  uint8_t* data = static_cast<uint8_t*>(kv_cache.data_ptr());
-  ffi::check_value(kv_cache.size(2) >= dims + 4 * groups &&
-                       ((reinterpret_cast<uintptr_t>(data) | kv_cache.stride(0) | page_size * dims) & 3) == 0,
-                   "indexer_k_quant_and_cache: kv_cache must have place for aligned scales");
-  ffi::check_value(!preshuffle || (page_size % 16 == 0 && quant_block_size % 16 == 0),
-                   "indexer_k_quant_and_cache: preshuffle needs multiples of 16");
-  ffi::check_value(tokens * groups * LANES < (int64_t{1} << 30), "indexer_k_quant_and_cache: too much for one launch");
-  if (tokens == 0 || dims == 0 || kv_cache.size(0) == 0) return;
-
-  const ffi::CacheShape shape{kv_cache.size(0), page_size, groups, dims, dims};
+  ffi::Match match("indexer_k_quant_and_cache");
+  match.built(quant_block_size > 0 && quant_block_size <= LANES * kVector, "quant_block_sizes");
+  ffi::Size rows{"num_tokens"}, dims{"head_dim"}, blocks{"num_blocks"}, page_size{"page_size"}, bytes{"bytes of a key"};
+  ffi::Size tokens{"slots"};
+  const auto keys = match.take<const SOURCE>(k, {rows, dims}, "k");
+  const auto cache = match.take<ffi::Opaque<1>>(kv_cache, {blocks, page_size, bytes}, "kv_cache");
+  const int64_t block = cache.strides[0], groups = dims / quant_block_size;
+  auto* const data = reinterpret_cast<uint8_t*>(cache.data);
   IndexerArgs args{};
-  args.plane.cache = {data, kv_cache.stride(0), preshuffle ? 16 : dims,
+  args.slots = ffi::take_slots(match, slot_mapping, tokens, page_size, blocks * page_size);
+  match.require(tokens <= rows && dims % quant_block_size == 0, "k must have a row of whole groups for each slot");
+  match.require(cache.strides[1] == bytes && bytes >= dims + 4 * groups &&
+                    ((reinterpret_cast<uintptr_t>(data) | block | page_size * dims) & 3) == 0,
+                "kv_cache must have place for aligned scales, contiguous in its blocks");
+  match.require(!preshuffle || (page_size % 16 == 0 && quant_block_size % 16 == 0),
+                "preshuffle needs multiples of 16");
+  match.require(tokens * groups * LANES < 1 << 30, "too much for one launch");
+  if (tokens == 0 || dims == 0 || blocks == 0) return;
+  args.plane.cache = {data, block, preshuffle ? 16 : int64_t{dims},
                       preshuffle ? 16 * quant_block_size : quant_block_size, 1, 16 * dims, 4};
-  args.plane.scales = {data + page_size * dims, kv_cache.stride(0) / 4, groups, 1, 0, 0, 0};
-  args.plane.source = k.data_ptr();
-  args.plane.source_token = k.stride(0);
-  args.plane.source_head = quant_block_size;
-  args.plane.dims = static_cast<uint32_t>(quant_block_size);
-  args.slots = ffi::slot_mapping(slot_mapping, shape);
-  args.tokens = static_cast<uint32_t>(tokens);
-  args.groups = static_cast<uint32_t>(groups);
+  args.plane.scales = {data + page_size * dims, block / 4, groups, 1, 0, 0, 0};
+  args.plane.source = keys.data, args.plane.source_token = keys.strides[0];
+  args.plane.source_head = quant_block_size, args.plane.dims = quant_block_size;
+  args.tokens = tokens, args.groups = groups;
   args.is_power_of_two = scale_fmt == "ue8m0";
-  const bool is_wide = ffi::takes_vectors(k, kVector, sizeof(SOURCE)) && quant_block_size % kVector == 0 &&
-                       (reinterpret_cast<uintptr_t>(data) | kv_cache.stride(0) | dims) % kVector == 0;
+  const bool is_wide = ffi::takes_vectors(kVector, k) && quant_block_size % kVector == 0 &&
+                       (reinterpret_cast<uintptr_t>(data) | block | dims) % kVector == 0;
   launch_indexer_k_quant_and_cache(args, preshuffle, is_wide, ffi::stream_of(k));
 }
 

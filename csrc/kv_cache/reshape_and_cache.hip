@@ -271,24 +271,16 @@ void launch_reshape_and_cache(const ReshapeArgs& args, KvLayout layout, bool is_
 
 #if AITER_LIKE_HOST_PASS
 
-bool has_bits(const ffi::Tensor& tensor, size_t bytes) { return tensor.dtype().bits == 8 * bytes; }
-
-PlaneArgs plane_args(const CachePlane& cache, const ffi::Tensor& source, const ffi::CacheShape& shape, int64_t tokens,
-                     const ffi::Optional<ffi::Tensor>& scale, uint32_t token_group, int vec) {
-  ffi::check_type(has_bits(source, sizeof(SOURCE)), "reshape_and_cache: this module was built for other dtypes");
-  ffi::check_value(source.ndim() == 3 && source.size(0) >= tokens && source.size(1) == shape.heads &&
-                       (source.size(2) < 2 || source.stride(2) == 1),
-                   "reshape_and_cache: key and value must be [num_tokens, num_heads, head_dim]");
-  if (scale.has_value())
-    ffi::check_value(ffi::has_element<float>(scale.value()) && scale.value().numel() == 1,
-                     "reshape_and_cache: scales must be 1 fp32 element");
-  PlaneArgs args{cache, source.data_ptr(), source.stride(0), source.stride(1), nullptr};
-  if (scale.has_value()) args.scale = static_cast<const float*>(scale.value().data_ptr());
-  const int64_t vectors = source.size(2) / vec, per_token = shape.heads * vectors;
-  args.vectors = Divider(static_cast<uint32_t>(vectors > 0 ? vectors : 1));
-  args.per_token = Divider(static_cast<uint32_t>(per_token > 0 ? per_token : 1));
+PlaneArgs plane_args(ffi::Match& match, ffi::Cache& cache, const CachePlane& plane, int64_t dim,
+                     const ffi::Tensor& source, const ffi::OptionalTensor& scale, int64_t tokens, uint32_t token_group,
+                     int vec, const char* name) {
+  using Element = const ffi::Opaque<sizeof(SOURCE)>;
+  const auto rows = match.take<Element>(source, {ffi::at_least(tokens), cache.heads, dim}, name);
+  PlaneArgs args{plane, rows.data, rows.strides[0], rows.strides[1], match.elements<const float>(scale, 1, "scale")};
+  const int64_t vectors = dim / vec, per_token = cache.heads * vectors;
+  args.vectors = Divider(vectors > 0 ? vectors : 1), args.per_token = Divider(per_token > 0 ? per_token : 1);
   const int64_t items = (tokens + token_group - 1) / token_group * token_group * per_token;
-  ffi::check_value(items < (int64_t{1} << 31), "reshape_and_cache: less than 2^31 accesses fit one launch");
+  match.require(items < int64_t{1} << 31, "less than 2^31 accesses fit one launch");
   args.groups = static_cast<uint32_t>((items + kThreads - 1) / kThreads);
   return args;
 }
@@ -309,36 +301,30 @@ FirstRows first_rows(const ReshapeArgs& args, const ffi::Tensor& key, const ffi:
 #endif
 
 void reshape_and_cache(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tensor key, ffi::Tensor value,
-                       ffi::Tensor slot_mapping, ffi::String kv_cache_dtype, ffi::Optional<ffi::Tensor> k_scale,
-                       ffi::Optional<ffi::Tensor> v_scale, ffi::String layout_name) {
-  const KvLayout layout = ffi::layout_of(layout_name);
-  const ffi::CacheShape shape = ffi::cache_shape(key_cache, value_cache, layout);
-  ffi::check_value((kv_cache_dtype == "auto") == kIsCopy && has_bits(key_cache, sizeof(CACHE)) &&
-                       has_bits(value_cache, sizeof(CACHE)),
-                   "reshape_and_cache: this module was built for another kv_cache_dtype");
-  ffi::check_value(key.ndim() == 3 && value.ndim() == 3 && key.size(2) == shape.key_dim &&
-                       value.size(2) == shape.value_dim,
-                   "reshape_and_cache: key and value must have the head_dim of their caches");
-  const int64_t tokens = slot_mapping.size(0);
-  const bool is_rows = layout == KvLayout::kRows;
-  const bool is_wide = ffi::takes_vectors(key, kVector, sizeof(SOURCE)) &&
-                       ffi::takes_vectors(value, kVector, sizeof(SOURCE)) &&
-                       ffi::takes_vectors(key_cache, kVector, sizeof(CACHE)) &&
-                       (!is_rows || ffi::takes_vectors(value_cache, kVector, sizeof(CACHE)));
-  const int vec = is_wide ? kAccess : 1, value_vec = is_rows ? vec : is_wide ? kVector : 1;
+                       ffi::Tensor slot_mapping, ffi::String kv_cache_dtype, ffi::OptionalTensor k_scale,
+                       ffi::OptionalTensor v_scale, ffi::String layout_name) {
+  ffi::Match match("reshape_and_cache");
+  match.built((kv_cache_dtype == "auto") == kIsCopy, "kv_cache_dtypes");
+  const KvLayout layout = ffi::layout_of(match, layout_name);
+  auto cache = ffi::take_cache<ffi::Opaque<sizeof(CACHE)>>(match, key_cache, value_cache, layout);
+  ffi::Size tokens{"num_tokens"};
   ReshapeArgs args{};
+  args.slots = ffi::take_slots(match, slot_mapping, tokens, cache.page_size, cache.slots);
+  const bool is_rows = layout == KvLayout::kRows;
+  const bool is_wide = ffi::takes_vectors(kVector, key, value, key_cache) &&
+                       (!is_rows || ffi::takes_vectors(kVector, value_cache));
+  const int vec = is_wide ? kAccess : 1, value_vec = is_rows ? vec : is_wide ? kVector : 1;
   const uint32_t token_group = is_rows ? 1 : kTokenGroup;
-  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, shape, tokens, k_scale, token_group, vec);
-  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, shape, tokens, v_scale, token_group,
-                              value_vec);
+  args.planes[0] = plane_args(match, cache, cache.key, cache.key_dim, key, k_scale, tokens, token_group, vec, "key");
+  args.planes[1] = plane_args(match, cache, cache.value, cache.value_dim, value, v_scale, tokens, token_group,
+                              value_vec, "value");
   PlaneArgs& values = args.planes[1];
   if (!is_rows && is_wide && values.groups > 0) {
     values.strips = Divider((values.per_token.divisor + kTileVectors - 1) / kTileVectors);
     values.groups = static_cast<uint32_t>((tokens + kTileTokens - 1) / kTileTokens) * values.strips.divisor;
-    values.has_packs = ffi::takes_vectors(value_cache, kVector, sizeof(CACHE));
+    values.has_packs = ffi::takes_vectors(kVector, value_cache);
   }
-  args.slots = ffi::slot_mapping(slot_mapping, shape);
-  args.tokens = static_cast<uint32_t>(tokens);
+  args.tokens = tokens;
 #if defined(__HIP__)
   args.first = first_rows(args, key, value);
 #endif

@@ -207,21 +207,18 @@ void launch_reshape_and_cache_with_block_quant(const BlockArgs& args, KvLayout l
 
 #if AITER_LIKE_HOST_PASS
 
-BlockPlane plane_args(const CachePlane& cache, const ffi::Tensor& source, const ffi::Tensor& scales,
-                      const ffi::CacheShape& shape, KvLayout layout, int64_t pages) {
-  ffi::check_type(ffi::has_element<SOURCE>(source) && ffi::has_element<float>(scales),
-                  "reshape_and_cache_with_block_quant: this module was built for other dtypes");
-  ffi::check_value(source.size(2) == shape.heads && (source.size(3) < 2 || source.stride(3) == 1),
-                   "reshape_and_cache_with_block_quant: key and value must be [batch, seq_len, num_heads, head_dim]");
+BlockPlane plane_args(ffi::Match& match, ffi::Cache& cache, const CachePlane& plane, const ffi::Shape& shape,
+                      const ffi::Tensor& source, const ffi::Tensor& scales, KvLayout layout, int64_t pages,
+                      const char* name) {
+  const auto rows = match.take<const SOURCE>(source, shape, name);
   const int block = layout == KvLayout::kShuffled ? 0 : 1;  // its dimension: [blocks, heads], or [heads, blocks]
-  ffi::check_value(scales.ndim() == 2 && scales.size(block) * pages == shape.blocks &&
-                       scales.size(1 - block) == shape.heads,
-                   "reshape_and_cache_with_block_quant: scales must have an element for each block and head");
-  BlockPlane args{cache, {}, source.data_ptr(), source.stride(0), source.stride(1), source.stride(2),
-                  static_cast<uint32_t>(source.size(3)), {}};
-  args.scales.data = scales.data_ptr();
-  args.scales.block = scales.stride(block);
-  args.scales.head = scales.stride(1 - block);
+  match.require(cache.blocks % pages == 0, "num_blocks must be a multiple of the pages that share a scale");
+  const int64_t groups = cache.blocks / pages;
+  const auto taken = block == 0 ? match.take<float>(scales, {groups, cache.heads}, "scales", ffi::kStrided)
+                                : match.take<float>(scales, {cache.heads, groups}, "scales", ffi::kStrided);
+  BlockPlane args{plane, {}, rows.data, rows.strides[0], rows.strides[1], rows.strides[2],
+                  static_cast<uint32_t>(rows.sizes[3]), {}};
+  args.scales.data = taken.data, args.scales.block = taken.strides[block], args.scales.head = taken.strides[1 - block];
   return args;
 }
 
@@ -229,43 +226,37 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
                                         ffi::Tensor v_dequant_scales, ffi::Tensor key, ffi::Tensor value,
                                         ffi::Tensor slot_mapping, ffi::String layout_name, int64_t pages,
                                         bool is_truncated) {
-  const KvLayout layout = ffi::layout_of(layout_name);
-  const ffi::CacheShape shape = ffi::cache_shape(key_cache, value_cache, layout);
-  ffi::check_value(layout != KvLayout::kRows && ffi::has_element<CACHE>(key_cache) &&
-                       ffi::has_element<CACHE>(value_cache) && key.ndim() == 4 && value.ndim() == 4 &&
-                       key.size(0) == value.size(0) && key.size(1) == value.size(1) && key.size(3) == shape.key_dim &&
-                       value.size(3) == shape.value_dim,
-                   "reshape_and_cache_with_block_quant: this module was built for other dtypes or head_dims");
-  ffi::check_value(is_truncated == bool{IS_TRUNCATED},
-                   "reshape_and_cache_with_block_quant: this module was built for another rounding");
-  const int64_t tokens = slot_mapping.size(0);
-  ffi::check_value(tokens <= key.size(0) * key.size(1), "reshape_and_cache_with_block_quant: too many slots");
-  ffi::check_value(pages > 0, "reshape_and_cache_with_block_quant: a scale must be that of 1 page or more");
-  if (tokens * shape.heads == 0) return;
-  const int64_t largest = shape.key_dim > shape.value_dim ? shape.key_dim : shape.value_dim;
-  ffi::check_value(tokens * shape.heads < (int64_t{1} << 23) && shape.page_size * pages < (int64_t{1} << 24) &&
-                       shape.page_size * pages * largest < (int64_t{1} << 31),
-                   "reshape_and_cache_with_block_quant: too much for one launch");
-  const bool is_wide = ffi::takes_vectors(key, kVector, sizeof(SOURCE)) &&
-                       ffi::takes_vectors(value, kVector, sizeof(SOURCE)) &&
-                       ffi::takes_vectors(key_cache, kVector, sizeof(CACHE));
+  ffi::Match match("reshape_and_cache_with_block_quant");
+  const KvLayout layout = ffi::layout_of(match, layout_name);
+  match.built(layout != KvLayout::kRows, "layouts");
+  match.built(is_truncated == bool{IS_TRUNCATED}, "roundings");
+  match.require(pages > 0, "a scale must be that of 1 page or more");
+  auto cache = ffi::take_cache<CACHE>(match, key_cache, value_cache, layout);
+  auto& [key_plane, value_plane, blocks, page_size, heads, key_dim, value_dim, slots] = cache;
+  ffi::Size tokens{"num_tokens"}, batch{"batch"}, seq_len{"seq_len"};
   BlockArgs args{};
-  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, k_dequant_scales, shape, layout, pages);
-  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, v_dequant_scales, shape, layout, pages);
-  args.slots = args.blocks = ffi::slot_mapping(slot_mapping, shape);
-  args.blocks.page_size = Divider(static_cast<uint32_t>(shape.page_size * pages));
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t vectors = args.planes[i].dims / (is_wide ? kVector : 1);
-    args.planes[i].vectors = Divider(vectors > 0 ? vectors : 1);
+  args.slots = args.blocks = ffi::take_slots(match, slot_mapping, tokens, page_size, slots);
+  args.planes[0] = plane_args(match, cache, key_plane, {batch, seq_len, heads, key_dim}, key, k_dequant_scales, layout,
+                              pages, "key");
+  args.planes[1] = plane_args(match, cache, value_plane, {batch, seq_len, heads, value_dim}, value, v_dequant_scales,
+                              layout, pages, "value");
+  match.require(tokens <= batch * seq_len, "too many slots");
+  if (tokens * heads == 0) return;
+  const int64_t largest = key_dim > value_dim ? key_dim : value_dim;
+  match.require(tokens * heads < 1 << 23 && page_size * pages < 1 << 24 &&
+                    page_size * pages * largest < int64_t{1} << 31, "too much for one launch");
+  args.blocks.page_size = Divider(page_size * pages);
+  const bool is_wide = ffi::takes_vectors(kVector, key, value, key_cache);
+  for (BlockPlane& plane : args.planes) {
+    const uint32_t vectors = plane.dims / (is_wide ? kVector : 1);
+    plane.vectors = Divider(vectors > 0 ? vectors : 1);
   }
-  args.tokens = static_cast<uint32_t>(tokens);
-  args.seq_len = Divider(static_cast<uint32_t>(key.size(1)));
-  args.heads = Divider(static_cast<uint32_t>(shape.heads));
+  args.tokens = tokens, args.seq_len = Divider(seq_len), args.heads = Divider(heads);
   // Tokens of different sequences begin a run each, and should not wait for one another.
-  args.window = key.size(1) < kMaxWindow ? 1 : kMaxWindow;
+  args.window = seq_len < kMaxWindow ? 1 : kMaxWindow;
   args.windows = (args.tokens + args.window - 1) / args.window;
-  args.has_packs = ffi::takes_vectors(value_cache, kPack, sizeof(CACHE)) &&
-                   (pages == 1 || shape.page_size % kPack == 0);  // no pack lies in two pages
+  args.has_packs = ffi::takes_vectors(kPack, value_cache) &&
+                   (pages == 1 || page_size % kPack == 0);  // no pack lies in two pages
   launch_reshape_and_cache_with_block_quant(args, layout, is_wide, ffi::stream_of(key));
 }
 

@@ -167,56 +167,43 @@ void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayou
 
 #if AITER_LIKE_HOST_PASS
 
-QuantPlane plane_args(const CachePlane& cache, const ffi::Tensor& source, const ffi::Tensor& scales,
-                      const ffi::CacheShape& shape, KvLayout layout, int64_t tokens) {
-  ffi::check_type(ffi::has_element<SOURCE>(source) && ffi::has_element<float>(scales),
-                  "reshape_and_cache_with_pertoken_quant: this module was built for other dtypes");
-  ffi::check_value(source.ndim() == 3 && source.size(0) >= tokens && source.size(1) == shape.heads &&
-                       (source.size(2) < 2 || source.stride(2) == 1) && source.size(2) <= LANES * kVector,
-                   "reshape_and_cache_with_pertoken_quant: key and value must be [num_tokens, num_heads, head_dim]");
-  QuantPlane args{cache, {}, source.data_ptr(), source.stride(0), source.stride(1),
-                  static_cast<uint32_t>(source.size(2))};
-  args.scales.data = scales.data_ptr();
-  if (layout == KvLayout::kShuffled) {  // [num_blocks, num_heads, page_size]
-    ffi::check_value(scales.ndim() == 3 && scales.size(0) == shape.blocks && scales.size(1) == shape.heads &&
-                         scales.size(2) == shape.page_size,
-                     "reshape_and_cache_with_pertoken_quant: scales must be [num_blocks, num_heads, page_size]");
-    args.scales.block = scales.stride(0), args.scales.head = scales.stride(1), args.scales.token = scales.stride(2);
-  } else {  // [num_heads, slots]
-    ffi::check_value(scales.ndim() == 2 && scales.size(0) == shape.heads &&
-                         scales.size(1) >= shape.blocks * shape.page_size,
-                     "reshape_and_cache_with_pertoken_quant: scales must be [num_heads, slots]");
-    args.scales.head = scales.stride(0), args.scales.token = scales.stride(1);
-    args.scales.block = shape.page_size * scales.stride(1);
-  }
+QuantPlane plane_args(ffi::Match& match, ffi::Cache& cache, const CachePlane& plane, int64_t dim,
+                      const ffi::Tensor& source, const ffi::Tensor& scales, KvLayout layout, int64_t tokens,
+                      const char* name) {
+  const auto rows = match.take<const SOURCE>(source, {ffi::at_least(tokens), cache.heads, dim}, name);
+  QuantPlane args{plane, {}, rows.data, rows.strides[0], rows.strides[1], static_cast<uint32_t>(dim)};
+  const bool is_shuffled = layout == KvLayout::kShuffled;
+  const auto s = is_shuffled
+                     ? match.take<float>(scales, {cache.blocks, cache.heads, cache.page_size}, "scales", ffi::kStrided)
+                     : match.take<float>(scales, {cache.heads, ffi::at_least(cache.slots)}, "scales", ffi::kStrided);
+  args.scales.data = s.data;
+  args.scales.head = s.strides[is_shuffled ? 1 : 0], args.scales.token = s.strides[is_shuffled ? 2 : 1];
+  args.scales.block = is_shuffled ? s.strides[0] : cache.page_size * s.strides[1];
   return args;
 }
 
 void reshape_and_cache_with_pertoken_quant(ffi::Tensor key_cache, ffi::Tensor value_cache,
                                            ffi::Tensor k_dequant_scales, ffi::Tensor v_dequant_scales, ffi::Tensor key,
                                            ffi::Tensor value, ffi::Tensor slot_mapping, ffi::String layout_name) {
-  const KvLayout layout = ffi::layout_of(layout_name);
-  const ffi::CacheShape shape = ffi::cache_shape(key_cache, value_cache, layout);
-  ffi::check_value(layout != KvLayout::kRows && ffi::has_element<CACHE>(key_cache) &&
-                       ffi::has_element<CACHE>(value_cache) && key.ndim() == 3 && value.ndim() == 3 &&
-                       key.size(2) == shape.key_dim && value.size(2) == shape.value_dim,
-                   "reshape_and_cache_with_pertoken_quant: this module was built for other dtypes or head_dims");
-  const int64_t tokens = slot_mapping.size(0), rows = tokens * shape.heads;
-  if (rows == 0) return;
-  ffi::check_value(rows * LANES < (int64_t{1} << 30),
-                   "reshape_and_cache_with_pertoken_quant: too many rows for one launch");
-  const bool is_wide = ffi::takes_vectors(key, kVector, sizeof(SOURCE)) &&
-                       ffi::takes_vectors(value, kVector, sizeof(SOURCE)) &&
-                       ffi::takes_vectors(key_cache, kVector, sizeof(CACHE));
+  ffi::Match match("reshape_and_cache_with_pertoken_quant");
+  const KvLayout layout = ffi::layout_of(match, layout_name);
+  auto cache = ffi::take_cache<CACHE>(match, key_cache, value_cache, layout);
+  match.built(layout != KvLayout::kRows, "layouts");
+  match.built(cache.key_dim <= LANES * kVector && cache.value_dim <= LANES * kVector, "head_dims");
+  ffi::Size tokens{"num_tokens"};
   QuantArgs args{};
-  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, k_dequant_scales, shape, layout, tokens);
-  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, v_dequant_scales, shape, layout, tokens);
-  args.slots = ffi::slot_mapping(slot_mapping, shape);
-  args.tokens = static_cast<uint32_t>(tokens);
-  args.heads = Divider(static_cast<uint32_t>(shape.heads));
-  const bool has_tiles = kHasTiles && is_wide && ffi::takes_vectors(key_cache, kPack, sizeof(CACHE));
-  args.has_packs = ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
-  args.groups = static_cast<uint32_t>(has_tiles ? (tokens + kTileTokens - 1) / kTileTokens * shape.heads
+  args.slots = ffi::take_slots(match, slot_mapping, tokens, cache.page_size, cache.slots);
+  const int64_t rows = tokens * cache.heads;
+  if (rows == 0) return;
+  match.require(rows * LANES < 1 << 30, "too many rows for one launch");
+  args.planes[0] = plane_args(match, cache, cache.key, cache.key_dim, key, k_dequant_scales, layout, tokens, "key");
+  args.planes[1] = plane_args(match, cache, cache.value, cache.value_dim, value, v_dequant_scales, layout, tokens,
+                              "value");
+  args.tokens = tokens, args.heads = Divider(cache.heads);
+  const bool is_wide = ffi::takes_vectors(kVector, key, value, key_cache);
+  const bool has_tiles = kHasTiles && is_wide && ffi::takes_vectors(kPack, key_cache);
+  args.has_packs = ffi::takes_vectors(kPack, value_cache);
+  args.groups = static_cast<uint32_t>(has_tiles ? (tokens + kTileTokens - 1) / kTileTokens * cache.heads
                                                 : (rows + kRows - 1) / kRows);
   launch_reshape_and_cache_with_pertoken_quant(args, layout, is_wide, has_tiles, ffi::stream_of(key));
 }

@@ -10,10 +10,10 @@
 // The first 256 are read once. LDS: a word for each wave and list. Bound: latency.
 #pragma once
 
-#include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
 #include "aiter_like/reduce.h"
 #include "aiter_like/scan.h"
+#include "plan_host.h"
 
 namespace aiter_like {
 
@@ -181,38 +181,5 @@ inline void launch_mla_metadata(const MlaPlanArgs& args, Stream stream) {
   launch_overlapped(mla_metadata_kernel, dim3(static_cast<uint32_t>(args.num_parts)), mla_plan::kThreads, stream, args);
   check_launch("mla_metadata_kernel");
 }
-
-#if AITER_LIKE_HOST_PASS
-namespace ffi {
-
-/// The int32 elements of a tensor that must be contiguous.
-inline int* integers(const Tensor& tensor) {
-  check_type(has_element<int32_t>(tensor), "mla: plan and lengths must be int32");
-  check_value(tensor.IsContiguous(), "mla: plan and lengths must be contiguous");
-  return static_cast<int*>(tensor.data_ptr());
-}
-
-/// The tensors of a plan, and the sizes that they have.
-inline MlaPlanArgs mla_plan(const Tensor& work_indptr, const Tensor& work_info, const Tensor& reduce_indptr,
-                            const Tensor& reduce_final_map, const Tensor& reduce_partial_map, const Tensor& qo_indptr,
-                            const Tensor& kv_indptr) {
-  MlaPlanArgs args{};
-  check_value(work_indptr.numel() > 1 && work_info.ndim() == 2 && work_info.size(1) == 8 && reduce_indptr.numel() > 0 &&
-                  reduce_final_map.numel() == 2 * (reduce_indptr.numel() - 1) && qo_indptr.numel() > 0 &&
-                  qo_indptr.numel() == kv_indptr.numel(),
-              "mla: plan or lengths have other shapes than they must");
-  args.work_indptr = integers(work_indptr), args.work_info = integers(work_info);
-  args.reduce_indptr = integers(reduce_indptr), args.reduce_final_map = integers(reduce_final_map);
-  args.reduce_partial_map = integers(reduce_partial_map);
-  args.qo_indptr = integers(qo_indptr), args.kv_indptr = integers(kv_indptr);
-  args.batch = static_cast<int>(qo_indptr.numel() - 1);
-  args.num_parts = static_cast<int>(work_indptr.numel() - 1), args.num_items = static_cast<int>(work_info.size(0));
-  args.num_slots = static_cast<int>(reduce_partial_map.numel());
-  args.num_tiles = static_cast<int>(reduce_indptr.numel() - 1);
-  return args;
-}
-
-}  // namespace ffi
-#endif
 
 }  // namespace aiter_like

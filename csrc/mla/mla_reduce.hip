@@ -14,24 +14,19 @@ void launch_reduce(const MlaSumArgs& args, Stream stream) { launch_mla_reduce<OU
 
 #if AITER_LIKE_HOST_PASS
 
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-void mla_reduce(ffi::Tensor out, OptionalTensor lse, ffi::Tensor partial_out, ffi::Tensor partial_lse,
-                ffi::Tensor reduce_indptr, OptionalTensor reduce_final_map, ffi::Tensor reduce_partial_map,
+void mla_reduce(ffi::Tensor out, ffi::OptionalTensor lse, ffi::Tensor partial_out, ffi::Tensor partial_lse,
+                ffi::Tensor reduce_indptr, ffi::OptionalTensor reduce_final_map, ffi::Tensor reduce_partial_map,
                 int64_t max_seqlen_q) {
-  MlaSumArgs args = ffi::mla_sum<OUT_ELEMENT>(out, lse, partial_out, partial_lse);
-  args.reduce_indptr = ffi::integers(reduce_indptr), args.reduce_partial_map = ffi::integers(reduce_partial_map);
-  args.num_tiles = static_cast<int>(reduce_indptr.numel() - 1);
-  args.num_slots = static_cast<int>(reduce_partial_map.numel());
-  if (reduce_final_map.has_value()) {
-    args.reduce_final_map = ffi::integers(reduce_final_map.value());
-    ffi::check_value(reduce_final_map.value().numel() == 2 * int64_t{args.num_tiles},
-                     "mla_reduce: reduce_final_map must have two rows for each tile");
-  }
-  ffi::check_value(args.num_tiles >= 0 && max_seqlen_q >= 0 && max_seqlen_q < int64_t{1} << 30 &&
-                       args.num_tiles * max_seqlen_q * args.num_heads < int64_t{1} << 31,
-                   "mla_reduce: less than 2^31 rows of heads fit one launch");
-  args.max_seqlen_q = static_cast<int>(max_seqlen_q);
+  ffi::Match match("mla_reduce");
+  ffi::Size tiles{"tiles + 1"}, slots{"slots"};
+  MlaSumArgs args = ffi::mla_sum<OUT_ELEMENT>(match, out, lse, partial_out, partial_lse);
+  args.reduce_indptr = match.elements<const int>(reduce_indptr, tiles, "reduce_indptr");
+  args.reduce_partial_map = match.elements<const int>(reduce_partial_map, slots, "reduce_partial_map");
+  args.reduce_final_map = match.elements<const int>(reduce_final_map, 2 * (tiles - 1), "reduce_final_map");
+  args.num_tiles = tiles - 1, args.num_slots = slots, args.max_seqlen_q = max_seqlen_q;
+  match.require(tiles > 0 && max_seqlen_q >= 0 && max_seqlen_q < int64_t{1} << 30 &&
+                    args.num_tiles * max_seqlen_q * args.num_heads < int64_t{1} << 31,
+                "less than 2^31 rows of heads fit one launch");
   if (args.num_tiles * max_seqlen_q * args.num_heads * args.v_dim > 0) launch_reduce(args, ffi::stream_of(out));
 }
 

@@ -162,39 +162,29 @@ inline void launch_mla_reduce(const MlaSumArgs& args, Stream stream) {
 }
 
 #if AITER_LIKE_HOST_PASS
+
 namespace ffi {
 
 /// Results [total_q, heads, v_dim], and the memory of parts.
 template <class Out>
-MlaSumArgs mla_sum(const Tensor& out, const Optional<Tensor>& lse, const Tensor& partial_out,
+MlaSumArgs mla_sum(Match& match, const Tensor& out, const OptionalTensor& lse, const Tensor& partial_out,
                    const Tensor& partial_lse) {
+  Size total_q{"total_q", int64_t{1} << 30}, heads{"num_heads"}, v_dim{"v_dim"}, rows{"rows of parts"};
+  const auto results = match.take<Out>(out, {total_q, heads, v_dim}, "out", kStrided);
+  const auto parts = match.take<const float>(partial_out, {rows, heads, v_dim}, "partial_out", kStrided);
+  const auto sums = match.take<const float>(partial_lse, {rows, heads}, "partial_lse", kStrided);
+  const auto logs = match.take<float>(lse, {total_q, heads}, "lse", kStrided);
   MlaSumArgs args{};
-  check_type(has_element<Out>(out) && is_f32(partial_out) && is_f32(partial_lse),
-             "mla_reduce: out has another dtype than this module was built for, or the parts are not fp32");
-  check_value(out.ndim() == 3 && partial_out.ndim() == 3 && partial_lse.ndim() == 2 &&
-                  partial_out.size(1) == out.size(1) && partial_out.size(2) == out.size(2) &&
-                  partial_lse.size(0) == partial_out.size(0) && partial_lse.size(1) == out.size(1) &&
-                  out.size(0) < int64_t{1} << 30 && partial_out.size(0) < int64_t{1} << 31,
-              "mla_reduce: out and parts must have the same heads and columns");
-  args.out = out.data_ptr(), args.out_row = out.stride(0), args.out_head = out.stride(1);
-  args.partial_out = static_cast<const float*>(partial_out.data_ptr());
-  args.part_row = partial_out.stride(0), args.part_head = partial_out.stride(1);
-  args.partial_lse = static_cast<const float*>(partial_lse.data_ptr());
-  args.sum_row = partial_lse.stride(0), args.sum_head = partial_lse.stride(1);
-  if (lse.has_value()) {
-    const Tensor value = lse.value();
-    check_type(is_f32(value), "mla_reduce: lse must be fp32");
-    check_value(value.ndim() == 2 && value.size(0) == out.size(0) && value.size(1) == out.size(1),
-                "mla_reduce: lse must be [total_q, heads]");
-    args.lse = static_cast<float*>(value.data_ptr());
-    args.lse_row = value.stride(0), args.lse_head = value.stride(1);
-  }
-  args.total_q = static_cast<int>(out.size(0)), args.num_heads = static_cast<int>(out.size(1));
-  args.v_dim = static_cast<int>(out.size(2)), args.num_rows = static_cast<int>(partial_out.size(0));
+  args.out = results, args.out_row = results.stride(0), args.out_head = results.stride(1);
+  args.partial_out = parts, args.part_row = parts.stride(0), args.part_head = parts.stride(1);
+  args.partial_lse = sums, args.sum_row = sums.stride(0), args.sum_head = sums.stride(1);
+  args.lse = logs, args.lse_row = logs.stride(0), args.lse_head = logs.stride(1);
+  args.total_q = total_q, args.num_heads = heads, args.v_dim = v_dim, args.num_rows = rows;
   return args;
 }
 
 }  // namespace ffi
+
 #endif
 
 }  // namespace aiter_like

@@ -34,25 +34,6 @@ void launch_mqa_logits(const mqa::Args& args, uint32_t workgroups, Stream stream
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-template <class T>
-const T* data_of(const ffi::Tensor& tensor, int ndim, const char* message) {
-  ffi::check_type(ffi::has_element<T>(tensor), message);
-  check_value(tensor.ndim() == ndim && (tensor.size(ndim - 1) <= 1 || tensor.stride(ndim - 1) == 1), message);
-  return static_cast<const T*>(tensor.data_ptr());
-}
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-/// In elements. That of a single entry is of no account.
-int64_t stride_of(const ffi::Tensor& tensor, int dimension) {
-  return tensor.size(dimension) > 1 ? tensor.stride(dimension) : 0;
-}
-
 constexpr int64_t kMost = int64_t{1} << 30;
 /// Workgroups among which the keys of a tile are shared out, so that they fill the device: of decoding two on each CU,
 /// which begin at once, and of prompts, whose tiles see different numbers of keys, several times as many. A wave has to
@@ -65,78 +46,62 @@ int64_t splits_of(int64_t tiles, int64_t keys, int64_t compute_units) {
   return splits > 1 ? splits : 1;
 }
 
-constexpr const char* kLengths =
-    "mqa_logits: lengths and numbers of pages must be int32, contiguous: starts and ends, one for each row; or "
-    "block_table with a row for each sequence and context_lens; or page_starts and block_table of one dimension";
-
-/// Which keys each row, or each sequence, has. How many sequences there are.
-int64_t set_keys(mqa::Args& args, int64_t rows, const OptionalTensor& starts, const OptionalTensor& ends,
-                 const OptionalTensor& context_lens, const OptionalTensor& table, const OptionalTensor& page_starts) {
+/// Which keys each row, or each sequence, has.
+void set_keys(ffi::Match& match, mqa::Args& args, ffi::Size& rows, ffi::Size& batch, ffi::Size& entries,
+              const ffi::OptionalTensor& starts, const ffi::OptionalTensor& ends,
+              const ffi::OptionalTensor& context_lens, const ffi::OptionalTensor& block_table,
+              const ffi::OptionalTensor& page_starts) {
   const bool is_dense = starts.has_value(), is_ragged = page_starts.has_value();
-  check_value(ends.has_value() == is_dense && table.has_value() != is_dense &&
-                  context_lens.has_value() == (!is_dense && !is_ragged) && !(is_dense && is_ragged), kLengths);
-  if (is_dense) {
-    args.starts = data_of<int32_t>(starts.value(), 1, kLengths);
-    args.ends = data_of<int32_t>(ends.value(), 1, kLengths);
-    check_value(starts.value().size(0) == rows && ends.value().size(0) == rows, kLengths);
-    return 1;
-  }
-  args.table = data_of<int32_t>(table.value(), is_ragged ? 1 : 2, kLengths);
-  const int64_t batch = is_ragged ? page_starts.value().size(0) - 1 : table.value().size(0);
-  check_value(batch > 0 && rows % batch == 0, kLengths);
-  if (is_ragged) {
-    args.page_starts = data_of<int32_t>(page_starts.value(), 1, kLengths);
-    args.num_entries = static_cast<int>(table.value().size(0));
-  } else {
-    args.context_lens = data_of<int32_t>(context_lens.value(), 1, kLengths);
-    check_value(context_lens.value().size(0) == batch, kLengths);
-    args.table_row = stride_of(table.value(), 0);
-  }
-  return batch;
+  match.require(ends.has_value() == is_dense && block_table.has_value() != is_dense &&
+                    context_lens.has_value() == (!is_dense && !is_ragged) && !(is_dense && is_ragged),
+                "starts and ends must be given, or block_table with context_lens or page_starts");
+  args.starts = match.take<const int32_t>(starts, {rows}, "starts");
+  args.ends = match.take<const int32_t>(ends, {rows}, "ends");
+  if (is_dense) batch.value = entries.value = 1;
+  if (is_ragged) batch.value = (*page_starts).numel() - 1;
+  const auto table = is_ragged ? match.take<const int32_t>(block_table, {entries}, "block_table")
+                               : match.take<const int32_t>(block_table, {batch, entries}, "block_table");
+  match.require(batch > 0 && rows % batch == 0, "q must have equally many rows for each sequence");
+  args.context_lens = match.take<const int32_t>(context_lens, {batch}, "context_lens");
+  args.page_starts = match.take<const int32_t>(page_starts, {batch + 1}, "page_starts");
+  args.table = table, args.table_row = is_ragged ? 0 : table.step(0);
+  args.num_entries = is_ragged ? static_cast<int>(entries) : 0;
+  args.is_paged = !is_dense;
 }
 
-}  // namespace
-
 void mqa_logits(ffi::Tensor logits, ffi::Tensor q, ffi::Tensor keys, ffi::Tensor k_scale, ffi::Tensor weights,
-                OptionalTensor starts, OptionalTensor ends, OptionalTensor context_lens, OptionalTensor block_table,
-                OptionalTensor page_starts, bool preshuffle, bool clean_logits) {
+                ffi::OptionalTensor starts, ffi::OptionalTensor ends, ffi::OptionalTensor context_lens,
+                ffi::OptionalTensor block_table, ffi::OptionalTensor page_starts, bool preshuffle, bool clean_logits) {
+  ffi::Match match("mqa_logits");
+  ffi::Size rows{"rows", kMost}, width{"columns", kMost}, pages{"pages", kMost}, page_size{"page_size", kMost};
+  ffi::Size batch{"batch"}, entries{"entries"};
   mqa::Args args{};
-  args.logits = const_cast<float*>(data_of<float>(logits, 2, "mqa_logits: logits must be float32 [rows, columns]"));
-  args.q = data_of<fp8>(q, 3, "mqa_logits: q must be fp8 [rows, heads, head_dim]");
-  args.keys = reinterpret_cast<const char*>(data_of<fp8>(keys, 3, "mqa_logits: keys must be fp8 [pages, size, dim]"));
-  args.weights = data_of<float>(weights, 2, "mqa_logits: weights must be float32 [rows, heads]");
-  ffi::check_type(ffi::is_f32(k_scale), "mqa_logits: k_scale must be float32");
-  args.scales = static_cast<const float*>(k_scale.data_ptr());
-  const int64_t rows = q.size(0), width = logits.size(1), pages = keys.size(0), page_size = keys.size(1);
-  check_value(q.size(1) == HEADS && q.size(2) == HEAD_DIM && keys.size(2) == HEAD_DIM,
-              "mqa_logits: this module was built for other heads");
-  check_value(logits.size(0) == rows && weights.size(0) == rows && weights.size(1) == HEADS && k_scale.ndim() == 2 &&
-                  k_scale.size(0) == pages && k_scale.size(1) == page_size,
-              "mqa_logits: logits and weights must have the rows of q, k_scale a number for each key");
-  const int64_t batch = set_keys(args, rows, starts, ends, context_lens, block_table, page_starts);
-  const int64_t entries = block_table.has_value() ? block_table.value().size(page_starts.has_value() ? 0 : 1) : 1;
+  const auto queries = match.take<const fp8>(q, {rows, HEADS, HEAD_DIM}, "q");
+  const auto scores = match.take<float>(logits, {rows, width}, "logits");
+  const auto vectors = match.take<const fp8>(keys, {pages, page_size, HEAD_DIM}, "keys");
+  const auto scales = match.take<const float>(k_scale, {pages, page_size}, "k_scale", ffi::kStrided);
+  const auto factors = match.take<const float>(weights, {rows, HEADS}, "weights");
+  set_keys(match, args, rows, batch, entries, starts, ends, context_lens, block_table, page_starts);
   const int64_t room = entries * page_size;
-  check_value(width < kMost && page_size < kMost && pages < kMost && rows < kMost && room < int64_t{1} << 31 &&
-                  (block_table.has_value() || pages <= 1) && (!preshuffle || page_size % mqa::kPack == 0),
-              "mqa_logits: less than 2^30 rows, columns and pages, in one page without a table");
+  match.require(room < 2 * kMost && (args.is_paged || pages <= 1) && (!preshuffle || page_size % mqa::kPack == 0),
+                "less than 2^31 keys, in whole packs, and in one page without a table");
   if (rows == 0 || width == 0) return;
-  args.logits_row = stride_of(logits, 0);
-  args.q_row = stride_of(q, 0), args.q_head = stride_of(q, 1);
-  check_value(args.q_head >= 0 && args.q_head * HEADS < kMost, "mqa_logits: a row of q must lie within 2^30 bytes");
-  args.page_bytes = stride_of(keys, 0), args.key_bytes = stride_of(keys, 1);
-  args.scale_page = stride_of(k_scale, 0), args.scale_key = stride_of(k_scale, 1);
-  args.weights_row = stride_of(weights, 0);
-  args.page_size = Divider(static_cast<uint32_t>(page_size > 0 ? page_size : 1));
-  args.num_pages = static_cast<uint32_t>(room > 0 ? pages : 0);
-  args.rows_of_sequence = static_cast<int>(rows / batch), args.width = static_cast<int>(width);
-  args.num_keys = static_cast<int>(room);
-  args.is_paged = block_table.has_value(), args.is_shuffled = preshuffle, args.is_clean = clean_logits;
-  const int64_t tiles_of_sequence = ceil_div(args.rows_of_sequence, Shape::kTileRows);
+  args.logits = scores, args.logits_row = scores.step(0);
+  args.q = queries, args.q_row = queries.step(0), args.q_head = queries.step(1);
+  match.require(args.q_head >= 0 && args.q_head * HEADS < kMost, "a row of q must lie within 2^30 bytes");
+  args.keys = reinterpret_cast<const char*>(vectors.data);
+  args.page_bytes = vectors.step(0), args.key_bytes = vectors.step(1);
+  args.scales = scales, args.scale_page = scales.step(0), args.scale_key = scales.step(1);
+  args.weights = factors, args.weights_row = factors.step(0);
+  args.page_size = Divider(page_size > 0 ? page_size : 1);
+  args.num_pages = room > 0 ? pages : 0, args.num_keys = room;
+  args.rows_of_sequence = rows / batch, args.width = width;
+  args.is_shuffled = preshuffle, args.is_clean = clean_logits;
+  const int64_t tiles_of_sequence = (args.rows_of_sequence + Shape::kTileRows - 1) / Shape::kTileRows;
   const int64_t tiles = batch * tiles_of_sequence;
-  args.splits = static_cast<int>(splits_of(tiles, width, num_compute_units(q.device().device_id)));
-  check_value(tiles * args.splits < kMost, "mqa_logits: too many rows for one launch");
-  args.tiles_of_sequence = Divider(static_cast<uint32_t>(tiles_of_sequence));
-  args.tiles = Divider(static_cast<uint32_t>(tiles));
+  args.splits = splits_of(tiles, width, num_compute_units(q.device().device_id));
+  match.require(tiles * args.splits < kMost, "too many rows for one launch");
+  args.tiles_of_sequence = Divider(tiles_of_sequence), args.tiles = Divider(tiles);
   launch_mqa_logits(args, static_cast<uint32_t>(tiles * args.splits), ffi::stream_of(q));
 }
 

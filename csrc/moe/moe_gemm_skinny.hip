@@ -57,40 +57,9 @@ void launch_moe_gemm_skinny(const Args& args, uint32_t groups, bool is_aligned, 
 
 #if AITER_LIKE_HOST_PASS
 
-/// Bytes of mxfp4, and their powers of two.
-template <>
-inline constexpr DLDataType ffi::kElement<uint8_t>{kDLUInt, 8, 1};
-
-namespace {
-
-using ffi::check_value;
 using moe_skinny::Rows, moe_skinny::Scales;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
-template <class T>
-T* data_of(const ffi::Tensor& tensor, const char* name) {
-  if (!ffi::has_element<std::remove_const_t<T>>(tensor))
-    TVM_FFI_THROW(TypeError) << "moe_gemm: " << name << " has another dtype than this module was built for";
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-/// In elements. That of a single row or column is of no account.
-int64_t stride_of(const ffi::Tensor& tensor, int dimension) {
-  return tensor.size(dimension) > 1 ? tensor.stride(dimension) : 0;
-}
-uint32_t row_of(const ffi::Tensor& tensor, int dimension) {
-  const int64_t stride = stride_of(tensor, dimension);
-  check_value(stride >= 0 && stride < int64_t{1} << 31, "moe_gemm: strides must be less than 2^31 elements");
-  return static_cast<uint32_t>(stride);
-}
-
-template <class Element>
-bool are_rows_aligned(const ffi::Tensor& tensor) {
-  auto bits = reinterpret_cast<uintptr_t>(tensor.data_ptr());
-  for (int d = 0; d + 1 < tensor.ndim(); ++d)
-    bits |= static_cast<uintptr_t>(stride_of(tensor, d) * static_cast<int64_t>(sizeof(Element)));
-  return bits % 16 == 0;
-}
+constexpr int64_t kFar = int64_t{1} << 31;
 
 /// Numbers of b_scale along the depth, 0 where a row has one.
 int64_t groups_of(int64_t depth) {
@@ -99,126 +68,86 @@ int64_t groups_of(int64_t depth) {
   return Shape::kHasGroups ? depth / moe_skinny::kScaleGroup : 0;
 }
 
-void set_row_scales(Args& args, const ffi::Tensor& scale, int64_t rows) {
-  const int64_t blocks = groups_of(args.depth);
-  check_value(scale.ndim() == (Shape::kHasBlocks ? 2 : 1) && scale.size(0) == rows &&
-                  (!Shape::kHasBlocks || scale.size(1) == blocks),
-              "moe_gemm: a_scale must have a number for each row of a, and for each block of the depth");
-  args.a_scale = data_of<const float>(scale, "a_scale");
-  args.a_scale_row = row_of(scale, 0), args.a_scale_group = Shape::kHasBlocks ? row_of(scale, 1) : 0;
-  check_value(rows * args.a_scale_row + blocks * args.a_scale_group < int64_t{1} << 31,
-              "moe_gemm: a_scale must lie within 2^31 elements");
-}
-
-void set_scales(Args& args, const OptionalTensor& a_scale, const OptionalTensor& b_scale, int64_t rows) {
-  check_value(a_scale.has_value() == (Config::kScales == Scales::rows || Shape::kHasBlocks) &&
-                  b_scale.has_value() == (Config::kScales != Scales::none),
-              "moe_gemm: this module was built with or without scales, the call is the other");
-  if (a_scale.has_value()) set_row_scales(args, a_scale.value(), rows);
-  if (!b_scale.has_value()) return;
-  const ffi::Tensor scale = b_scale.value();
-  const int64_t groups = groups_of(args.depth), block = Shape::kScaleRows;
-  check_value(scale.ndim() == (groups > 0 ? 3 : 2) && scale.size(0) == args.num_experts &&
-                  scale.size(1) == (args.n + block - 1) / block &&
-                  (groups == 0 || scale.size(2) == groups),
-              "moe_gemm: b_scale must have a number for each expert, row or block of b, and group of the depth");
-  args.b_scale = data_of<const Config::Scale>(scale, "b_scale");
-  args.b_scale_expert = stride_of(scale, 0);
-  args.b_scale_row = row_of(scale, 1), args.b_scale_group = groups > 0 ? row_of(scale, 2) : 0;
+void set_scales(ffi::Match& match, Args& args, const ffi::OptionalTensor& a_scale, const ffi::OptionalTensor& b_scale,
+                ffi::Size& rows) {
+  match.built(a_scale.has_value() == (Config::kScales == Scales::rows || Shape::kHasBlocks) &&
+              b_scale.has_value() == (Config::kScales != Scales::none), "scales");
+  const int64_t groups = groups_of(args.depth), block = Shape::kScaleRows, row_blocks = (args.n + block - 1) / block;
+  const auto of_a = Shape::kHasBlocks ? match.take<const float>(a_scale, {rows, groups}, "a_scale", ffi::kStrided)
+                                      : match.take<const float>(a_scale, {rows}, "a_scale", ffi::kStrided);
+  args.a_scale = of_a, args.a_scale_row = match.near_step(of_a, 0);
+  args.a_scale_group = Shape::kHasBlocks ? match.near_step(of_a, 1) : 0;
+  const ffi::Shape shape = groups > 0 ? ffi::Shape{args.num_experts, row_blocks, groups}
+                                      : ffi::Shape{args.num_experts, row_blocks};
+  const auto of_b = match.take<const Config::Scale>(b_scale, shape, "b_scale", ffi::kStrided);
+  args.b_scale = of_b, args.b_scale_expert = of_b.step(0), args.b_scale_row = match.near_step(of_b, 1);
+  args.b_scale_group = groups > 0 ? match.near_step(of_b, 2) : 0;
   args.are_groups_dense = args.b_scale_group == 1 && groups >= 4;
-  check_value(scale.size(1) * args.b_scale_row + groups * args.b_scale_group < int64_t{1} << 31,
-              "moe_gemm: the scales of an expert must lie within 2^31 elements");
+  match.require(rows * args.a_scale_row + groups * args.a_scale_group < kFar &&
+                    row_blocks * args.b_scale_row + groups * args.b_scale_group < kFar,
+                "scales of a, and those of an expert, must lie within 2^31 elements");
 }
 
-/// The pairs: which there are, and their experts.
-int64_t set_order(Args& args, const ffi::Tensor& experts, const OptionalTensor& sorted_ids, const OptionalTensor& valid,
-                  const OptionalTensor& weights, int64_t block, int64_t tokens) {
-  const bool is_sorted = Config::kRows == Rows::sorted;
-  check_value(sorted_ids.has_value() == is_sorted && valid.has_value() == is_sorted,
-              "moe_gemm: this module was built for pairs that are sorted, or not; the call is the other");
-  check_value(experts.ndim() == 1 && experts.IsContiguous(), "moe_gemm: experts must be dense");
-  args.experts = data_of<const int32_t>(experts, "experts");
-  int64_t groups = Config::kRows == Rows::token ? tokens : experts.size(0), places = args.pairs;
-  if (is_sorted) {
-    const ffi::Tensor ids = sorted_ids.value(), end = valid.value();
-    check_value(block >= 1 && block <= BLOCK_M, "moe_gemm: this module was built for other blocks");
-    check_value(ids.ndim() == 1 && end.ndim() == 1 && end.size(0) >= 1 && ids.size(0) < int64_t{1} << 31,
-                "moe_gemm: sorted_ids and valid must be vectors");
-    check_value(row_of(ids, 0) <= 1, "moe_gemm: sorted_ids must be contiguous");
-    args.sorted_ids = data_of<const int32_t>(ids, "sorted_ids");
-    args.valid = data_of<const int32_t>(end, "valid");
-    places = ids.size(0);
+/// The pairs: which there are, and their experts. Returns the launch's tokens, pairs or blocks.
+int64_t set_order(ffi::Match& match, Args& args, const ffi::Tensor& experts, const ffi::OptionalTensor& sorted_ids,
+                  const ffi::OptionalTensor& valid, const ffi::OptionalTensor& weights, int64_t block, int64_t tokens) {
+  constexpr bool kIsSorted = Config::kRows == Rows::sorted;
+  match.built(sorted_ids.has_value() == kIsSorted && valid.has_value() == kIsSorted &&
+              weights.has_value() == Config::kHasWeights && (!kIsSorted || (block >= 1 && block <= BLOCK_M)), "pairs");
+  ffi::Size numbers{"experts"}, places{"places"};
+  if (!kIsSorted) numbers.value = places.value = args.pairs;
+  args.experts = match.take<const int32_t>(experts, {numbers}, "experts");
+  args.sorted_ids = match.take<const int32_t>(sorted_ids, {places}, "sorted_ids");
+  args.valid = match.take<const int32_t>(valid, {ffi::at_least(1)}, "valid");
+  args.weights = match.take<const float>(weights, {ffi::at_least(places)}, "weights");
+  args.places = places;
+  int64_t groups = Config::kRows == Rows::token ? tokens : int64_t{numbers};
+  if (kIsSorted) {
     const int64_t blocks = (places + block - 1) / block;
     groups = groups < blocks ? groups : blocks;
     args.block = static_cast<uint32_t>(block);
-  } else {
-    check_value(experts.size(0) == args.pairs, "moe_gemm: experts must have an element for each pair");
   }
-  args.places = static_cast<uint32_t>(places);
-  check_value(weights.has_value() == Config::kHasWeights,
-              "moe_gemm: this module was built with or without weights, the call is the other");
-  if (weights.has_value()) {
-    const ffi::Tensor values = weights.value();
-    check_value(values.ndim() == 1 && values.size(0) >= places && row_of(values, 0) <= 1,
-                "moe_gemm: weights must have an element for each place");
-    args.weights = data_of<const float>(values, "weights");
-  }
-  check_value(groups < int64_t{1} << 16, "moe_gemm: there must be less than 2^16 pairs, tokens or blocks");
+  match.require(groups < 1 << 16, "there must be less than 2^16 pairs, tokens or blocks");
   return groups;
 }
 
-}  // namespace
-
-void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor experts, OptionalTensor sorted_ids,
-                     OptionalTensor valid, OptionalTensor weights, OptionalTensor bias, OptionalTensor a_scale,
-                     OptionalTensor b_scale, int64_t slots, int64_t block, ffi::String, double limit, ffi::String,
-                     int64_t, bool is_shuffled, bool is_interleaved, bool sums_slots) {
+void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor experts,
+                     ffi::OptionalTensor sorted_ids, ffi::OptionalTensor valid, ffi::OptionalTensor weights,
+                     ffi::OptionalTensor bias, ffi::OptionalTensor a_scale, ffi::OptionalTensor b_scale, int64_t slots,
+                     int64_t block, ffi::String, double limit, ffi::String, int64_t, bool is_shuffled,
+                     bool is_interleaved, bool sums_slots) {
   constexpr int64_t kPerWeight = Shape::Unit::kRun * int64_t{sizeof(Config::Weight)} / skinny::kRunBytes;
-  check_value(out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 3 && b.size(2) * kPerWeight == a.size(1) &&
-                  b.size(1) == out.size(1) * Shape::kHalves,
-              "moe_gemm: a must be [rows, k], b [experts, n, k or, of 4 bits, k / 2], out [pairs, columns]");
-  check_value(!Shape::kIsPacked || a.size(1) % Shape::Unit::kRun == 0,
-              "moe_gemm: rows of packed weights must be whole runs of 16 bytes");
-  check_value(slots >= 1 && slots <= 127 && (Shape::kIsSum ? slots <= moe_skinny::kMostSlots : true),
-              "moe_gemm: this module was built for other numbers of slots");
-  check_value(is_shuffled == Config::kIsShuffled && is_interleaved == Config::kIsInterleaved &&
-                  sums_slots == Shape::kIsSum,
-              "moe_gemm: this module was built for another order of b, or of sums");
-  const int64_t pairs = out.size(0) * (sums_slots ? slots : 1), rows = a.size(0), k = a.size(1), n = b.size(1);
-  check_value(rows == pairs || rows * slots == pairs, "moe_gemm: a must have a row for each pair or each token");
-  check_value(pairs < int64_t{1} << 31 && n < int64_t{1} << 21 && k >= Shape::Unit::kRun && k < int64_t{1} << 18,
-              "moe_gemm: this module was built for other sizes");
-  check_value(a.stride(1) == 1 && b.stride(2) == 1 && (out.size(1) <= 1 || out.stride(1) == 1),
-              "moe_gemm: rows of a, b and out must be contiguous");
+  ffi::Match match("moe_gemm");
+  match.built(is_shuffled == Config::kIsShuffled && is_interleaved == Config::kIsInterleaved &&
+              sums_slots == Shape::kIsSum && bias.has_value() == Config::kHasBias);
+  match.built(slots >= 1 && slots <= (Shape::kIsSum ? int64_t{moe_skinny::kMostSlots} : 127), "numbers of slots");
+  ffi::Size results{"rows of out"}, columns{"columns"}, rows{"rows of a"}, k{"k", 1 << 18}, count{"experts"};
+  const auto y = match.take<Config::OutElement>(out, {results, columns}, "out");
+  const auto x = match.take<const Config::Element>(a, {rows, k}, "a");
+  const int64_t n = columns * Shape::kHalves, pairs = results * (sums_slots ? slots : 1);
+  const auto matrices = match.take<const Config::Weight>(b, {count, n, k / kPerWeight}, "b");
+  const auto added = match.take<const Config::BiasElement>(bias, {count, n}, "bias");
+  match.require(k >= Shape::Unit::kRun && k % (Shape::kIsPacked ? Shape::Unit::kRun : kPerWeight) == 0,
+                "rows of weights must be runs of 16 bytes, and whole ones of packed weights");
+  match.require(rows == pairs || rows * slots == pairs, "a must have a row for each pair or each token");
+  match.built(pairs < kFar && n < 1 << 21, "sizes");
   Args args{};
-  args.a = data_of<const Config::Element>(a, "a");
-  args.b = data_of<const Config::Weight>(b, "b");
-  args.out = data_of<Config::OutElement>(out, "out");
-  args.a_row = row_of(a, 0), args.b_row = row_of(b, 1), args.out_row = row_of(out, 0);
-  args.b_expert = stride_of(b, 0);
-  args.num_experts = static_cast<uint32_t>(b.size(0)), args.pairs = static_cast<uint32_t>(pairs);
-  args.slots = static_cast<uint32_t>(slots), args.columns = static_cast<uint32_t>(out.size(1));
-  args.n = static_cast<uint32_t>(n), args.depth = static_cast<uint32_t>(k);
-  args.row_division = static_cast<uint32_t>(rows == pairs ? 1 : slots);
+  args.out = y, args.out_row = match.near_step(y, 0);
+  args.a = x, args.a_row = match.near_step(x, 0);
+  args.b = matrices, args.b_expert = matrices.step(0), args.b_row = match.near_step(matrices, 1);
+  args.bias = added, args.bias_expert = added.step(0);
+  args.num_experts = count, args.pairs = pairs, args.slots = slots, args.columns = columns, args.n = n, args.depth = k;
+  args.row_division = rows == pairs ? 1 : slots;
   args.steps = (args.depth + Shape::Unit::kDepth - 1) / Shape::Unit::kDepth;
   args.of_steps = ((uint32_t{1} << 31) + args.steps - 1) / args.steps;
-  args.limit = static_cast<float>(limit);
-  check_value((rows * args.a_row + k) * int64_t{sizeof(Config::Element)} < int64_t{1} << 32 &&
-                  (n * args.b_row + k) * int64_t{sizeof(Config::Weight)} < int64_t{1} << 32,
-              "moe_gemm: a, and the matrix of an expert, must lie within 2^32 bytes");
-  check_value(bias.has_value() == Config::kHasBias,
-              "moe_gemm: this module was built with or without bias, the call is the other");
-  if (bias.has_value()) {
-    const ffi::Tensor values = bias.value();
-    check_value(values.ndim() == 2 && values.size(0) == b.size(0) && values.size(1) == n && row_of(values, 1) <= 1,
-                "moe_gemm: bias must have an element for each row of b");
-    args.bias = data_of<const Config::BiasElement>(values, "bias");
-    args.bias_expert = stride_of(values, 0);
-  }
-  set_scales(args, a_scale, b_scale, rows);
-  const int64_t groups = set_order(args, experts, sorted_ids, valid, weights, block, out.size(0));
-  if (groups == 0 || out.size(1) == 0 || b.size(0) == 0) return;
-  const bool is_aligned = are_rows_aligned<Config::Element>(a) && are_rows_aligned<Config::Weight>(b);
+  args.limit = limit;
+  match.require((rows * args.a_row + k) * int64_t{sizeof(Config::Element)} < 2 * kFar &&
+                    (n * args.b_row + k) * int64_t{sizeof(Config::Weight)} < 2 * kFar,
+                "a, and the matrix of an expert, must lie within 2^32 bytes");
+  set_scales(match, args, a_scale, b_scale, rows);
+  const int64_t groups = set_order(match, args, experts, sorted_ids, valid, weights, block, results);
+  if (groups == 0 || columns == 0 || count == 0) return;
+  const bool is_aligned = ffi::are_rows_aligned(a, 16) && ffi::are_rows_aligned(b, 16);
   launch_moe_gemm_skinny(args, static_cast<uint32_t>(groups), is_aligned, ffi::stream_of(a));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // fused_rms_quant of PyTorch tensors; fused_rms_quant_body.h has the kernel. One build per combination of the macros.
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 #include "fused_rms_quant_body.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
@@ -33,60 +33,51 @@ template void launch_fused_rms_quant(FusedRmsQuantArgs<Config>, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
 template <class Layout>
-NormSide<Config> side_of(ffi::RowOperands<Layout::kVec>& operands, const ffi::Tensor& input, const OptionalTensor& out,
-                         const ffi::Tensor& weight, double epsilon) {
-  const NormSide<Config> side{operands.template matrix<const Config::Element>(input, "input"),
-                              operands.template matrix<Config::Element>(out, "out"),
-                              operands.template vector<const Config::Weight>(weight, "weight"),
-                              operands.rows(), static_cast<int>(operands.size()), static_cast<float>(epsilon)};
-  ffi::check_value(side.hidden <= Layout::kCapacity,
-                   "fused_rms_quant: this module was built for other row lengths");
+NormSide<Config> side_of(ffi::Match& match, const ffi::Tensor& input, const ffi::OptionalTensor& out,
+                         const ffi::Tensor& weight, ffi::Size& rows, ffi::Size& hidden, double epsilon) {
+  const NormSide<Config> side{match.rows<const Config::Element>(input, rows, hidden, "input"),
+                              match.rows<Config::Element>(out, rows, hidden, "out"),
+                              match.elements<const Config::Weight>(weight, hidden, "weight"), rows,
+                              static_cast<int>(hidden), static_cast<float>(epsilon)};
+  match.built(hidden <= Layout::kCapacity, "row lengths");
   return side;
 }
 
-void fused_rms_quant(OptionalTensor out, OptionalTensor scale, OptionalTensor plain_out, OptionalTensor residual_out,
-                     OptionalTensor second_out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
-                     OptionalTensor residual_in, OptionalTensor second, OptionalTensor second_weight,
-                     double second_epsilon, int64_t group_size, bool is_static, bool is_rounded, bool gemma_norm) {
-  const Quant quant = !out.has_value() ? Quant::none : is_static ? Quant::fixed : Quant::found;
-  ffi::check_value(quant == Config::kQuant && scale.has_value() == out.has_value() && group_size == Config::kGroup &&
-                       plain_out.has_value() == Config::kHasPlain &&
-                       residual_in.has_value() == Config::kHasResidual &&
-                       residual_out.has_value() == Config::kHasResidual &&
-                       second.has_value() == Config::kHasSecond && second_out.has_value() == Config::kHasSecond &&
-                       second_weight.has_value() == Config::kHasSecond &&
-                       is_rounded == Config::kIsRounded && gemma_norm == Config::kIsGemma,
-                   "fused_rms_quant: this module was built for other flags");
+void fused_rms_quant(ffi::OptionalTensor out, ffi::OptionalTensor scale, ffi::OptionalTensor plain_out,
+                     ffi::OptionalTensor residual_out, ffi::OptionalTensor second_out, ffi::Tensor input,
+                     ffi::Tensor weight, double epsilon, ffi::OptionalTensor residual_in, ffi::OptionalTensor second,
+                     ffi::OptionalTensor second_weight, double second_epsilon, int64_t group_size, bool is_static,
+                     bool is_rounded, bool gemma_norm) {
   using Layout = Config::Layout<true>;
-  ffi::RowOperands<Layout::kVec> operands("fused_rms_quant", input);
-  FusedRmsQuantArgs<Config> args{};
-  args.first = side_of<Layout>(operands, input, plain_out, weight, epsilon);
-  args.out = operands.matrix<Config::Out>(out, "out");
-  args.residual_in = operands.matrix<const Config::Element>(residual_in, "residual_in");
-  args.residual_out = operands.matrix<Config::Element>(residual_out, "residual_out");
-  bool is_aligned = operands.is_aligned();
-  if (second.has_value()) {
-    ffi::RowOperands<Layout::kVec> others("fused_rms_quant: second", second.value());
-    args.second = side_of<Config::SecondLayout<true>>(others, second.value(), second_out, second_weight.value(),
-                                                      second_epsilon);
-    is_aligned = is_aligned && others.is_aligned();
-  }
-  if (args.first.rows + args.second.rows == 0) return;
-  ffi::check_value(args.first.rows + args.second.rows < int64_t{1} << 24,
-                   "fused_rms_quant: at most 2^24 - 1 rows together");
   constexpr int kGroup = Config::kGroup;
-  ffi::check_value(kGroup == 0 || args.first.hidden % kGroup == 0, "fused_rms_quant: group_size must divide the row");
+  const Quant quant = !out.has_value() ? Quant::none : is_static ? Quant::fixed : Quant::found;
+  ffi::Match match("fused_rms_quant");
+  match.built(quant == Config::kQuant && scale.has_value() == out.has_value() && group_size == kGroup &&
+              plain_out.has_value() == Config::kHasPlain && residual_in.has_value() == Config::kHasResidual &&
+              residual_out.has_value() == Config::kHasResidual && second.has_value() == Config::kHasSecond &&
+              second_out.has_value() == Config::kHasSecond && second_weight.has_value() == Config::kHasSecond &&
+              is_rounded == Config::kIsRounded && gemma_norm == Config::kIsGemma);
+  ffi::Size rows{"rows", 1 << 24}, hidden{"hidden"}, others{"rows", 1 << 24}, other_hidden{"hidden"};
+  FusedRmsQuantArgs<Config> args{};
+  args.first = side_of<Layout>(match, input, plain_out, weight, rows, hidden, epsilon);
+  args.out = match.rows<Config::Out>(out, rows, hidden, "out");
+  args.residual_in = match.rows<const Config::Element>(residual_in, rows, hidden, "residual_in");
+  args.residual_out = match.rows<Config::Element>(residual_out, rows, hidden, "residual_out");
+  if (second.has_value())
+    args.second = side_of<Config::SecondLayout<true>>(match, *second, second_out, *second_weight, others, other_hidden,
+                                                      second_epsilon);
+  if (args.first.rows + args.second.rows == 0) return;
+  match.require(args.first.rows + args.second.rows < (1 << 24), "at most 2^24 - 1 rows together");
+  match.require(kGroup == 0 || hidden % kGroup == 0, "group_size must divide the row");
   if (quant == Quant::fixed) {
-    args.scale = const_cast<float*>(ffi::scalar<float>(scale, "fused_rms_quant: scale"));
-  } else if (quant == Quant::found) {
-    const Matrix<float> scales =
-        operands.scales(scale.value(), kGroup == 0 ? 1 : args.first.hidden / kGroup, args.group_stride);
-    args.scale = scales.data;
-    args.scale_stride = scales.stride;
+    args.scale = match.elements<float>(scale, 1, "scale");
+  } else {
+    const auto scales = ffi::row_scales(match, scale, rows, kGroup == 0 ? 1 : hidden / kGroup);
+    args.scale = scales.data, args.scale_stride = scales.row, args.group_stride = scales.group;
   }
+  const bool is_aligned = ffi::takes_vectors(Layout::kVec, input, plain_out, weight, out, residual_in, residual_out,
+                                             second, second_out, second_weight);
   launch_fused_rms_quant(args, is_aligned, ffi::stream_of(input));
 }
 

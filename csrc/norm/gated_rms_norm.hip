@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // gated_rms_norm of PyTorch tensors; gated_rms_norm_body.h has the kernel. One build per combination of the macros.
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 #include "gated_rms_norm_body.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
@@ -25,29 +25,23 @@ template void launch_gated_rms_norm(const GatedRmsNormArgs<Config>&, bool, Strea
 
 #if AITER_LIKE_HOST_PASS
 
-void gated_rms_norm(ffi::Tensor out, ffi::Optional<ffi::Tensor> scale, ffi::Tensor input, ffi::Tensor gate,
+void gated_rms_norm(ffi::Tensor out, ffi::OptionalTensor scale, ffi::Tensor input, ffi::Tensor gate,
                     ffi::Tensor weight, double epsilon) {
-  ffi::check_value(scale.has_value() == Config::kIsQuant, "gated_rms_norm: this module was built for another result");
   using Layout = Config::Layout<true>;
-  ffi::RowOperands<Layout::kVec> operands("gated_rms_norm", input);
+  ffi::Match match("gated_rms_norm");
+  match.built(scale.has_value() == Config::kIsQuant, "results");
+  ffi::Size rows{"rows", 1 << 24}, hidden{"hidden"};
   GatedRmsNormArgs<Config> args{};
-  args.input = operands.matrix<const Config::Element>(input, "input");
-  args.gate = operands.matrix<const Config::Element>(gate, "gate");
-  args.out = operands.matrix<Config::Out>(out, "out");
-  args.weight = operands.vector<const Config::Weight>(weight, "weight");
-  args.rows = operands.rows();
-  args.hidden = static_cast<int>(operands.size());
-  args.epsilon = static_cast<float>(epsilon);
-  if (args.rows == 0) return;
-  ffi::check_value(!Config::kIsWhole || args.hidden <= Layout::kCapacity,
-                   "gated_rms_norm: this module was built for other row lengths");
-  if constexpr (Config::kIsQuant) {
-    int64_t group_stride;
-    const Matrix<float> scales = operands.scales(scale.value(), 1, group_stride);
-    args.scale = scales.data;
-    args.scale_stride = scales.stride;
-  }
-  launch_gated_rms_norm(args, operands.is_aligned(), ffi::stream_of(input));
+  args.input = match.rows<const Config::Element>(input, rows, hidden, "input");
+  args.gate = match.rows<const Config::Element>(gate, rows, hidden, "gate");
+  args.out = match.rows<Config::Out>(out, rows, hidden, "out");
+  args.weight = match.elements<const Config::Weight>(weight, hidden, "weight");
+  args.rows = rows, args.hidden = hidden, args.epsilon = epsilon;
+  if (rows == 0) return;
+  match.built(!Config::kIsWhole || hidden <= Layout::kCapacity, "row lengths");
+  const auto scales = ffi::row_scales(match, scale, rows, 1);
+  args.scale = scales.data, args.scale_stride = scales.row;
+  launch_gated_rms_norm(args, ffi::takes_vectors(Layout::kVec, input, gate, out, weight), ffi::stream_of(input));
 }
 
 #endif

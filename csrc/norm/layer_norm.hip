@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // layer_norm of PyTorch tensors; layer_norm_body.h has the kernel. One build per combination of the macros.
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 #include "layer_norm_body.h"
+#include "norm_host.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(HAS_X_BIAS) || !defined(HAS_WEIGHT) || \
@@ -29,40 +30,29 @@ template void launch_layer_norm(const LayerNormArgs<Config>&, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
-void layer_norm(ffi::Tensor out, ffi::Optional<ffi::Tensor> scale, ffi::Optional<ffi::Tensor> residual_out,
-                ffi::Tensor input, ffi::Optional<ffi::Tensor> weight, ffi::Optional<ffi::Tensor> bias, double epsilon,
-                ffi::Optional<ffi::Tensor> x_bias, ffi::Optional<ffi::Tensor> residual_in,
-                ffi::Optional<ffi::Tensor> x_scale) {
-  ffi::check_value(residual_in.has_value() == Config::kHasResidual &&
-                       residual_out.has_value() == Config::kHasResidual &&
-                       x_bias.has_value() == Config::kHasXBias && weight.has_value() == Config::kHasWeight &&
-                       bias.has_value() == Config::kHasBias && scale.has_value() == Config::kIsQuant &&
-                       x_scale.has_value() == Config::kHasSmooth,
-                   "layer_norm: this module was built for other flags");
+void layer_norm(ffi::Tensor out, ffi::OptionalTensor scale, ffi::OptionalTensor residual_out, ffi::Tensor input,
+                ffi::OptionalTensor weight, ffi::OptionalTensor bias, double epsilon, ffi::OptionalTensor x_bias,
+                ffi::OptionalTensor residual_in, ffi::OptionalTensor x_scale) {
   using Layout = Config::Layout<true>;
-  ffi::RowOperands<Layout::kVec> operands("layer_norm", input);
+  ffi::Match match("layer_norm");
+  match.built(residual_in.has_value() == Config::kHasResidual && residual_out.has_value() == Config::kHasResidual &&
+              x_bias.has_value() == Config::kHasXBias && weight.has_value() == Config::kHasWeight &&
+              bias.has_value() == Config::kHasBias && scale.has_value() == Config::kIsQuant &&
+              x_scale.has_value() == Config::kHasSmooth);
+  ffi::Size rows{"rows", 1 << 24}, hidden{"hidden"};
   LayerNormArgs<Config> args{};
-  args.input = operands.matrix<const Config::Element>(input, "input");
-  args.out = operands.matrix<Config::Out>(out, "out");
-  args.residual_in = operands.matrix<const Config::Element>(residual_in, "residual_in");
-  args.residual_out = operands.matrix<Config::Element>(residual_out, "residual_out");
-  args.weight = operands.vector<const Config::Weight>(weight, "weight");
-  args.bias = operands.vector<const Config::Weight>(bias, "bias");
-  args.x_bias = operands.vector<const Config::Element>(x_bias, "x_bias");
-  args.x_scale = operands.vector<const float>(x_scale, "x_scale");
-  args.rows = operands.rows();
-  args.hidden = static_cast<int>(operands.size());
-  args.epsilon = static_cast<float>(epsilon);
-  if (args.rows == 0) return;
-  ffi::check_value(!Config::kIsWhole || args.hidden <= Layout::kCapacity,
-                   "layer_norm: this module was built for other row lengths");
-  if constexpr (Config::kIsQuant) {
-    int64_t group_stride;
-    const Matrix<float> scales = operands.scales(scale.value(), 1, group_stride);
-    args.scale = scales.data;
-    args.scale_stride = scales.stride;
-  }
-  launch_layer_norm(args, operands.is_aligned(), ffi::stream_of(input));
+  ffi::take_rows(match, args, rows, hidden, input, out, residual_in, residual_out, epsilon);
+  args.weight = match.elements<const Config::Weight>(weight, hidden, "weight");
+  args.bias = match.elements<const Config::Weight>(bias, hidden, "bias");
+  args.x_bias = match.elements<const Config::Element>(x_bias, hidden, "x_bias");
+  args.x_scale = match.elements<const float>(x_scale, hidden, "x_scale");
+  if (rows == 0) return;
+  match.built(!Config::kIsWhole || hidden <= Layout::kCapacity, "row lengths");
+  const auto scales = ffi::row_scales(match, scale, rows, 1);
+  args.scale = scales.data, args.scale_stride = scales.row;
+  const bool is_aligned =
+      ffi::takes_vectors(Layout::kVec, input, out, residual_in, residual_out, weight, bias, x_bias, x_scale);
+  launch_layer_norm(args, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rms_norm of PyTorch tensors; rms_norm_body.h has the kernel. One build per combination of the macros.
-#include "aiter_like/rows/operands.h"
+#include "norm_host.h"
 #include "rms_norm_body.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
@@ -27,28 +27,20 @@ template void launch_rms_norm(const RmsNormArgs<Config>&, bool, Stream);
 #if AITER_LIKE_HOST_PASS
 
 void rms_norm(ffi::Tensor out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
-              int64_t use_model_sensitive_rmsnorm, ffi::Optional<ffi::Tensor> residual_in,
-              ffi::Optional<ffi::Tensor> residual_out, bool gemma_norm) {
-  ffi::check_value(gemma_norm == Config::kIsGemma &&
-                       (use_model_sensitive_rmsnorm != 0) == Config::kIsModelSensitive &&
-                       residual_in.has_value() == Config::kHasResidual &&
-                       residual_out.has_value() == Config::kHasResidual,
-                   "rms_norm: this module was built for other flags");
+              int64_t use_model_sensitive_rmsnorm, ffi::OptionalTensor residual_in, ffi::OptionalTensor residual_out,
+              bool gemma_norm) {
   using Layout = Config::Layout<true>;
-  ffi::RowOperands<Layout::kVec> operands("rms_norm", input);
+  ffi::Match match("rms_norm");
+  match.built(gemma_norm == Config::kIsGemma && (use_model_sensitive_rmsnorm != 0) == Config::kIsModelSensitive &&
+              residual_in.has_value() == Config::kHasResidual && residual_out.has_value() == Config::kHasResidual);
+  ffi::Size rows{"rows", 1 << 24}, hidden{"hidden"};
   RmsNormArgs<Config> args{};
-  args.input = operands.matrix<const Config::Element>(input, "input");
-  args.out = operands.matrix<Config::Element>(out, "out");
-  args.residual_in = operands.matrix<const Config::Element>(residual_in, "residual_in");
-  args.residual_out = operands.matrix<Config::Element>(residual_out, "residual_out");
-  args.weight = operands.vector<const Config::Weight>(weight, "weight");
-  args.rows = operands.rows();
-  args.hidden = static_cast<int>(operands.size());
-  args.epsilon = static_cast<float>(epsilon);
-  if (args.rows == 0) return;
-  ffi::check_value(!Config::kIsWhole || args.hidden <= Layout::kCapacity,
-                   "rms_norm: this module was built for other row lengths");
-  launch_rms_norm(args, operands.is_aligned(), ffi::stream_of(input));
+  ffi::take_rows(match, args, rows, hidden, input, out, residual_in, residual_out, epsilon);
+  args.weight = match.elements<const Config::Weight>(weight, hidden, "weight");
+  if (rows == 0) return;
+  match.built(!Config::kIsWhole || hidden <= Layout::kCapacity, "row lengths");
+  const bool is_aligned = ffi::takes_vectors(Layout::kVec, input, out, residual_in, residual_out, weight);
+  launch_rms_norm(args, is_aligned, ffi::stream_of(input));
 }
 
 #endif

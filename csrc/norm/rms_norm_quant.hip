@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rms_norm_quant of PyTorch tensors; rms_norm_quant_body.h has the kernel. One build per combination of the macros.
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
+#include "norm_host.h"
 #include "rms_norm_quant_body.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
@@ -31,39 +32,31 @@ template void launch_rms_norm_quant(const RmsNormQuantArgs<Config>&, bool, Strea
 
 #if AITER_LIKE_HOST_PASS
 
-void rms_norm_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Optional<ffi::Tensor> residual_out,
-                    ffi::Optional<ffi::Tensor> plain_out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
-                    ffi::Optional<ffi::Tensor> residual_in, ffi::Optional<ffi::Tensor> x_scale, int64_t group_size,
+void rms_norm_quant(ffi::Tensor out, ffi::Tensor scale, ffi::OptionalTensor residual_out,
+                    ffi::OptionalTensor plain_out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
+                    ffi::OptionalTensor residual_in, ffi::OptionalTensor x_scale, int64_t group_size,
                     int64_t use_model_sensitive_rmsnorm, bool gemma_norm) {
-  ffi::check_value(gemma_norm == Config::kIsGemma &&
-                       (use_model_sensitive_rmsnorm != 0) == Config::kIsModelSensitive &&
-                       residual_in.has_value() == Config::kHasResidual &&
-                       residual_out.has_value() == Config::kHasResidual &&
-                       plain_out.has_value() == Config::kHasPlain && x_scale.has_value() == Config::kHasSmooth &&
-                       group_size == Config::kGroup,
-                   "rms_norm_quant: this module was built for other flags");
   using Layout = Config::Layout<true>;
-  ffi::RowOperands<Layout::kVec> operands("rms_norm_quant", input);
-  RmsNormQuantArgs<Config> args{};
-  args.input = operands.matrix<const Config::Element>(input, "input");
-  args.out = operands.matrix<Config::Out>(out, "out");
-  args.residual_in = operands.matrix<const Config::Element>(residual_in, "residual_in");
-  args.residual_out = operands.matrix<Config::Element>(residual_out, "residual_out");
-  args.plain_out = operands.matrix<Config::Element>(plain_out, "out_before_quant");
-  args.weight = operands.vector<const Config::Weight>(weight, "weight");
-  args.x_scale = operands.vector<const float>(x_scale, "x_scale");
-  args.rows = operands.rows();
-  args.hidden = static_cast<int>(operands.size());
-  args.epsilon = static_cast<float>(epsilon);
-  if (args.rows == 0) return;
-  ffi::check_value(!Config::kIsWhole || args.hidden <= Layout::kCapacity,
-                   "rms_norm_quant: this module was built for other row lengths");
   constexpr int kGroup = Config::kGroup;
-  ffi::check_value(kGroup == 0 || args.hidden % kGroup == 0, "rms_norm_quant: group_size must divide the row");
-  const Matrix<float> scales = operands.scales(scale, kGroup == 0 ? 1 : args.hidden / kGroup, args.group_stride);
-  args.scale = scales.data;
-  args.scale_stride = scales.stride;
-  launch_rms_norm_quant(args, operands.is_aligned(), ffi::stream_of(input));
+  ffi::Match match("rms_norm_quant");
+  match.built(gemma_norm == Config::kIsGemma && (use_model_sensitive_rmsnorm != 0) == Config::kIsModelSensitive &&
+              residual_in.has_value() == Config::kHasResidual && residual_out.has_value() == Config::kHasResidual &&
+              plain_out.has_value() == Config::kHasPlain && x_scale.has_value() == Config::kHasSmooth &&
+              group_size == kGroup);
+  ffi::Size rows{"rows", 1 << 24}, hidden{"hidden"};
+  RmsNormQuantArgs<Config> args{};
+  ffi::take_rows(match, args, rows, hidden, input, out, residual_in, residual_out, epsilon);
+  args.plain_out = match.rows<Config::Element>(plain_out, rows, hidden, "out_before_quant");
+  args.weight = match.elements<const Config::Weight>(weight, hidden, "weight");
+  args.x_scale = match.elements<const float>(x_scale, hidden, "x_scale");
+  if (rows == 0) return;
+  match.built(!Config::kIsWhole || hidden <= Layout::kCapacity, "row lengths");
+  match.require(kGroup == 0 || hidden % kGroup == 0, "group_size must divide the row");
+  const auto scales = ffi::row_scales(match, scale, rows, kGroup == 0 ? 1 : hidden / kGroup);
+  args.scale = scales.data, args.scale_stride = scales.row, args.group_stride = scales.group;
+  const bool is_aligned =
+      ffi::takes_vectors(Layout::kVec, input, out, residual_in, residual_out, plain_out, weight, x_scale);
+  launch_rms_norm_quant(args, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -13,7 +13,7 @@
 // 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/ffi.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(BLOCK_ROWS) || !defined(BLOCK_COLUMNS) || !defined(VEC)
 #error "block_quant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t -DBLOCK_ROWS -DBLOCK_COLUMNS=32|64|128 -DVEC"
@@ -90,27 +90,22 @@ void launch_block_quant(const BlockQuantArgs& args, int64_t blocks, bool is_alig
 #if AITER_LIKE_HOST_PASS
 
 void block_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, int64_t block_rows, int64_t block_columns) {
-  ffi::check_value(block_rows == BLOCK_ROWS && block_columns == BLOCK_COLUMNS,
-                   "block_quant: this module was built for other blocks");
-  ffi::check_value(input.ndim() >= 2, "block_quant: input must have at least 2 dimensions");
-  ffi::RowOperands<VEC> operands("block_quant", input);
+  ffi::Match match("block_quant");
+  match.built(block_rows == BLOCK_ROWS && block_columns == BLOCK_COLUMNS, "blocks");
+  match.require(input.ndim() >= 2, "input must have at least 2 dimensions");
+  ffi::Size rows{"rows", 1 << 24}, columns{"columns"};
   BlockQuantArgs args{};
-  args.input = operands.matrix<const ELEMENT>(input, "input");
-  args.out = operands.matrix<OUT>(out, "out");
-  args.rows = input.size(input.ndim() - 2);
-  args.columns = static_cast<int>(operands.size());
-  if (operands.rows() == 0) return;
+  args.input = match.rows<const ELEMENT>(input, rows, columns, "input");
+  args.out = match.rows<OUT>(out, rows, columns, "out");
+  args.rows = input.size(-2), args.columns = columns;
+  if (rows == 0) return;
   const int64_t row_blocks = (args.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int64_t column_blocks = (operands.size() + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-  const int64_t blocks = operands.rows() / args.rows * row_blocks * column_blocks;
-  ffi::check_value(blocks < int64_t{1} << 24, "block_quant: at most 2^24 - 1 blocks");
-  ffi::check_type(ffi::has_element<float>(scale), "block_quant: scale must have dtype float32");
-  ffi::check_value(scale.numel() == blocks && scale.IsContiguous(),
-                   "block_quant: scale must be dense, with an element per block");
-  args.scale = static_cast<float*>(scale.data_ptr());
-  args.row_blocks = Divider(static_cast<uint32_t>(row_blocks));
-  args.column_blocks = Divider(static_cast<uint32_t>(column_blocks));
-  launch_block_quant(args, blocks, operands.is_aligned(), ffi::stream_of(input));
+  const int64_t column_blocks = (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+  const int64_t blocks = rows / args.rows * row_blocks * column_blocks;
+  match.require(blocks < int64_t{1} << 24, "at most 2^24 - 1 blocks");
+  args.scale = match.elements<float>(scale, blocks, "scale");
+  args.row_blocks = Divider(row_blocks), args.column_blocks = Divider(column_blocks);
+  launch_block_quant(args, blocks, ffi::takes_vectors(VEC, input, out), ffi::stream_of(input));
 }
 
 #endif

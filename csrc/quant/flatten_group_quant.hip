@@ -13,7 +13,7 @@
 // 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
     !defined(IS_WHOLE) || !defined(GROUP)
@@ -70,32 +70,22 @@ void launch_flatten_group_quant(const FlattenGroupQuantArgs& args, bool is_align
 #if AITER_LIKE_HOST_PASS
 
 void flatten_group_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, int64_t group_size) {
-  ffi::check_value(group_size == GROUP, "flatten_group_quant: this module was built for another group");
-  ffi::check_type(ffi::has_element<ELEMENT>(input),
-                  "flatten_group_quant: input has another dtype than this module was built for");
-  ffi::check_value(input.ndim() == 3 && (input.size(2) <= 1 || input.stride(2) == 1),
-                   "flatten_group_quant: input must be [tokens, heads, columns], contiguous in its last dimension");
-  const int64_t tokens = input.size(0), heads = input.size(1), columns = input.size(2);
+  ffi::Match match("flatten_group_quant");
+  match.built(group_size == GROUP, "groups");
+  ffi::Size tokens{"tokens"}, heads{"heads"}, columns{"columns"};
+  const auto x = match.take<const ELEMENT>(input, {tokens, heads, columns}, "input");
   if (tokens * heads * columns == 0) return;
-  ffi::check_value(tokens * heads < int64_t{1} << 24 && heads * columns < int64_t{1} << 31 && columns % GROUP == 0,
-                   "flatten_group_quant: at most 2^24 - 1 heads of all tokens, and whole groups in each");
-  ffi::RowOperands<VEC> operands("flatten_group_quant", out);
+  match.require(tokens * heads < int64_t{1} << 24 && heads * columns < int64_t{1} << 31 && columns % GROUP == 0,
+                "at most 2^24 - 1 heads of all tokens, and whole groups in each");
   FlattenGroupQuantArgs args{};
-  args.out = operands.matrix<OUT>(out, "out");
-  ffi::check_value(operands.rows() == tokens && operands.size() == heads * columns,
-                   "flatten_group_quant: out must be [tokens, heads * columns]");
-  args.scale = operands.scales(scale, heads * columns / GROUP, args.group_stride);
-  args.input = static_cast<const ELEMENT*>(input.data_ptr());
-  args.token_stride = tokens > 1 ? input.stride(0) : 0;
-  args.head_stride = heads > 1 ? input.stride(1) : 0;
-  args.heads = Divider(static_cast<uint32_t>(heads));
-  args.rows = static_cast<uint32_t>(tokens * heads);
-  args.columns = static_cast<int>(columns);
-  ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
-                   "flatten_group_quant: this module was built for other row lengths");
-  const auto address = reinterpret_cast<uintptr_t>(args.input);
-  const bool is_aligned = address % 16 == 0 && (args.token_stride | args.head_stride) % VEC == 0;
-  launch_flatten_group_quant(args, is_aligned && operands.is_aligned(), ffi::stream_of(input));
+  args.out = match.rows<OUT>(out, tokens, heads * columns, "out");
+  const auto scales = ffi::row_scales(match, scale, tokens, heads * columns / GROUP);
+  args.scale = {scales.data, scales.row}, args.group_stride = scales.group;
+  args.input = x, args.token_stride = x.step(0), args.head_stride = x.step(1);
+  args.heads = Divider(heads);
+  args.rows = tokens * heads, args.columns = columns;
+  match.built(!IS_WHOLE || columns <= LANES * VECTORS * VEC, "row lengths");
+  launch_flatten_group_quant(args, ffi::takes_vectors(VEC, input, out), ffi::stream_of(input));
 }
 
 #endif

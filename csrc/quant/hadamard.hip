@@ -127,19 +127,13 @@ void launch_hadamard(const HadamardArgs<Config>& args, bool is_aligned, Stream s
 #if AITER_LIKE_HOST_PASS
 
 void hadamard(ffi::Tensor out, ffi::Tensor input, double scale) {
-  const ffi::Rows x = ffi::rows<Config::Element>(input, "hadamard: input");
-  const ffi::Rows y = ffi::rows<Config::Out>(out, "hadamard: out");
-  ffi::check_value(y.count == x.count && y.size == Config::kColumns && x.size == Config::kColumns,
-                   "hadamard: out must have the shape of input, with the columns that this module was built for");
-  ffi::check_value(y.count < int64_t{1} << 31, "hadamard: fewer than 2^31 rows fit one launch");
-  if (y.count == 0) return;
-  constexpr int64_t kVec = Hadamard<Config>::kVec;
-  const auto alignment = [](int64_t bytes) { return bytes < 16 ? bytes : int64_t{16}; };
-  const bool is_aligned = x.is_aligned(alignment(kVec * sizeof(Config::Element)), sizeof(Config::Element)) &&
-                          y.is_aligned(alignment(kVec * sizeof(Config::Out)), sizeof(Config::Out));
-  const HadamardArgs<Config> args{static_cast<Config::Out*>(y.data), static_cast<const Config::Element*>(x.data),
-                                  y.stride, x.stride, y.count, static_cast<float>(scale)};
-  launch_hadamard(args, is_aligned, ffi::stream_of(input));
+  ffi::Match match("hadamard");
+  ffi::Size rows{"rows"};
+  const auto x = match.rows<const Config::Element>(input, rows, Config::kColumns, "input");
+  const auto y = match.rows<Config::Out>(out, rows, Config::kColumns, "out");
+  if (rows == 0) return;
+  const HadamardArgs<Config> args{y.data, x.data, y.stride, x.stride, rows, static_cast<float>(scale)};
+  launch_hadamard(args, ffi::takes_vectors(Hadamard<Config>::kVec, input, out), ffi::stream_of(input));
 }
 
 #endif

@@ -13,7 +13,7 @@
 // Bound: memory. columns · (sizeof(ELEMENT) + topk) bytes per token, the factors mostly from cache: 4096 × 4096 bf16 to
 // 8 experts = 168 MB, 32 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/ffi.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE)
 #error "moe_smoothquant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t and sizes"
@@ -97,31 +97,21 @@ void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Str
 
 void moe_smoothquant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, ffi::Tensor x_scale,
                      ffi::Tensor topk_ids) {
-  ffi::RowOperands<VEC> tokens("moe_smoothquant", input), rows("moe_smoothquant", out);
-  const ffi::Rows factors = ffi::rows<float>(x_scale, "moe_smoothquant: x_scale");
+  ffi::Match match("moe_smoothquant");
+  ffi::Size tokens{"tokens", 1 << 24}, columns{"columns"}, experts{"experts"}, topk{"topk", 1 << 16};
+  ffi::Size rows{"tokens * topk", 1 << 24};
   MoeSmoothquantArgs args{};
-  args.input = tokens.matrix<const ELEMENT>(input, "input");
-  args.out = rows.matrix<OUT>(out, "out");
-  args.x_scale = {static_cast<const float*>(factors.data), factors.stride};
-  args.experts = static_cast<uint32_t>(factors.count);
-  args.tokens = tokens.rows();
-  args.columns = static_cast<int>(tokens.size());
-  ffi::check_type(ffi::has_element<int32_t>(topk_ids) && ffi::has_element<float>(scale),
-                  "moe_smoothquant: topk_ids must be int32, y_scale float32");
-  ffi::check_value(topk_ids.ndim() == 2 && topk_ids.size(0) == args.tokens && topk_ids.IsContiguous() &&
-                       topk_ids.size(1) < 1 << 16,
-                   "moe_smoothquant: topk_ids must be a dense [tokens, topk]");
-  args.topk = static_cast<int>(topk_ids.size(1));
-  args.topk_ids = static_cast<const int32_t*>(topk_ids.data_ptr());
-  args.scale = static_cast<float*>(scale.data_ptr());
-  if (args.tokens == 0 || args.topk == 0) return;
-  ffi::check_value(rows.size() == tokens.size() && rows.rows() == args.tokens * args.topk &&
-                       factors.size == tokens.size() && scale.numel() == rows.rows() && scale.IsContiguous(),
-                   "moe_smoothquant: out and y_scale must have a row per token and expert, x_scale the length of rows");
-  ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
-                   "moe_smoothquant: this module was built for other row lengths");
-  launch_moe_smoothquant(args, tokens.is_aligned() && rows.is_aligned() && factors.is_aligned(16, sizeof(float)),
-                         ffi::stream_of(input));
+  args.input = match.rows<const ELEMENT>(input, tokens, columns, "input");
+  args.topk_ids = match.take<const int32_t>(topk_ids, {tokens, topk}, "topk_ids", ffi::kDense);
+  if (tokens == 0 || topk == 0) return;
+  args.out = match.rows<OUT>(out, rows, columns, "out");
+  args.x_scale = match.rows<const float>(x_scale, experts, columns, "x_scale");
+  match.require(rows == tokens * topk, "out must have a row per token and expert");
+  args.scale = match.elements<float>(scale, rows, "y_scale");
+  args.experts = experts, args.tokens = tokens, args.columns = columns, args.topk = topk;
+  match.built(!IS_WHOLE || columns <= LANES * VECTORS * VEC, "row lengths");
+  const bool is_aligned = ffi::takes_vectors(VEC, input, out) && ffi::takes_vectors(4, x_scale);
+  launch_moe_smoothquant(args, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -19,11 +19,6 @@
 #error "mxfp4_quant.hip: -DELEMENT=bf16|f16|float -DVECTORS"
 #endif
 
-#if AITER_LIKE_HOST_PASS
-template <>
-constexpr DLDataType aiter_like::ffi::kElement<uint8_t> = {kDLUInt, 8, 1};
-#endif
-
 namespace aiter_like {
 
 constexpr int kThreads = 256;
@@ -124,19 +119,19 @@ void launch_mxfp4_quant(const Mxfp4QuantArgs& args, int64_t columns, bool is_ali
 void mxfp4_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, int64_t round_mode) {
   // By RoundDown, RoundUp, Even and Ceil: nothing carries; above 1.5; from 1.75 on; above 1.
   constexpr uint32_t kRounding[] = {0, 0x3FFFFF, 0x200000, 0x7FFFFF};
-  ffi::check_value(round_mode >= 0 && round_mode < 4, "mxfp4_quant: round_mode must be 0, 1, 2 or 3");
-  const ffi::Rows y = ffi::rows<uint8_t>(out, "mxfp4_quant: out"), s = ffi::rows<uint8_t>(scale, "mxfp4_quant: scale");
-  const ffi::Rows x = ffi::rows<ELEMENT>(input, "mxfp4_quant: input");
-  ffi::check_value(x.size % kGroup == 0 && y.size * 2 == x.size && s.size * kGroup == x.size && y.count == x.count &&
-                       s.count == x.count,
-                   "mxfp4_quant: out and scale must have the rows of input, a half and a 32nd as long");
-  if (x.count == 0 || x.size == 0) return;
-  ffi::check_value(x.count * (x.size / kVec) < (int64_t{1} << 31) - (int64_t{1} << 16),
-                   "mxfp4_quant: too many elements for one launch");
-  const Mxfp4QuantArgs args{static_cast<uint8_t*>(y.data),  static_cast<uint8_t*>(s.data),
-                            static_cast<ELEMENT*>(x.data),  y.stride, s.stride, x.stride,
-                            static_cast<uint32_t>(x.count), kRounding[round_mode]};
-  launch_mxfp4_quant(args, x.size, x.is_aligned(16, sizeof(ELEMENT)) && y.is_aligned(4, 1), ffi::stream_of(input));
+  ffi::Match match("mxfp4_quant");
+  match.require(round_mode >= 0 && round_mode < 4, "round_mode must be 0, 1, 2 or 3");
+  ffi::Size rows{"rows"}, columns{"columns"};
+  const auto x = match.rows<ELEMENT>(input, rows, columns, "input");
+  match.require(columns % kGroup == 0, "rows must be a multiple of 32 elements");
+  const auto y = match.rows<uint8_t>(out, rows, columns / 2, "out");
+  const auto s = match.rows<uint8_t>(scale, rows, columns / kGroup, "scale");
+  if (rows == 0) return;
+  match.require(rows * (columns / kVec) < (int64_t{1} << 31) - (1 << 16), "too many elements for one launch");
+  const Mxfp4QuantArgs args{y.data, s.data, x.data, y.stride, s.stride, x.stride, static_cast<uint32_t>(rows),
+                            kRounding[round_mode]};
+  const bool is_aligned = ffi::takes_vectors(16 / sizeof(ELEMENT), input) && ffi::takes_vectors(4, out);
+  launch_mxfp4_quant(args, columns, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -117,19 +117,19 @@ void launch_pack_int4(const PackInt4Args& args, int64_t columns, bool is_unpacki
 #if AITER_LIKE_HOST_PASS
 
 void pack_int4(ffi::Tensor out, ffi::Tensor input, bool is_unpacking) {
-  const ffi::Rows y = ffi::rows<int8_t>(out, "pack_int4: out"), x = ffi::rows<int8_t>(input, "pack_int4: input");
-  const ffi::Rows &packed = is_unpacking ? x : y, &numbers = is_unpacking ? y : x;
-  ffi::check_value(numbers.count == packed.count && numbers.size == 2 * packed.size,
-                   "pack_int4: out must have the rows of input, half or twice as long");
-  if (packed.count == 0 || packed.size == 0) return;
-  const bool is_aligned = packed.size % kPackedBytes == 0 && packed.is_aligned(kPackedBytes, 1) &&
-                          numbers.is_aligned(2 * kPackedBytes, 1);
-  ffi::check_value(packed.count * (packed.size / (is_aligned ? kPackedBytes : 1)) <
-                       (int64_t{1} << 31) - (int64_t{1} << 16),
-                   "pack_int4: too many elements for one launch");
-  const PackInt4Args args{static_cast<uint8_t*>(y.data), static_cast<uint8_t*>(x.data), y.stride, x.stride,
-                          static_cast<uint32_t>(packed.count)};
-  launch_pack_int4(args, packed.size, is_unpacking, is_aligned, ffi::stream_of(input));
+  ffi::Match match("pack_int4");
+  ffi::Size rows{"rows"}, columns{"columns"}, bytes{"bytes of a row"};
+  const auto y = match.rows<int8_t>(out, rows, is_unpacking ? columns : bytes, "out");
+  const auto x = match.rows<int8_t>(input, rows, is_unpacking ? bytes : columns, "input");
+  match.require(columns == 2 * bytes, "out must be half or twice as long as input");
+  if (rows == 0) return;
+  const bool is_aligned = ffi::takes_vectors(kPackedBytes, is_unpacking ? input : out) &&
+                          ffi::takes_vectors(2 * kPackedBytes, is_unpacking ? out : input);
+  match.require(rows * (bytes / (is_aligned ? kPackedBytes : 1)) < (int64_t{1} << 31) - (1 << 16),
+                "too many elements for one launch");
+  const PackInt4Args args{reinterpret_cast<uint8_t*>(y.data), reinterpret_cast<uint8_t*>(x.data), y.stride, x.stride,
+                          static_cast<uint32_t>(rows)};
+  launch_pack_int4(args, bytes, is_unpacking, is_aligned, ffi::stream_of(input));
 }
 
 #endif

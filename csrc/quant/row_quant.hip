@@ -11,7 +11,7 @@
 // Bound: memory. A row moves columns · (sizeof(ELEMENT) + 1) bytes for 5 instructions per element: 8192 × 8192 bf16 =
 // 201 MB, 38 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 #if defined(__HIP__)
 #include "aiter_like/preload.h"
 #endif
@@ -121,28 +121,24 @@ void launch_row_quant(const RowQuantArgs& args, bool is_aligned, Stream stream) 
 #if AITER_LIKE_HOST_PASS
 
 void row_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, int64_t group_size,
-               ffi::Optional<ffi::Tensor> smooth_scale, ffi::Optional<ffi::Tensor> scale_ub,
-               ffi::Optional<ffi::Tensor> num_rows, int64_t num_rows_factor) {
-  ffi::check_value(group_size == GROUP && smooth_scale.has_value() == HAS_SMOOTH,
-                   "row_quant: this module was built for other flags");
-  ffi::RowOperands<VEC> operands("row_quant", input);
+               ffi::OptionalTensor smooth_scale, ffi::OptionalTensor scale_ub, ffi::OptionalTensor num_rows,
+               int64_t num_rows_factor) {
+  ffi::Match match("row_quant");
+  match.built(group_size == GROUP && smooth_scale.has_value() == HAS_SMOOTH);
+  ffi::Size rows{"rows", 1 << 24}, columns{"columns"};
   RowQuantArgs args{};
-  args.input = operands.matrix<const ELEMENT>(input, "input");
-  args.out = operands.matrix<OUT>(out, "out");
-  args.smooth_scale = operands.vector<const SMOOTH>(smooth_scale, "smooth_scale");
-  args.scale_ub = ffi::scalar<float>(scale_ub, "row_quant: scale_ub");
-  args.num_rows = ffi::scalar<int32_t>(num_rows, "row_quant: num_rows");
-  args.num_rows_factor = num_rows_factor;
-  args.rows = operands.rows();
-  args.columns = static_cast<int>(operands.size());
-  if (args.rows == 0) return;
-  ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
-                   "row_quant: this module was built for other row lengths");
-  ffi::check_value(GROUP == 0 || args.columns % GROUP == 0, "row_quant: group_size must divide the row");
-  const Matrix<float> scales = operands.scales(scale, GROUP == 0 ? 1 : args.columns / GROUP, args.group_stride);
-  args.scale = scales.data;
-  args.scale_stride = scales.stride;
-  launch_row_quant(args, operands.is_aligned(), ffi::stream_of(input));
+  args.input = match.rows<const ELEMENT>(input, rows, columns, "input");
+  args.out = match.rows<OUT>(out, rows, columns, "out");
+  args.smooth_scale = match.elements<const SMOOTH>(smooth_scale, columns, "smooth_scale");
+  args.scale_ub = match.elements<const float>(scale_ub, 1, "scale_ub");
+  args.num_rows = match.elements<const int32_t>(num_rows, 1, "num_rows");
+  args.num_rows_factor = num_rows_factor, args.rows = rows, args.columns = columns;
+  if (rows == 0) return;
+  match.built(!IS_WHOLE || columns <= LANES * VECTORS * VEC, "row lengths");
+  match.require(GROUP == 0 || columns % GROUP == 0, "group_size must divide the row");
+  const auto scales = ffi::row_scales(match, scale, rows, GROUP == 0 ? 1 : columns / GROUP);
+  args.scale = scales.data, args.scale_stride = scales.row, args.group_stride = scales.group;
+  launch_row_quant(args, ffi::takes_vectors(VEC, input, out, smooth_scale), ffi::stream_of(input));
 }
 
 #endif

@@ -12,7 +12,7 @@
 // 336 MB, 63 us at 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/ffi.h"
 #if defined(__HIP__)
 #include "aiter_like/preload.h"
 #endif
@@ -155,20 +155,19 @@ void launch_tensor_quant(const TensorQuantArgs& args, int64_t columns, bool is_d
 
 #if AITER_LIKE_HOST_PASS
 
-void tensor_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, bool is_dynamic,
-                  ffi::Optional<ffi::Tensor> num_rows, int64_t num_rows_factor) {
-  ffi::RowOperands<VEC> operands("tensor_quant", input);
+void tensor_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, bool is_dynamic, ffi::OptionalTensor num_rows,
+                  int64_t num_rows_factor) {
+  ffi::Match match("tensor_quant");
+  ffi::Size rows{"rows", 1 << 24}, columns{"columns"};
   TensorQuantArgs args{};
-  args.input = operands.matrix<const ELEMENT>(input, "input");
-  args.out = operands.matrix<OUT>(out, "out");
-  args.scale = const_cast<float*>(ffi::scalar<float>(scale, "tensor_quant: scale"));
-  args.num_rows = ffi::scalar<int32_t>(num_rows, "tensor_quant: num_rows");
-  args.num_rows_factor = num_rows_factor;
-  args.rows = operands.rows();
-  if (args.rows == 0) return;
-  ffi::check_value(args.rows * operands.size() <= (int64_t{1} << 31) - (int64_t{1} << 16),
-                   "tensor_quant: more than 2^31 - 2^16 elements");
-  launch_tensor_quant(args, operands.size(), is_dynamic, operands.is_aligned(), ffi::stream_of(input));
+  args.input = match.rows<const ELEMENT>(input, rows, columns, "input");
+  args.out = match.rows<OUT>(out, rows, columns, "out");
+  args.scale = match.elements<float>(scale, 1, "scale");
+  args.num_rows = match.elements<const int32_t>(num_rows, 1, "num_rows");
+  args.num_rows_factor = num_rows_factor, args.rows = rows;
+  if (rows == 0) return;
+  match.require(rows * columns <= (int64_t{1} << 31) - (1 << 16), "more than 2^31 - 2^16 elements");
+  launch_tensor_quant(args, columns, is_dynamic, ffi::takes_vectors(VEC, input, out), ffi::stream_of(input));
 }
 
 #endif

@@ -11,7 +11,7 @@
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: memory. A row moves columns · (sizeof(ELEMENT) + 1) bytes: 8192 × 8192 bf16 = 201 MB, 38 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/scales.h"
 
 #if !defined(ELEMENT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE) || \
     !defined(IS_DYNAMIC)
@@ -104,30 +104,20 @@ void launch_truncated_quant(const TruncatedQuantArgs& args, bool is_aligned, Str
 #if AITER_LIKE_HOST_PASS
 
 void truncated_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, bool is_dynamic,
-                     ffi::Optional<ffi::Tensor> scale_ub, ffi::Optional<ffi::Tensor> num_rows,
-                     int64_t num_rows_factor) {
-  ffi::check_value(is_dynamic == bool{IS_DYNAMIC}, "truncated_quant: this module was built for other flags");
-  ffi::RowOperands<VEC> operands("truncated_quant", input);
+                     ffi::OptionalTensor scale_ub, ffi::OptionalTensor num_rows, int64_t num_rows_factor) {
+  ffi::Match match("truncated_quant");
+  match.built(is_dynamic == bool{IS_DYNAMIC});
+  ffi::Size rows{"rows", 1 << 24}, columns{"columns"};
   TruncatedQuantArgs args{};
-  args.input = operands.matrix<const ELEMENT>(input, "input");
-  args.out = operands.matrix<int8_t>(out, "out");
-  args.scale_ub = ffi::scalar<float>(scale_ub, "truncated_quant: scale_ub");
-  args.num_rows = ffi::scalar<int32_t>(num_rows, "truncated_quant: num_rows");
-  args.num_rows_factor = num_rows_factor;
-  args.rows = operands.rows();
-  args.columns = static_cast<int>(operands.size());
-  if (args.rows == 0) return;
-  ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
-                   "truncated_quant: this module was built for other row lengths");
-  if (IS_DYNAMIC) {
-    int64_t group_stride = 0;
-    const Matrix<float> scales = operands.scales(scale, 1, group_stride);
-    ffi::check_value(scales.stride == 1 || args.rows == 1, "truncated_quant: scale must be dense");
-    args.scale = scales.data;
-  } else {
-    args.scale = const_cast<float*>(ffi::scalar<float>(scale, "truncated_quant: scale"));
-  }
-  launch_truncated_quant(args, operands.is_aligned(), ffi::stream_of(input));
+  args.input = match.rows<const ELEMENT>(input, rows, columns, "input");
+  args.out = match.rows<int8_t>(out, rows, columns, "out");
+  args.scale_ub = match.elements<const float>(scale_ub, 1, "scale_ub");
+  args.num_rows = match.elements<const int32_t>(num_rows, 1, "num_rows");
+  args.num_rows_factor = num_rows_factor, args.rows = rows, args.columns = columns;
+  if (rows == 0) return;
+  match.built(!IS_WHOLE || columns <= LANES * VECTORS * VEC, "row lengths");
+  args.scale = match.elements<float>(scale, IS_DYNAMIC ? rows : 1, "scale");
+  launch_truncated_quant(args, ffi::takes_vectors(VEC, input, out), ffi::stream_of(input));
 }
 
 #endif

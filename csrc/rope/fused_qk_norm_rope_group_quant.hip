@@ -203,114 +203,87 @@ void launch_fused_qk_norm_rope_group_quant(const NormRopeQuantArgs& args, bool i
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-namespace {
-
-bool are_rows(const ffi::Tensor& tensor, int64_t outer, int64_t inner, int64_t width, int64_t element_bytes) {
-  return tensor.ndim() == 3 && (outer < 0 || tensor.size(0) >= outer) && (inner < 0 || tensor.size(1) == inner) &&
-         tensor.size(2) == width && ffi::takes_vectors(tensor, kVec, element_bytes);
+/// Entries [outer, inner, head_dim] of T, and the rotated parts beside them, which are the query's or key's own.
+template <class T>
+EntryPlane entry_plane(ffi::Match& match, const ffi::OptionalTensor& entries, const ffi::OptionalTensor& rotated,
+                       int64_t outer, const ffi::Dim& inner, const NormRopeQuantArgs& args, const char* name) {
+  const auto taken = match.take<T>(entries, {ffi::at_least(outer), inner, args.head_dim}, name);
+  if (!entries.has_value()) return {};
+  const ffi::Shape beside{taken.sizes[0], taken.sizes[1], args.head_dim - args.nope};
+  const auto parts = match.take<ELEMENT>(rotated, beside, "rotated parts");
+  match.require(ffi::takes_vectors(kVec, entries, rotated), name, "must have rows at multiples of 8 elements");
+  return {reinterpret_cast<uint8_t*>(taken.data), parts, taken.strides[0], taken.strides[1], parts.stride(0),
+          parts.stride(1)};
 }
 
-/// [outer, inner, head_dim] bytes and [outer, inner, pe]; `entry_bytes` of an element of the former.
-EntryPlane entry_plane(const ffi::Tensor& entries, const OptionalTensor& rotated, int64_t outer, int64_t inner,
-                       const NormRopeQuantArgs& args, int64_t entry_bytes) {
-  check_value(are_rows(entries, outer, inner, args.head_dim, entry_bytes),
-              "fused_qk_norm_rope_group_quant: entries must be rows of head_dim at multiples of 8 elements");
-  EntryPlane plane{static_cast<uint8_t*>(entries.data_ptr()), nullptr, entries.stride(0), entries.stride(1), 0, 0};
-  if (!rotated.has_value()) return plane;
-  const ffi::Tensor pe = rotated.value();
-  check_value(ffi::has_element<ELEMENT>(pe) && pe.size(0) == entries.size(0) &&
-                  are_rows(pe, -1, entries.size(1), args.head_dim - args.nope, sizeof(ELEMENT)),
-              "fused_qk_norm_rope_group_quant: rotated parts must be rows of this module's dtype beside the entries");
-  plane.rotated = static_cast<ELEMENT*>(pe.data_ptr());
-  plane.rotated_block = pe.stride(0), plane.rotated_row = pe.stride(1);
-  return plane;
+const ELEMENT* weight_of(ffi::Match& match, const ffi::OptionalTensor& weight, int64_t head_dim) {
+  match.require(!weight.has_value() || ffi::are_rows_aligned(*weight, 16), "weights must be aligned to 16 bytes");
+  return match.elements<const ELEMENT>(weight, head_dim, "weight");
 }
 
-const ELEMENT* weight_of(const OptionalTensor& weight, int64_t head_dim) {
-  if (!weight.has_value()) return nullptr;
-  const ffi::Rows row = ffi::rows<ELEMENT>(weight.value(), "fused_qk_norm_rope_group_quant: weight");
-  check_value(row.size == head_dim && row.count == 1 && row.is_aligned(16, sizeof(ELEMENT)),
-              "fused_qk_norm_rope_group_quant: weights must be [head_dim], aligned to 16 bytes");
-  return static_cast<const ELEMENT*>(row.data);
+void check_group(const ffi::Match& match, const NormRopeQuantArgs& args, int64_t group) {
+  match.require((group == 32 || group == 64 || group == 128) && args.nope % group == 0 &&
+                    args.nope + 2 * (args.nope / group) <= args.head_dim && (args.head_dim - args.nope) % 16 == 0,
+                "groups must divide the part that is not rotated");
 }
-
-void set_tables(NormRopeQuantArgs& args, const ffi::Tensor& cos, const ffi::Tensor& sin) {
-  const ffi::Rows c = ffi::rows<TABLE>(cos, "fused_qk_norm_rope_group_quant: cos");
-  const ffi::Rows s = ffi::rows<TABLE>(sin, "fused_qk_norm_rope_group_quant: sin");
-  check_value(c.size == s.size && c.count == s.count && c.count < int64_t{1} << 31 &&
-                  2 * c.size < args.head_dim && c.is_aligned(16, sizeof(TABLE)) && s.is_aligned(16, sizeof(TABLE)),
-              "fused_qk_norm_rope_group_quant: cos and sin must be tables of one shape, rows aligned to 16 bytes");
-  args.cosines = static_cast<const TABLE*>(c.data), args.sines = static_cast<const TABLE*>(s.data);
-  args.cosine_stride = c.stride, args.sine_stride = s.stride, args.table_rows = static_cast<uint32_t>(c.count);
-  args.nope = args.head_dim - 2 * static_cast<int>(c.size);
-}
-
-void check_group(const NormRopeQuantArgs& args, int64_t group) {
-  check_value((group == 32 || group == 64 || group == 128) && args.nope % group == 0 &&
-                  args.nope + 2 * (args.nope / group) <= args.head_dim && (args.head_dim - args.nope) % 16 == 0,
-              "fused_qk_norm_rope_group_quant: groups must divide the part that is not rotated");
-}
-
-}  // namespace
 
 void fused_qk_norm_rope_group_quant(
-    ffi::Tensor k_nope_scale_buff, ffi::Tensor k_rope_buff, OptionalTensor q_nope_scale_buff,
-    OptionalTensor q_rope_buff, OptionalTensor swa_nope_scale_buff, OptionalTensor swa_rope_buff, OptionalTensor q,
-    ffi::Tensor kv, OptionalTensor q_weight, OptionalTensor k_weight, ffi::Tensor positions, ffi::Tensor cos_cache,
-    ffi::Tensor sin_cache, OptionalTensor slot_mapping, OptionalTensor swa_dest_row, OptionalTensor swa_block_tables,
-    OptionalTensor batch_id_per_token, int64_t swa_block_size, int64_t q_group_size, int64_t quant_group_size,
-    double eps, bool is_neox) {
+    ffi::Tensor k_nope_scale_buff, ffi::Tensor k_rope_buff, ffi::OptionalTensor q_nope_scale_buff,
+    ffi::OptionalTensor q_rope_buff, ffi::OptionalTensor swa_nope_scale_buff, ffi::OptionalTensor swa_rope_buff,
+    ffi::OptionalTensor q, ffi::Tensor kv, ffi::OptionalTensor q_weight, ffi::OptionalTensor k_weight,
+    ffi::Tensor positions, ffi::Tensor cos_cache, ffi::Tensor sin_cache, ffi::OptionalTensor slot_mapping,
+    ffi::OptionalTensor swa_dest_row, ffi::OptionalTensor swa_block_tables, ffi::OptionalTensor batch_id_per_token,
+    int64_t swa_block_size, int64_t q_group_size, int64_t quant_group_size, double eps, bool is_neox) {
+  using Byte = ffi::Opaque<1>;
+  using QueryEntry = std::conditional_t<kHasEntries, Byte, Q_OUT>;
+  ffi::Match match("fused_qk_norm_rope_group_quant");
+  ffi::Size tokens{"tokens"}, head_dim{"head_dim", Layout::kCapacity + 1}, heads{"heads"}, slots{"slots"};
+  ffi::Size rows{"rows of cos"}, width{"elements of its rows"};
   NormRopeQuantArgs args{};
-  const int64_t tokens = kv.size(0), head_dim = kv.size(1), heads = q.has_value() ? q.value().size(1) : 0;
-  check_value(kv.ndim() == 2 && ffi::has_element<ELEMENT>(kv) && ffi::takes_vectors(kv, kVec, sizeof(ELEMENT)) &&
-                  head_dim <= Layout::kCapacity && positions.size(0) >= tokens,
-              "fused_qk_norm_rope_group_quant: kv must be [tokens, head_dim] of this module's dtype");
-  args.head_dim = static_cast<int>(head_dim);
-  set_tables(args, cos_cache, sin_cache);
-  check_group(args, quant_group_size);
-  args.k = {static_cast<const ELEMENT*>(kv.data_ptr()), weight_of(k_weight, head_dim), kv.stride(0), 0,
-            static_cast<int>(quant_group_size)};
+  const auto keys = match.take<const ELEMENT>(kv, {tokens, head_dim}, "kv");
+  ffi::take_tables<TABLE>(match, args, cos_cache, sin_cache, rows, width, 16 / sizeof(TABLE));
+  match.require(2 * width < head_dim, "a part of each head must not be rotated");
+  args.table_rows = rows, args.head_dim = head_dim, args.nope = head_dim - 2 * width;
+  check_group(match, args, quant_group_size);
+  args.k = {keys, weight_of(match, k_weight, head_dim), keys.strides[0], 0, static_cast<int>(quant_group_size)};
   const bool has_slots = slot_mapping.has_value();
-  args.k_out = entry_plane(k_nope_scale_buff, k_rope_buff, has_slots ? -1 : tokens,
-                           has_slots ? -1 : 1, args, 1);
+  args.k_out = entry_plane<Byte>(match, k_nope_scale_buff, k_rope_buff, has_slots ? 0 : int64_t{tokens},
+                                 has_slots ? ffi::at_least(0) : 1, args, "k_nope_scale_buff");
   if (has_slots) {
-    const ffi::CacheShape shape{k_nope_scale_buff.size(0), k_nope_scale_buff.size(1), 1, head_dim, head_dim};
-    check_value(slot_mapping.value().size(0) >= tokens && shape.page_size > 0,
-                "fused_qk_norm_rope_group_quant: slot_mapping must have a slot for each token");
-    args.slots = ffi::slot_mapping(slot_mapping.value(), shape);
+    const int64_t page_size = k_nope_scale_buff.size(1);
+    args.slots = ffi::take_slots(match, *slot_mapping, slots, page_size, k_nope_scale_buff.size(0) * page_size);
+    match.require(slots >= tokens && page_size > 0, "slot_mapping must have a slot for each token");
   }
+  const auto queries = match.take<const ELEMENT>(q, {tokens, heads, head_dim}, "q");
   if (q.has_value()) {
-    const ffi::Tensor queries = q.value(), out = q_nope_scale_buff.value();
-    check_value(ffi::has_element<ELEMENT>(queries) && are_rows(queries, tokens, heads, head_dim, sizeof(ELEMENT)) &&
-                    (kHasEntries ? out.dtype().bits == 8 && q_rope_buff.has_value() : ffi::has_element<Q_OUT>(out)),
-                "fused_qk_norm_rope_group_quant: q must be [tokens, heads, head_dim] of this module's dtype");
-    if (kHasEntries) check_group(args, q_group_size);
-    args.q = {static_cast<const ELEMENT*>(queries.data_ptr()), weight_of(q_weight, head_dim), queries.stride(0),
-              queries.stride(1), static_cast<int>(q_group_size)};
-    args.q_out = entry_plane(out, q_rope_buff, tokens, heads, args, sizeof(Q_OUT));
+    match.built(q_nope_scale_buff.has_value() && q_rope_buff.has_value() == kHasEntries, "results");
+    if (kHasEntries) check_group(match, args, q_group_size);
+    args.q = {queries, weight_of(match, q_weight, head_dim), queries.strides[0], queries.strides[1],
+              static_cast<int>(q_group_size)};
+    args.q_out = entry_plane<QueryEntry>(match, q_nope_scale_buff, q_rope_buff, tokens, heads, args,
+                                         "q_nope_scale_buff");
+  } else {
+    heads.value = 0;
   }
+  match.require(ffi::takes_vectors(kVec, kv, q), "rows of q and kv must be at multiples of 8 elements");
+  args.pool = entry_plane<Byte>(match, swa_nope_scale_buff, swa_rope_buff, 1, ffi::at_least(0), args,
+                                "swa_nope_scale_buff");
   if (swa_nope_scale_buff.has_value()) {
-    args.pool = entry_plane(swa_nope_scale_buff.value(), swa_rope_buff, 1, -1, args, 1);
-    args.pool_size = static_cast<uint32_t>(swa_nope_scale_buff.value().size(1));
-    args.pool_rows = ffi::rope_indices(swa_dest_row), args.batch_ids = ffi::rope_indices(batch_id_per_token);
-    args.pool_blocks = ffi::rope_indices(swa_block_tables);
-    check_value(args.pool.rotated != nullptr && swa_dest_row.has_value() != swa_block_tables.has_value(),
-                "fused_qk_norm_rope_group_quant: the pool's rows must be given in one way");
-    args.pool_page = Divider(static_cast<uint32_t>(swa_block_size > 0 ? swa_block_size : 1));
-    if (swa_block_tables.has_value()) {
-      args.sequences = static_cast<uint32_t>(swa_block_tables.value().size(0));
-      args.blocks_per_sequence = static_cast<uint32_t>(swa_block_tables.value().size(1));
-    }
+    args.pool_size = (*swa_nope_scale_buff).size(1);
+    args.pool_rows = ffi::rope_indices(match, swa_dest_row, tokens, "swa_dest_row");
+    args.batch_ids = ffi::rope_indices(match, batch_id_per_token, tokens, "batch_id_per_token");
+    args.pool_blocks = ffi::rope_indices(match, swa_block_tables, 0, "swa_block_tables");
+    match.require(swa_rope_buff.has_value() && swa_dest_row.has_value() != swa_block_tables.has_value(),
+                  "the pool's rows must be given in one way");
+    args.pool_page = Divider(swa_block_size > 0 ? swa_block_size : 1);
+    if (swa_block_tables.has_value())
+      args.sequences = (*swa_block_tables).size(0), args.blocks_per_sequence = (*swa_block_tables).size(1);
   }
-  args.positions = ffi::rope_indices(positions);
-  args.tokens = static_cast<uint32_t>(tokens);
-  args.epsilon = static_cast<float>(eps);
-  check_value(tokens * (heads + 1) * LANES < int64_t{1} << 31, "fused_qk_norm_rope_group_quant: too many heads");
+  args.positions = ffi::rope_indices(match, positions, tokens, "positions");
+  args.tokens = tokens, args.epsilon = eps;
+  match.require(tokens * (heads + 1) * LANES < int64_t{1} << 31, "too many heads");
   if (tokens == 0) return;
-  args.heads = Divider(static_cast<uint32_t>(heads + 1));
+  args.heads = Divider(heads + 1);
   launch_fused_qk_norm_rope_group_quant(args, !is_neox, ffi::stream_of(kv));
 }
 

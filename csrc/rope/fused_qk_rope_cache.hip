@@ -320,91 +320,60 @@ void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, Stream 
 
 #if AITER_LIKE_HOST_PASS
 
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-static void check_heads(const ffi::Tensor& tensor, int64_t tokens) {
-  ffi::check_value(ffi::has_element<ELEMENT>(tensor) && tensor.ndim() == 3 && tensor.size(0) == tokens &&
-                       tensor.size(2) == HEAD_DIM && ffi::takes_vectors(tensor, kVec, sizeof(ELEMENT)),
-                   "fused_qk_rope_cache: q, k, v and their outputs must be [tokens, heads, head_dim] of one dtype, "
-                   "heads at multiples of this module's accesses");
-}
-
-static FusedHeads fused_heads(const ffi::Tensor& input, const OptionalTensor& out, const OptionalTensor& weight) {
+static FusedHeads fused_heads(ffi::Match& match, const ffi::Tensor& input, const ffi::OptionalTensor& out,
+                              const ffi::OptionalTensor& weight, ffi::Size& tokens, ffi::Size& heads,
+                              const char* name) {
+  const auto x = match.take<const ELEMENT>(input, {tokens, heads, HEAD_DIM}, name);
+  const auto y = match.take<ELEMENT>(out, {tokens, heads, HEAD_DIM}, name);
+  match.require(ffi::takes_vectors(kVec, input, out), name, "must have heads at multiples of this module's accesses");
+  match.built(weight.has_value() == HAS_NORM);
+  match.require(!weight.has_value() || ffi::are_rows_aligned(*weight, kAccessBytes),
+                "weights must begin at a multiple of this module's accesses");
   FusedHeads result{};
-  check_heads(input, input.size(0));
-  result.input = static_cast<const ELEMENT*>(input.data_ptr());
-  result.token = input.stride(0), result.head = input.stride(1);
-  result.count = static_cast<uint32_t>(input.size(1));
-  if (out.has_value()) {
-    check_heads(out.value(), input.size(0));
-    result.out = static_cast<ELEMENT*>(out.value().data_ptr());
-    result.out_token = out.value().stride(0), result.out_head = out.value().stride(1);
-  }
-  ffi::check_value(weight.has_value() == HAS_NORM, "fused_qk_rope_cache: this module was built for other flags");
-  if (weight.has_value()) {
-    const ffi::Rows row = ffi::rows<ELEMENT>(weight.value(), "fused_qk_rope_cache: weight");
-    ffi::check_value(row.size == HEAD_DIM && row.is_aligned(kAccessBytes, sizeof(ELEMENT)),
-                     "fused_qk_rope_cache: weights must be [head_dim] at a multiple of this module's accesses");
-    result.weight = static_cast<const ELEMENT*>(row.data);
-  }
+  result.input = x, result.token = x.strides[0], result.head = x.strides[1], result.count = heads;
+  result.out = y, result.out_token = y.stride(0), result.out_head = y.stride(1);
+  result.weight = match.elements<const ELEMENT>(weight, HEAD_DIM, "weight");
   return result;
 }
 
-void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor v_out, ffi::Tensor key_cache,
-                         ffi::Tensor value_cache, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
-                         OptionalTensor q_weight, OptionalTensor k_weight, ffi::Tensor cos, ffi::Tensor sin,
-                         ffi::Tensor positions, OptionalTensor offsets, ffi::Tensor slot_mapping,
-                         OptionalTensor k_scale, OptionalTensor v_scale, double epsilon, int64_t rotate_style,
-                         bool reuse_freqs_front_part, ffi::String layout_name) {
-  const KvLayout layout = ffi::layout_of(layout_name);
-  const ffi::CacheShape shape = ffi::cache_shape(key_cache, value_cache, layout);
+void fused_qk_rope_cache(ffi::Tensor q_out, ffi::OptionalTensor k_out, ffi::OptionalTensor v_out,
+                         ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
+                         ffi::OptionalTensor q_weight, ffi::OptionalTensor k_weight, ffi::Tensor cos, ffi::Tensor sin,
+                         ffi::Tensor positions, ffi::OptionalTensor offsets, ffi::Tensor slot_mapping,
+                         ffi::OptionalTensor k_scale, ffi::OptionalTensor v_scale, double epsilon,
+                         int64_t rotate_style, bool reuse_freqs_front_part, ffi::String layout_name) {
+  ffi::Match match("fused_qk_rope_cache");
+  match.built(reuse_freqs_front_part == IS_SHARED);
+  ffi::Size tokens{"tokens"}, heads{"heads"}, kv_heads{"kv_heads"}, slots{"slots"};
+  ffi::Size rows{"rows of cos"}, width{"elements of its rows"};
   FusedArgs args{};
-  args.parts[0] = fused_heads(q, q_out, q_weight);
-  args.parts[1] = fused_heads(k, k_out, k_weight);
-  args.parts[2] = fused_heads(v, v_out, k_weight);  // a weight that v does not read
-  ffi::check_value(k.size(0) == q.size(0) && v.size(0) == q.size(0) && v.size(1) == k.size(1) &&
-                       shape.heads == k.size(1) && shape.key_dim == HEAD_DIM && shape.value_dim == HEAD_DIM,
-                   "fused_qk_rope_cache: q, k, v and the caches must fit each other");
-  ffi::check_type(ffi::has_element<CACHE>(key_cache) && ffi::has_element<CACHE>(value_cache),
-                  "fused_qk_rope_cache: the caches have another dtype than this module was built for");
-  args.planes[0] = ffi::key_plane(key_cache);
-  args.planes[1] = ffi::value_plane(value_cache, layout);
-  args.has_vectors[0] = ffi::takes_vectors(key_cache, kVec, sizeof(CACHE));
-  args.has_vectors[1] = layout == KvLayout::kRows && ffi::takes_vectors(value_cache, kVec, sizeof(CACHE));
-  const OptionalTensor scales[] = {k_scale, v_scale};
-  for (int i = 0; i < 2; ++i) {
-    if (!scales[i].has_value()) continue;
-    ffi::check_type(ffi::has_element<float>(scales[i].value()) && scales[i].value().numel() == 1,
-                    "fused_qk_rope_cache: scales must be 1 fp32 element");
-    args.scales[i] = static_cast<const float*>(scales[i].value().data_ptr());
-  }
-  args.layout = layout;
-  args.slots = ffi::slot_mapping(slot_mapping, shape);
-  args.slot_count = static_cast<uint32_t>(slot_mapping.size(0));
-
-  const ffi::Rows c = ffi::rows<TABLE>(cos, "fused_qk_rope_cache: cos");
-  const ffi::Rows s = ffi::rows<TABLE>(sin, "fused_qk_rope_cache: sin");
-  args.rotary_dim = static_cast<int>(IS_SHARED ? 2 * c.size : c.size);
-  constexpr int64_t kBytes = kVec * sizeof(TABLE) < 16 ? kVec * sizeof(TABLE) : 16;
-  ffi::check_value(reuse_freqs_front_part == IS_SHARED && c.size == s.size && c.count == s.count &&
-                       c.count < int64_t{1} << 31 && args.rotary_dim <= HEAD_DIM &&
-                       args.rotary_dim % (2 * kVec) == 0 &&
-                       c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE)),
-                   "fused_qk_rope_cache: cos and sin must be tables of one shape, rows at multiples of an access, that "
-                   "turn a multiple of two accesses");
-  args.cosines = static_cast<const TABLE*>(c.data), args.sines = static_cast<const TABLE*>(s.data);
-  args.cosine_stride = c.stride, args.sine_stride = s.stride, args.rows = static_cast<uint32_t>(c.count);
-  args.positions = ffi::rope_indices(positions);
-  args.offsets = ffi::rope_indices(offsets);
-  args.epsilon = static_cast<float>(epsilon);
-  args.tokens = static_cast<uint32_t>(q.size(0));
-  const int64_t lanes = q.size(0) * (q.size(1) + 2 * k.size(1)) * kLanes;
-  ffi::check_value(lanes < int64_t{1} << 31, "fused_qk_rope_cache: too many heads for one launch");
+  args.parts[0] = fused_heads(match, q, q_out, q_weight, tokens, heads, "q");
+  args.parts[1] = fused_heads(match, k, k_out, k_weight, tokens, kv_heads, "k");
+  args.parts[2] = fused_heads(match, v, v_out, k_weight, tokens, kv_heads, "v");  // a weight that v does not read
+  args.layout = ffi::layout_of(match, layout_name);
+  const auto cache = ffi::take_cache<CACHE>(match, key_cache, value_cache, args.layout);
+  match.require(cache.heads == kv_heads && cache.key_dim == HEAD_DIM && cache.value_dim == HEAD_DIM,
+                "the caches must have the heads of k and v");
+  const bool is_rows = args.layout == KvLayout::kRows;
+  args.planes[0] = cache.key, args.planes[1] = cache.value;
+  args.has_vectors[0] = ffi::takes_vectors(kVec, key_cache);
+  args.has_vectors[1] = is_rows && ffi::takes_vectors(kVec, value_cache);
+  args.scales[0] = match.elements<const float>(k_scale, 1, "k_scale");
+  args.scales[1] = match.elements<const float>(v_scale, 1, "v_scale");
+  args.slots = ffi::take_slots(match, slot_mapping, slots, cache.page_size, cache.slots);
+  args.slot_count = slots;
+  ffi::take_tables<TABLE>(match, args, cos, sin, rows, width, kVec);
+  args.rows = rows, args.rotary_dim = width * (IS_SHARED ? 2 : 1);
+  match.require(args.rotary_dim <= HEAD_DIM && args.rotary_dim % (2 * kVec) == 0,
+                "cos and sin must turn a multiple of two accesses");
+  args.positions = ffi::rope_indices(match, positions, tokens, "positions");
+  args.offsets = ffi::rope_indices(match, offsets, tokens, "offsets");
+  args.epsilon = epsilon, args.tokens = tokens;
+  const int64_t lanes = tokens * (heads + 2 * kv_heads) * kLanes;
+  match.require(lanes < int64_t{1} << 31, "too many heads for one launch");
   if (lanes == 0) return;
-  const bool is_rows = layout == KvLayout::kRows, has_keys = args.has_vectors[0];
-  const bool has_values =
-      is_rows ? args.has_vectors[1] : kHasTiles && ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
-  const Form form = !has_keys || !has_values ? Form::kAny : is_rows ? Form::kRows : Form::kPacked;
+  const bool has_values = is_rows ? args.has_vectors[1] : kHasTiles && ffi::takes_vectors(kPack, value_cache);
+  const Form form = !args.has_vectors[0] || !has_values ? Form::kAny : is_rows ? Form::kRows : Form::kPacked;
   launch_fused_qk_rope_cache(args, rotate_style != 0, form, ffi::stream_of(q));
 }
 

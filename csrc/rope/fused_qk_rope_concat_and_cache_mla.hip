@@ -133,73 +133,46 @@ void launch_fused_qk_rope_concat_and_cache_mla(const FusedMlaArgs& args, bool is
 
 #if AITER_LIKE_HOST_PASS
 
-using ffi::check_value;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
-
-namespace {
-
-LatentParts latent_parts(const ffi::Tensor& latent, const ffi::Tensor& rotated) {
-  check_value(ffi::has_element<ELEMENT>(latent) && ffi::has_element<ELEMENT>(rotated) && latent.ndim() == 3 &&
-                  rotated.ndim() == 3 && latent.size(0) == rotated.size(0) && latent.size(1) == rotated.size(1) &&
-                  latent.size(2) % (2 * kVec) == 0 && rotated.size(2) % (2 * kVec) == 0 &&
-                  ffi::takes_vectors(latent, kVec, sizeof(ELEMENT)) &&
-                  ffi::takes_vectors(rotated, kVec, sizeof(ELEMENT)),
-              "fused_qk_rope_concat_and_cache_mla: parts must be [tokens, heads, dim] of this module's dtype, at "
-              "multiples of its accesses");
-  return {static_cast<const ELEMENT*>(latent.data_ptr()), static_cast<const ELEMENT*>(rotated.data_ptr()),
-          latent.stride(0), latent.stride(1), rotated.stride(0), rotated.stride(1)};
+static LatentParts latent_parts(ffi::Match& match, const ffi::Tensor& latent, const ffi::Tensor& rotated,
+                                ffi::Size& tokens, ffi::Size& heads, ffi::Size& rank, ffi::Size& pe) {
+  const auto l = match.take<const ELEMENT>(latent, {tokens, heads, rank}, "q_nope or kv_c");
+  const auto r = match.take<const ELEMENT>(rotated, {tokens, heads, pe}, "q_pe or k_pe");
+  match.require(ffi::takes_vectors(kVec, latent, rotated), "parts must begin at multiples of this module's accesses");
+  return {l, r, l.strides[0], l.strides[1], r.strides[0], r.strides[1]};
 }
-
-const float* scale_of(const OptionalTensor& scale) {
-  if (!scale.has_value()) return nullptr;
-  check_value(ffi::has_element<float>(scale.value()) && scale.value().numel() == 1,
-              "fused_qk_rope_concat_and_cache_mla: scales must be 1 fp32 element");
-  return static_cast<const float*>(scale.value().data_ptr());
-}
-
-}  // namespace
 
 void fused_qk_rope_concat_and_cache_mla(ffi::Tensor q_out, ffi::Tensor kv_cache, ffi::Tensor q_nope, ffi::Tensor q_pe,
                                         ffi::Tensor kv_c, ffi::Tensor k_pe, ffi::Tensor slot_mapping,
                                         ffi::Tensor positions, ffi::Tensor cos, ffi::Tensor sin,
-                                        OptionalTensor k_scale, OptionalTensor q_scale, bool is_neox,
+                                        ffi::OptionalTensor k_scale, ffi::OptionalTensor q_scale, bool is_neox,
                                         bool is_nope_first, bool compute_all_q_rope) {
+  ffi::Match match("fused_qk_rope_concat_and_cache_mla");
+  ffi::Size q_rows{"rows of q"}, k_rows{"rows of kv_c"}, q_heads{"heads of q"}, k_heads{"heads of kv_c"};
+  ffi::Size rank{"rank"}, pe{"pe"}, tokens{"tokens"}, rows{"rows of cos"}, width{"elements of its rows"};
   FusedMlaArgs args{};
-  args.q = latent_parts(q_nope, q_pe);
-  args.k = latent_parts(kv_c, k_pe);
-  const int64_t rank = kv_c.size(2), pe = k_pe.size(2), tokens = slot_mapping.size(0);
-  check_value(q_nope.size(2) == rank && q_pe.size(2) == pe && ffi::has_element<Q_OUT>(q_out) && q_out.ndim() == 3 &&
-                  q_out.size(1) == q_nope.size(1) && q_out.size(2) == rank + pe && q_out.size(0) >= tokens &&
-                  ffi::takes_vectors(q_out, kVec, sizeof(Q_OUT)) && q_nope.size(0) >= tokens && kv_c.size(0) >= tokens,
-              "fused_qk_rope_concat_and_cache_mla: q_out must be [tokens, heads, rank + pe] of this module's dtype");
-  check_value(ffi::has_element<CACHE>(kv_cache) && kv_cache.ndim() == 4 && kv_cache.size(3) == rank + pe &&
-                  kv_cache.size(2) == kv_c.size(1),
-              "fused_qk_rope_concat_and_cache_mla: kv_cache must be [blocks, page_size, heads, rank + pe]");
-  args.out = static_cast<Q_OUT*>(q_out.data_ptr());
-  args.out_token = q_out.stride(0), args.out_head = q_out.stride(1);
-  args.cache = ffi::key_plane(kv_cache);
-  args.has_vectors = ffi::takes_vectors(kv_cache, kVec, sizeof(CACHE));
-  args.slots = ffi::slot_mapping(slot_mapping, ffi::cache_shape(kv_cache, kv_cache, KvLayout::kRows));
-  args.q_scale = scale_of(q_scale), args.k_scale = scale_of(k_scale);
-  const ffi::Rows c = ffi::rows<TABLE>(cos, "fused_qk_rope_concat_and_cache_mla: cos");
-  const ffi::Rows s = ffi::rows<TABLE>(sin, "fused_qk_rope_concat_and_cache_mla: sin");
-  constexpr int64_t kBytes = kVec * sizeof(TABLE) < 16 ? kVec * sizeof(TABLE) : 16;
-  check_value(2 * c.size == pe && c.size == s.size && c.count == s.count && c.count < int64_t{1} << 31 &&
-                  c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE)),
-              "fused_qk_rope_concat_and_cache_mla: cos and sin must be tables of one shape with a value per pair");
-  args.cosines = static_cast<const TABLE*>(c.data), args.sines = static_cast<const TABLE*>(s.data);
-  args.cosine_stride = c.stride, args.sine_stride = s.stride, args.table_rows = static_cast<uint32_t>(c.count);
-  args.positions = ffi::rope_indices(positions);
-  args.tokens = static_cast<uint32_t>(tokens);
-  args.q_heads = static_cast<uint32_t>(q_nope.size(1));
-  const int64_t heads = q_nope.size(1) + kv_c.size(1), lanes = (rank + pe) / (2 * kVec);
-  check_value(tokens * heads * lanes < int64_t{1} << 31,
-              "fused_qk_rope_concat_and_cache_mla: too many heads for one launch");
+  args.q = latent_parts(match, q_nope, q_pe, q_rows, q_heads, rank, pe);
+  args.k = latent_parts(match, kv_c, k_pe, k_rows, k_heads, rank, pe);
+  match.require(rank % (2 * kVec) == 0 && pe % (2 * kVec) == 0, "rank and pe must be multiples of two accesses");
+  auto cache = ffi::take_cache<CACHE>(match, kv_cache, kv_cache, KvLayout::kRows);
+  args.slots = ffi::take_slots(match, slot_mapping, tokens, cache.page_size, cache.slots);
+  match.require(cache.heads == k_heads && cache.key_dim == rank + pe, "kv_cache must have the heads and width of keys");
+  match.require(q_rows >= tokens && k_rows >= tokens, "q and kv_c must have a row for each slot");
+  const auto results = match.take<Q_OUT>(q_out, {ffi::at_least(tokens), q_heads, rank + pe}, "q_out");
+  match.require(ffi::takes_vectors(kVec, q_out), "q_out must have rows at multiples of this module's accesses");
+  args.out = results, args.out_token = results.strides[0], args.out_head = results.strides[1];
+  args.cache = cache.key, args.has_vectors = ffi::takes_vectors(kVec, kv_cache);
+  args.q_scale = match.elements<const float>(q_scale, 1, "q_scale");
+  args.k_scale = match.elements<const float>(k_scale, 1, "k_scale");
+  ffi::take_tables<TABLE>(match, args, cos, sin, rows, width, kVec);
+  match.require(2 * width == pe, "cos and sin must have a value per pair");
+  args.table_rows = rows;
+  args.positions = ffi::rope_indices(match, positions, tokens, "positions");
+  args.tokens = tokens, args.q_heads = q_heads;
+  const int64_t heads = q_heads + k_heads, lanes = (rank + pe) / (2 * kVec);
+  match.require(tokens * heads * lanes < int64_t{1} << 31, "too many heads for one launch");
   if (tokens * heads * lanes == 0) return;
-  args.lanes = Divider(static_cast<uint32_t>(lanes));
-  args.heads = Divider(static_cast<uint32_t>(heads));
-  args.latent_lanes = static_cast<uint32_t>(rank / (2 * kVec));
-  args.rank = static_cast<int>(rank), args.pe = static_cast<int>(pe);
+  args.lanes = Divider(lanes), args.heads = Divider(heads);
+  args.latent_lanes = rank / (2 * kVec), args.rank = rank, args.pe = pe;
   args.latent_at = is_nope_first ? 0 : args.pe, args.rotated_at = is_nope_first ? args.rank : 0;
   args.all_queries = compute_all_q_rope;
   launch_fused_qk_rope_concat_and_cache_mla(args, !is_neox, ffi::stream_of(q_out));

@@ -199,13 +199,25 @@ __device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGpt
 #if AITER_LIKE_HOST_PASS
 namespace ffi {
 
-/// `tensor` as indices [s, b]; none where it is absent.
-inline RopeIndices rope_indices(const Optional<Tensor>& optional) {
-  if (!optional.has_value()) return {};
-  const Tensor tensor = optional.value();
-  const bool is_long = has_element<int64_t>(tensor);
-  check_type(is_long || has_element<int32_t>(tensor), "rope: positions and offsets must be int32 or int64");
-  return {tensor.data_ptr(), tensor.stride(0), tensor.ndim() > 1 ? tensor.stride(1) : 0, is_long};
+/// Indices [s, b], or [s], with at least `rows` of them; none where the tensor is absent.
+inline RopeIndices rope_indices(Match& match, const OptionalTensor& tensor, int64_t rows, const char* name) {
+  if (!tensor.has_value()) return {};
+  const bool is_long = match.one_of<int32_t, int64_t>(*tensor, name) == 1, has_batch = (*tensor).ndim() > 1;
+  const Shape shape = has_batch ? Shape{at_least(rows), at_least(0)} : Shape{at_least(rows)};
+  const auto taken = match.take<const void>(tensor, shape, name, kStrided);
+  return {taken.data, taken.strides[0], has_batch ? taken.strides[1] : 0, is_long};
+}
+
+/// Tables [rows, width] of T, into a kernel's arguments. Their rows begin at multiples of an access of `count` elements.
+template <class T, class Args>
+void take_tables(Match& match, Args& args, const Tensor& cos, const Tensor& sin, Size& rows, Size& width,
+                 int64_t count) {
+  const auto cosines = match.rows<const T>(cos, rows, width, "cos"), sines = match.rows<const T>(sin, rows, width, "sin");
+  const int64_t bytes = count * sizeof(T) < 16 ? count * sizeof(T) : 16;
+  match.require(are_rows_aligned(cos, bytes) && are_rows_aligned(sin, bytes),
+                "rows of cos and sin must begin at multiples of an access");
+  args.cosines = cosines.data, args.cosine_stride = cosines.stride;
+  args.sines = sines.data, args.sine_stride = sines.stride;
 }
 
 }  // namespace ffi

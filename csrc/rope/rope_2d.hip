@@ -13,26 +13,22 @@ namespace aiter_like {
 void rope_2d(ffi::Tensor out, ffi::Tensor input, ffi::Tensor cos_h, ffi::Tensor sin_h, ffi::Tensor cos_w,
              ffi::Tensor sin_w, int64_t img_height, int64_t img_width, int64_t rotate_style,
              bool reuse_freqs_front_part, bool nope_first, bool is_backward) {
-  RopeCall call;
+  RopeCall call("rope_2d");
   RopeArgs& args = call.args;
   RopeHeads heads = call.heads(input, out);  // [b, img_height · img_width, heads, head_dim]
-  ffi::check_value(input.ndim() == 4 && input.size(1) == img_height * img_width && input.size(3) % 2 == 0,
-                   "rope_2d: input must be [b, img_height * img_width, heads, head_dim], head_dim even");
+  call.match.require(input.ndim() == 4 && input.size(1) == img_height * img_width && input.size(3) % 2 == 0,
+                     "input must be [b, img_height * img_width, heads, head_dim], head_dim even");
   args.tokens = input.size(0) * input.size(1);
   if (args.tokens == 0 || input.size(2) == 0 || input.size(3) == 0) return;
-  ffi::check_value(args.tokens < int64_t{1} << 30, "rope_2d: less than 2^30 patches");
-  args.batch = Divider(static_cast<uint32_t>(input.size(0)));
+  call.match.require(args.tokens < 1 << 30, "less than 2^30 patches");
+  args.batch = Divider(input.size(0)), args.image_width = Divider(img_width);
   std::swap(heads.input_strides.s, heads.input_strides.b);  // a token's first index is the patch
   std::swap(heads.out_strides.s, heads.out_strides.b);
   args.first = heads;
-  args.image_width = Divider(static_cast<uint32_t>(img_width));
-
-  int64_t width = 0, column_width = 0;
-  args.table = call.table(cos_h, sin_h, width);
-  args.column_table = call.table(cos_w, sin_w, column_width);
-  ffi::check_value(width == column_width, "rope_2d: the rows of cos_h and cos_w must have one length");
+  args.table = call.table(cos_h, sin_h);
+  args.column_table = call.table(cos_w, sin_w);
   args.half_dim = static_cast<int>(input.size(3) / 2);
-  call.parts(width, args.half_dim, reuse_freqs_front_part, nope_first);
+  call.parts(args.half_dim, reuse_freqs_front_part, nope_first);
   args.is_backward = is_backward;
   if (args.rotary_dim == 0 && args.copied == 0) return;
   launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned, ffi::stream_of(input));

@@ -212,66 +212,54 @@ void launch_rope(const RopeArgs& args, bool is_gptj, bool is_shared, bool is_ali
 
 /// Collects the kernel's arguments from tensors; `is_aligned` says whether every access may take kRopeVec elements.
 struct RopeCall {
+  ffi::Match match;
+  ffi::Size s{"s"}, b{"b"}, head_dim{"head_dim"}, width{"elements of a table's row"};
   RopeArgs args{};
   bool is_aligned = true, is_in_place = true;
 
+  explicit RopeCall(const char* op) : match(op) {}
+
   /// Heads of `input` and `out`: [s, b, heads, head_dim], or [s, heads, head_dim].
   RopeHeads heads(const ffi::Tensor& input, const ffi::Tensor& out) {
-    ffi::check_type(ffi::has_element<ELEMENT>(input) && ffi::has_element<ELEMENT>(out),
-                    "rope: input or out has another dtype than this module was built for");
-    const int last = input.ndim() - 1, b = last - 2;
-    ffi::check_value((last == 2 || last == 3) && out.ndim() == last + 1, "rope: input must have 3 or 4 dimensions");
-    for (int d = 0; d <= last; ++d)
-      ffi::check_value(input.size(d) == out.size(d), "rope: out must have the shape of input");
-    ffi::check_value(input.size(last) == 1 || (input.stride(last) == 1 && out.stride(last) == 1),
-                     "rope: input and out must be contiguous in their last dimension");
-    const bool has_batch = last == 3;
-    const auto strides_of = [&](const ffi::Tensor& tensor) {
-      return RopeStrides{tensor.stride(0), has_batch ? tensor.stride(b) : 0, tensor.stride(last - 1)};
+    ffi::Size heads{"heads"};
+    const bool has_batch = input.ndim() == 4;
+    const int head = has_batch ? 2 : 1;
+    const ffi::Shape shape = has_batch ? ffi::Shape{s, b, heads, head_dim} : ffi::Shape{s, heads, head_dim};
+    const auto x = match.take<const ELEMENT>(input, shape, "input");
+    const auto y = match.take<ELEMENT>(out, shape, "out");
+    const auto strides_of = [&](const int64_t* strides) {
+      return RopeStrides{strides[0], has_batch ? strides[1] : 0, strides[head]};
     };
-    const RopeHeads result{static_cast<const ELEMENT*>(input.data_ptr()), static_cast<ELEMENT*>(out.data_ptr()),
-                           strides_of(input), strides_of(out), static_cast<int>(input.size(last - 1))};
-    align(reinterpret_cast<intptr_t>(result.input) | reinterpret_cast<intptr_t>(result.out), 16);
-    is_in_place = is_in_place && result.input == result.out;
-    const auto compare = [&](int64_t size, int64_t from, int64_t to) {
-      if (size <= 1) return;
-      align(from | to, kRopeVec);
-      is_in_place = is_in_place && from == to;
-    };
-    compare(input.size(0), result.input_strides.s, result.out_strides.s);
-    compare(has_batch ? input.size(b) : 1, result.input_strides.b, result.out_strides.b);
-    compare(input.size(last - 1), result.input_strides.head, result.out_strides.head);
-    return result;
+    is_in_place = is_in_place && x == y;
+    for (int d = 0; d <= head; ++d) is_in_place = is_in_place && x.step(d) == y.step(d);
+    is_aligned = is_aligned && ffi::are_rows_aligned(input, 16) && ffi::are_rows_aligned(out, 16);
+    return {x, y, strides_of(x.strides), strides_of(y.strides), static_cast<int>(heads)};
   }
 
   /// Two tables of the same size, or one of angles.
-  RopeTable table(const ffi::Tensor& cosines, const ffi::Optional<ffi::Tensor>& sines, int64_t& width) {
-    const ffi::Rows c = ffi::rows<TABLE>(cosines, "rope: cos"), s = ffi::rows<TABLE>(
-        sines.has_value() ? sines.value() : cosines, "rope: sin");
-    ffi::check_value(sines.has_value() != IS_ANGLE && c.size == s.size && c.count == s.count,
-                     "rope: cos and sin must have one shape, and this module was built for another kind of table");
-    ffi::check_value(c.count < int64_t{1} << 31, "rope: tables of less than 2^31 rows");
-    width = c.size;
+  RopeTable table(const ffi::Tensor& cosines, const ffi::OptionalTensor& sines) {
+    ffi::Size rows{"rows of a table"};
+    match.built(sines.has_value() != IS_ANGLE, "kinds of tables");
+    const ffi::Tensor others = sines.has_value() ? *sines : cosines;
+    const auto c = match.rows<const TABLE>(cosines, rows, width, "cos");
+    const auto s = match.rows<const TABLE>(others, rows, width, "sin");
     constexpr int64_t kBytes = kRopeVec * sizeof(TABLE) < 16 ? kRopeVec * sizeof(TABLE) : 16;
-    is_aligned = is_aligned && c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE));
-    return {static_cast<const TABLE*>(c.data), static_cast<const TABLE*>(s.data), c.stride, s.stride,
-            static_cast<uint32_t>(c.count)};
+    is_aligned = is_aligned && ffi::are_rows_aligned(cosines, kBytes) && ffi::are_rows_aligned(others, kBytes);
+    return {c.data, s.data, c.stride, s.stride, static_cast<uint32_t>(rows)};
   }
 
-  /// What of a head of `head_dim` elements is rotated and copied.
-  void parts(int64_t width, int64_t head_dim, bool is_shared, bool nope_first) {
-    args.rotary_dim = static_cast<int>(is_shared ? 2 * width : width);
-    ffi::check_value(args.rotary_dim % 2 == 0 && args.rotary_dim <= head_dim,
-                     "rope: the table's rows must fit the head and make whole pairs");
-    const int rest = static_cast<int>(head_dim) - args.rotary_dim;
+  /// What of a head, or of half of one, is rotated and copied.
+  void parts(int64_t elements, bool is_shared, bool nope_first) {
+    args.rotary_dim = static_cast<int>(width * (is_shared ? 2 : 1));
+    match.require(args.rotary_dim % 2 == 0 && args.rotary_dim <= elements,
+                  "the table's rows must fit the head and make whole pairs");
+    const int rest = static_cast<int>(elements) - args.rotary_dim;
     args.rotary_begin = nope_first ? rest : 0;
     args.copied_begin = nope_first ? 0 : args.rotary_dim;
     args.copied = is_in_place ? 0 : rest;
-    align((args.rotary_dim / 2) | rest, kRopeVec);
-    ffi::check_value(head_dim <= 2 * kRopeThreads, "rope: heads of at most 512 elements");
+    is_aligned = is_aligned && ((args.rotary_dim / 2) | rest) % kRopeVec == 0;
+    match.require(elements <= 2 * kRopeThreads, "heads of at most 512 elements");
   }
-
-  void align(int64_t bits, int64_t unit) { is_aligned = is_aligned && (bits & (unit - 1)) == 0; }
 };
 
 #endif

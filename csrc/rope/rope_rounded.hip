@@ -41,25 +41,21 @@ __device__ inline void rotate_pairs(ELEMENT* low, ELEMENT* high, const Pairs<ELE
 namespace aiter_like {
 
 void rope_rounded(ffi::Tensor out, ffi::Tensor out_y, ffi::Tensor x, ffi::Tensor y, ffi::Tensor cos, ffi::Tensor sin,
-                  ffi::Tensor positions, ffi::Optional<ffi::Tensor> offsets, int64_t rotate_style,
+                  ffi::Tensor positions, ffi::OptionalTensor offsets, int64_t rotate_style,
                   bool reuse_freqs_front_part, bool nope_first, bool is_backward) {
-  RopeCall call;
+  RopeCall call("rope_rounded");
   RopeArgs& args = call.args;
-  ffi::check_value(x.ndim() == 3 && y.ndim() == 3 && x.size(0) == y.size(0) && x.size(2) == y.size(2) &&
-                       positions.ndim() == 1 && positions.size(0) == x.size(0),
-                   "rope_rounded: x and y must be [tokens, heads, head_dim], positions [tokens]");
+  call.match.require(x.ndim() == 3 && y.ndim() == 3, "x and y must be [tokens, heads, head_dim]");
   args.first = call.heads(x, out);
   args.second = call.heads(y, out_y);
-  args.tokens = x.size(0);
-  if (args.tokens == 0 || x.size(2) == 0 || args.first.heads + args.second.heads == 0) return;
-  ffi::check_value(args.tokens < int64_t{1} << 30, "rope_rounded: less than 2^30 tokens");
+  args.tokens = call.s;
+  if (args.tokens == 0 || call.head_dim == 0 || args.first.heads + args.second.heads == 0) return;
+  call.match.require(args.tokens < 1 << 30, "less than 2^30 tokens");
   args.batch = Divider(1);
-
-  int64_t width = 0;
-  args.table = call.table(cos, sin, width);
-  call.parts(width, x.size(2), reuse_freqs_front_part, nope_first);
-  args.positions = ffi::rope_indices(positions);
-  args.offsets = ffi::rope_indices(offsets);
+  args.table = call.table(cos, sin);
+  call.parts(call.head_dim, reuse_freqs_front_part, nope_first);
+  args.positions = ffi::rope_indices(call.match, positions, call.s, "positions");
+  args.offsets = ffi::rope_indices(call.match, offsets, call.s, "offsets");
   args.is_backward = is_backward;
   if (args.rotary_dim == 0 && args.copied == 0) return;
   launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned, ffi::stream_of(x));

@@ -43,19 +43,16 @@ void launch_exponential(const ExponentialArgs& args, uint32_t rows, Stream strea
 
 #if AITER_LIKE_HOST_PASS
 
-void exponential(ffi::Tensor out, double lambd, double epsilon, int64_t seed, int64_t offset,
-                 ffi::Optional<ffi::Tensor> seeds, ffi::Optional<ffi::Tensor> offsets) {
-  const ffi::Rows y = ffi::rows<float>(out, "exponential: out");
-  if (y.count == 0 || y.size == 0) return;
-  ffi::check_value(y.count <= ffi::kMostRows && y.size < (int64_t{1} << 31) - 4,
-                   "exponential: at most 65535 rows of less than 2^31 - 4 elements");
+void exponential(ffi::Tensor out, double lambd, double epsilon, int64_t seed, int64_t offset, ffi::OptionalTensor seeds,
+                 ffi::OptionalTensor offsets) {
+  ffi::Match match("exponential");
+  ffi::Size rows{"rows", ffi::kRowLimit}, columns{"columns", (int64_t{1} << 31) - 4};
   ExponentialArgs args{};
-  args.out = {static_cast<float*>(y.data), y.stride};
-  args.seeds = ffi::seeds_of(seed, offset, seeds, offsets, y.count, "exponential: seed and offset");
-  args.size = static_cast<int>(y.size);
-  args.epsilon = static_cast<float>(epsilon);
-  args.inverse_lambda = static_cast<float>(1.0 / lambd);
-  launch_exponential(args, static_cast<uint32_t>(y.count), ffi::stream_of(out));
+  args.out = match.rows<float>(out, rows, columns, "out");
+  if (rows == 0) return;
+  args.seeds = ffi::seeds_of(match, seed, offset, seeds, offsets, rows);
+  args.size = columns, args.epsilon = epsilon, args.inverse_lambda = 1.0 / lambd;
+  launch_exponential(args, rows, ffi::stream_of(out));
 }
 
 #endif

@@ -77,32 +77,28 @@ void launch_penalties(const PenaltiesArgs& args, uint32_t rows, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-Tokens tokens_of(const ffi::Optional<ffi::Tensor>& tensor, int64_t rows, const char* name) {
-  if (!tensor.has_value() || tensor.value().numel() == 0) return {};
-  const ffi::Tensor value = tensor.value();
-  const bool is_64bit = ffi::has_element<int64_t>(value);
-  const ffi::Rows found = is_64bit ? ffi::rows<int64_t>(value, name) : ffi::rows<int32_t>(value, name);
-  ffi::check_value(found.count == rows && found.size < (int64_t{1} << 31),
-                   "penalties: tokens must have a row for each of logits");
-  return {found.data, found.stride, static_cast<int>(found.size), is_64bit};
+Tokens tokens_of(ffi::Match& match, const ffi::OptionalTensor& tensor, ffi::Size& rows, const char* name) {
+  if (!tensor.has_value() || (*tensor).numel() == 0) return {};
+  ffi::Size length{"tokens"};
+  const bool is_64bit = match.one_of<int32_t, int64_t>(*tensor, name) == 1;
+  const auto found = match.rows<const void>(tensor, rows, length, name);
+  return {found.data, found.stride, static_cast<int>(length), is_64bit};
 }
 
-void penalties(ffi::Tensor logits, ffi::Optional<ffi::Tensor> prompt_tokens, ffi::Optional<ffi::Tensor> output_tokens,
+void penalties(ffi::Tensor logits, ffi::OptionalTensor prompt_tokens, ffi::OptionalTensor output_tokens,
                ffi::Tensor presence, ffi::Tensor frequency, ffi::Tensor repetition) {
-  const ffi::Rows x = ffi::rows<ELEMENT>(logits, "penalties: logits");
-  const int64_t rows = x.count;
-  if (rows == 0) return;
-  ffi::check_value(rows <= ffi::kMostRows && x.size < (int64_t{1} << 31) - kColumns,
-                   "penalties: at most 65535 rows of less than 2^31 - 8192 elements");
+  ffi::Match match("penalties");
+  ffi::Size rows{"rows", ffi::kRowLimit}, columns{"columns", (int64_t{1} << 31) - kColumns};
   PenaltiesArgs args{};
-  args.logits = {static_cast<ELEMENT*>(x.data), x.stride};
-  args.columns = static_cast<int>(x.size);
-  args.prompt = tokens_of(prompt_tokens, rows, "penalties: prompt_tokens");
-  args.output = tokens_of(output_tokens, rows, "penalties: output_tokens");
-  args.presence = ffi::per_row<float>(presence, rows, "penalties: presence");
-  args.frequency = ffi::per_row<float>(frequency, rows, "penalties: frequency");
-  args.repetition = ffi::per_row<float>(repetition, rows, "penalties: repetition");
-  launch_penalties(args, static_cast<uint32_t>(rows), ffi::stream_of(logits));
+  args.logits = match.rows<ELEMENT>(logits, rows, columns, "logits");
+  if (rows == 0) return;
+  args.columns = columns;
+  args.prompt = tokens_of(match, prompt_tokens, rows, "prompt_tokens");
+  args.output = tokens_of(match, output_tokens, rows, "output_tokens");
+  args.presence = match.elements<const float>(presence, rows, "presence");
+  args.frequency = match.elements<const float>(frequency, rows, "frequency");
+  args.repetition = match.elements<const float>(repetition, rows, "repetition");
+  launch_penalties(args, rows, ffi::stream_of(logits));
 }
 
 #endif

@@ -20,19 +20,15 @@ template void launch_filter(const FilterArgs<Config>&, uint32_t, uint32_t, bool,
 #if AITER_LIKE_HOST_PASS
 
 void renorm_probs(ffi::Tensor out, ffi::Tensor probs, int64_t top_k, double top_p, double min_p,
-                  ffi::Optional<ffi::Tensor> top_ks, ffi::Optional<ffi::Tensor> top_ps,
-                  ffi::Optional<ffi::Tensor> min_ps) {
-  const ffi::Rows y = ffi::rows<Config::Element>(out, "renorm_probs: out");
-  const int64_t rows = y.count;
-  if (rows == 0) return;
-  ffi::check_value(probs.ndim() == 2 && probs.size(0) == rows && probs.size(1) == y.size,
-                   "renorm_probs: out must have the shape of probs");
+                  ffi::OptionalTensor top_ks, ffi::OptionalTensor top_ps, ffi::OptionalTensor min_ps) {
+  ffi::Match match("renorm_probs");
+  ffi::Size rows{"rows"}, columns{"columns"};
   FilterArgs<Config> args{};
-  args.out = {static_cast<Config::Element*>(y.data), y.stride};
-  args.top_k = ffi::row_number<int64_t>(top_ks, top_k, rows, "renorm_probs: top_k");
-  args.top_p = ffi::row_number<float>(top_ps, static_cast<float>(top_p), rows, "renorm_probs: top_p");
-  args.min_p = ffi::row_number<float>(min_ps, static_cast<float>(min_p), rows, "renorm_probs: min_p");
-  ffi::run_filter(args, probs, rows, GROUPS, launch_filter<Config>);
+  args.out = match.rows<Config::Element>(out, rows, columns, "out");
+  if (rows == 0) return;
+  match.take<const Config::Element>(probs, {rows, columns}, "probs");
+  ffi::take_limits(match, args, rows, top_k, top_p, min_p, top_ks, top_ps, min_ps);
+  ffi::run_filter(match, args, probs, rows, GROUPS, launch_filter<Config>);
 }
 
 #endif

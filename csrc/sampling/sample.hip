@@ -24,25 +24,20 @@ void launch(const SampleArgs<Config>& args, Noise noise, uint32_t rows, uint32_t
 
 #if AITER_LIKE_HOST_PASS
 
-void sample(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> temperatures,
-            ffi::Optional<ffi::Tensor> exponentials, bool is_mixed, double lambd, double epsilon, int64_t seed,
-            int64_t offset, ffi::Optional<ffi::Tensor> seeds, ffi::Optional<ffi::Tensor> offsets) {
-  const ffi::Rows x = ffi::rows<Config::Element>(input, "sample: input");
-  const int64_t rows = x.count;
-  if (rows == 0) return;
-  ffi::check_value(rows <= ffi::kMostRows && x.size > 0 && x.size < (int64_t{1} << 31),
-                   "sample: at most 65535 rows of 1 to 2^31 - 1 elements");
+void sample(ffi::Tensor out, ffi::Tensor input, ffi::OptionalTensor temperatures, ffi::OptionalTensor exponentials,
+            bool is_mixed, double lambd, double epsilon, int64_t seed, int64_t offset, ffi::OptionalTensor seeds,
+            ffi::OptionalTensor offsets) {
+  ffi::Match match("sample");
+  ffi::Size rows{"rows", ffi::kRowLimit}, columns{"columns"};
   SampleArgs<Config> args{};
-  args.out = const_cast<int32_t*>(ffi::per_row<int32_t>(out, rows, "sample: out"));
-  args.input = {static_cast<const Config::Element*>(x.data), x.stride};
-  args.temperatures = ffi::per_row<float>(temperatures, rows, "sample: temperatures");
-  if (exponentials.has_value())
-    args.exponentials = ffi::scan_rows<const float>(exponentials.value(), "sample: exponentials");
-  args.seeds = ffi::seeds_of(seed, offset, seeds, offsets, rows, "sample: seed and offset");
-  args.epsilon = static_cast<float>(epsilon);
-  args.inverse_lambda = static_cast<float>(1.0 / lambd);
-  args.is_mixed = is_mixed;
-  const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
+  args.input = match.rows<const Config::Element>(input, rows, columns, "input");
+  if (rows == 0) return;
+  args.out = match.elements<int32_t>(out, rows, "out");
+  args.temperatures = match.elements<const float>(temperatures, rows, "temperatures");
+  args.exponentials = match.rows<const float>(exponentials, rows, columns, "exponentials");
+  args.seeds = ffi::seeds_of(match, seed, offset, seeds, offsets, rows);
+  args.epsilon = epsilon, args.inverse_lambda = 1.0 / lambd, args.is_mixed = is_mixed;
+  const int64_t row_bytes = columns * int64_t{sizeof(Config::Element)};
   const Noise noise = !args.temperatures         ? Noise::kNone
                       : exponentials.has_value() ? Noise::kGiven
                                                  : Noise::kPhilox;
@@ -53,11 +48,10 @@ void sample(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> tempe
   if (GROUPS != 0 || (noise == Noise::kNone && is_filled))
     args.cluster = ffi::cluster_of(groups, rows, row_bytes, row_bytes, input);  // they hold nothing
   if (args.cluster > 0) slices = args.cluster;
-  args.slices = ffi::plan_slices(x.size, slices);
-  std::optional<ffi::Scratch> best;
-  if (slices > 1 && args.cluster == 0)
-    args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, input.device()).data());
-  launch(args, noise, static_cast<uint32_t>(rows), slices, ffi::stream_of(input));
+  args.slices = ffi::plan_slices(columns, slices);
+  const ffi::Scratch best(slices > 1 && args.cluster == 0 ? rows * slices * 8 : 0, input.device());
+  args.best = best.data<uint64_t>();
+  launch(args, noise, rows, slices, ffi::stream_of(input));
 }
 
 #endif

@@ -19,22 +19,21 @@ template void launch_filter(const FilterArgs<Config>&, uint32_t, uint32_t, bool,
 
 #if AITER_LIKE_HOST_PASS
 
-void sampling_from_probs(ffi::Tensor out, ffi::Tensor probs, ffi::Optional<ffi::Tensor> indices, int64_t top_k,
-                         double top_p, double min_p, ffi::Optional<ffi::Tensor> top_ks,
-                         ffi::Optional<ffi::Tensor> top_ps, ffi::Optional<ffi::Tensor> min_ps, int64_t seed,
-                         int64_t offset, ffi::Optional<ffi::Tensor> seeds, ffi::Optional<ffi::Tensor> offsets) {
-  const int64_t rows = out.numel();
-  if (rows == 0) return;
-  ffi::check_value(probs.ndim() == 2 && (indices.has_value() || probs.size(0) == rows),
-                   "sampling_from_probs: out must have an element for each row of probs, or of indices");
+void sampling_from_probs(ffi::Tensor out, ffi::Tensor probs, ffi::OptionalTensor indices, int64_t top_k, double top_p,
+                         double min_p, ffi::OptionalTensor top_ks, ffi::OptionalTensor top_ps,
+                         ffi::OptionalTensor min_ps, int64_t seed, int64_t offset, ffi::OptionalTensor seeds,
+                         ffi::OptionalTensor offsets) {
+  ffi::Match match("sampling_from_probs");
+  ffi::Size rows{"rows"};
   FilterArgs<Config> args{};
-  args.tokens = const_cast<int32_t*>(ffi::per_row<int32_t>(out, rows, "sampling_from_probs: out"));
-  args.indices = ffi::per_row<int32_t>(indices, rows, "sampling_from_probs: indices");
-  args.top_k = ffi::row_number<int64_t>(top_ks, top_k, rows, "sampling_from_probs: top_k");
-  args.top_p = ffi::row_number<float>(top_ps, static_cast<float>(top_p), rows, "sampling_from_probs: top_p");
-  args.min_p = ffi::row_number<float>(min_ps, static_cast<float>(min_p), rows, "sampling_from_probs: min_p");
-  args.seeds = ffi::seeds_of(seed, offset, seeds, offsets, rows, "sampling_from_probs: seed and offset");
-  ffi::run_filter(args, probs, rows, GROUPS, launch_filter<Config>);
+  args.tokens = match.elements<int32_t>(out, rows, "out");
+  if (rows == 0) return;
+  match.require(probs.ndim() == 2 && (indices.has_value() || probs.size(0) == rows),
+                "out must have an element for each row of probs, or of indices");
+  args.indices = match.elements<const int32_t>(indices, rows, "indices");
+  ffi::take_limits(match, args, rows, top_k, top_p, min_p, top_ks, top_ps, min_ps);
+  args.seeds = ffi::seeds_of(match, seed, offset, seeds, offsets, rows);
+  ffi::run_filter(match, args, probs, rows, GROUPS, launch_filter<Config>);
 }
 
 #endif

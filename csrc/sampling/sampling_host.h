@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the samplers' host parts share: how rows are cut for the machine, and tensors with an element per row. Host pass
-// only, but for SlicePlan.
+// What the samplers' host parts share: how rows are cut for the machine, and numbers of rows. Host pass only.
 #pragma once
 
 #include "aiter_like/cluster.h"
@@ -11,7 +10,7 @@
 #if AITER_LIKE_HOST_PASS
 namespace aiter_like::ffi {
 
-constexpr int64_t kMostRows = 65535;  // a grid's second dimension on CUDA
+constexpr int64_t kRowLimit = 65536;  // of a grid's second dimension on CUDA
 
 /// CUs of a tensor's device.
 inline int units_of(const Tensor& tensor) {
@@ -56,41 +55,21 @@ inline Slices plan_slices(int64_t size, uint32_t& slices) {
   return {static_cast<int>(size), static_cast<int>(length)};
 }
 
-/// `tensor` as evenly spaced rows of T, for op `name` of the message.
-template <class T>
-ScanRows<T> scan_rows(const Tensor& tensor, const char* name) {
-  const Rows rows = ffi::rows<std::remove_const_t<T>>(tensor, name);
-  return {static_cast<T*>(rows.data), rows.stride};
-}
-
-/// One element per row, or null. Throws TypeError or ValueError for another dtype, length or stride.
-template <class T>
-const T* per_row(const Optional<Tensor>& tensor, int64_t rows, const char* name) {
-  if (!tensor.has_value()) return nullptr;
-  const Tensor value = tensor.value();
-  if (!has_element<T>(value)) TVM_FFI_THROW(TypeError) << name << " has another dtype than this kernel takes";
-  if (value.numel() != rows || !value.IsContiguous())
-    TVM_FFI_THROW(ValueError) << name << " must have a contiguous element for each of the " << rows << " rows";
-  return static_cast<const T*>(value.data_ptr());
-}
-
-inline Seeds seeds_of(int64_t seed, int64_t offset, const Optional<Tensor>& seeds, const Optional<Tensor>& offsets,
-                      int64_t rows, const char* name) {
-  return {per_row<int64_t>(seeds, rows, name), per_row<int64_t>(offsets, rows, name), static_cast<uint64_t>(seed),
-          static_cast<uint64_t>(offset)};
+inline Seeds seeds_of(Match& match, int64_t seed, int64_t offset, const OptionalTensor& seeds,
+                      const OptionalTensor& offsets, int64_t rows) {
+  return {match.elements<const int64_t>(seeds, rows, "seed"), match.elements<const int64_t>(offsets, rows, "offset"),
+          static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)};
 }
 
 /// A number for all rows, or a tensor with one for each.
 template <class T>
-RowNumber<T> row_number(const Optional<Tensor>& tensor, T value, int64_t rows, const char* name) {
+RowNumber<T> row_number(Match& match, const OptionalTensor& tensor, T value, int64_t rows, const char* name) {
   if (!tensor.has_value()) return {nullptr, false, value};
   if constexpr (__is_same(T, int64_t)) {
-    const bool is_64bit = has_element<int64_t>(tensor.value());
-    const void* data = is_64bit ? static_cast<const void*>(per_row<int64_t>(tensor, rows, name))
-                                : per_row<int32_t>(tensor, rows, name);
-    return {data, is_64bit, value};
+    const bool is_64bit = match.one_of<int32_t, int64_t>(*tensor, name) == 1;
+    return {match.elements<const void>(tensor, rows, name), is_64bit, value};
   } else {
-    return {per_row<T>(tensor, rows, name), false, value};
+    return {match.elements<const T>(tensor, rows, name), false, value};
   }
 }
 

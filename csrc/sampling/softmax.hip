@@ -21,31 +21,26 @@ template void launch_softmax(const SoftmaxArgs<Config>&, uint32_t, uint32_t, Str
 
 #if AITER_LIKE_HOST_PASS
 
-void softmax(ffi::Tensor out, ffi::Tensor input, double temperature, ffi::Optional<ffi::Tensor> temperatures) {
-  const ffi::Rows x = ffi::rows<Config::Element>(input, "softmax: input");
-  const ffi::Rows y = ffi::rows<Config::Out>(out, "softmax: out");
-  const int64_t rows = x.count;
-  if (rows == 0) return;
-  ffi::check_value(rows <= ffi::kMostRows && x.size > 0 && x.size < (int64_t{1} << 31),
-                   "softmax: at most 65535 rows of 1 to 2^31 - 1 elements");
-  ffi::check_value(y.count == rows && y.size == x.size, "softmax: out must have the shape of input");
+void softmax(ffi::Tensor out, ffi::Tensor input, double temperature, ffi::OptionalTensor temperatures) {
+  ffi::Match match("softmax");
+  ffi::Size rows{"rows", ffi::kRowLimit}, columns{"columns"};
   SoftmaxArgs<Config> args{};
-  args.out = {static_cast<Config::Out*>(y.data), y.stride};
-  args.input = {static_cast<const Config::Element*>(x.data), x.stride};
-  args.temperatures = ffi::per_row<float>(temperatures, rows, "softmax: temperature");
-  args.temperature = static_cast<float>(temperature);
-  const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
+  args.input = match.rows<const Config::Element>(input, rows, columns, "input");
+  args.out = match.rows<Config::Out>(out, rows, columns, "out");
+  if (rows == 0) return;
+  args.temperatures = match.elements<const float>(temperatures, rows, "temperature");
+  args.temperature = temperature;
+  const int64_t row_bytes = columns * int64_t{sizeof(Config::Element)};
   uint32_t slices = GROUPS;
   if (GROUPS == 0) {  // whole rows, of which what is held is read once, are faster from a row for each third CU on
     slices = 3 * rows <= ffi::units_of(input) ? ffi::count_slices(rows, row_bytes, input) : 1;
   }
   args.cluster = ffi::cluster_of(GROUPS, rows, row_bytes, kMostDynamicLds, input);
   if (args.cluster > 0) slices = args.cluster;
-  args.slices = ffi::plan_slices(x.size, slices);
-  std::optional<ffi::Scratch> parts;
-  if (slices > 1 && args.cluster == 0)
-    args.parts = static_cast<float*>(parts.emplace(rows * slices * 8, input.device()).data());
-  launch_softmax(args, static_cast<uint32_t>(rows), slices, ffi::stream_of(input));
+  args.slices = ffi::plan_slices(columns, slices);
+  const ffi::Scratch parts(slices > 1 && args.cluster == 0 ? rows * slices * 8 : 0, input.device());
+  args.parts = parts.data<float>();
+  launch_softmax(args, rows, slices, ffi::stream_of(input));
 }
 
 #endif

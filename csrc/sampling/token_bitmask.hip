@@ -60,22 +60,20 @@ void launch_token_bitmask(const BitmaskArgs& args, uint32_t rows, Stream stream)
 
 #if AITER_LIKE_HOST_PASS
 
-void token_bitmask(ffi::Tensor logits, ffi::Tensor bitmask, ffi::Optional<ffi::Tensor> indices) {
-  const ffi::Rows x = ffi::rows<ELEMENT>(logits, "token_bitmask: logits");
-  const ffi::Rows mask = ffi::rows<int32_t>(bitmask, "token_bitmask: bitmask");
-  const int64_t rows = indices.has_value() ? indices.value().numel() : x.count;
-  if (rows == 0 || x.count == 0) return;
-  ffi::check_value(rows <= ffi::kMostRows && x.size < (int64_t{1} << 31) - kThreads * kBits,
-                   "token_bitmask: at most 65535 rows of less than 2^31 - 8192 elements");
-  ffi::check_value(mask.count == x.count && mask.size * kBits >= x.size,
-                   "token_bitmask: bitmask must have a row for each of logits, a bit for each column");
+void token_bitmask(ffi::Tensor logits, ffi::Tensor bitmask, ffi::OptionalTensor indices) {
+  ffi::Match match("token_bitmask");
+  ffi::Size logits_rows{"rows"}, columns{"columns", (int64_t{1} << 31) - kThreads * kBits}, words{"words"};
+  ffi::Size rows{"indices", ffi::kRowLimit};
   BitmaskArgs args{};
-  args.logits = {static_cast<ELEMENT*>(x.data), x.stride};
-  args.bitmask = {static_cast<const int32_t*>(mask.data), mask.stride};
-  args.indices = ffi::per_row<int32_t>(indices, rows, "token_bitmask: indices");
-  args.rows = x.count;
-  args.columns = static_cast<int>(x.size);
-  launch_token_bitmask(args, static_cast<uint32_t>(rows), ffi::stream_of(logits));
+  args.logits = match.rows<ELEMENT>(logits, logits_rows, columns, "logits");
+  args.indices = match.elements<const int32_t>(indices, rows, "indices");
+  if (!indices.has_value()) rows.value = logits_rows;
+  if (rows == 0 || logits_rows == 0) return;
+  args.bitmask = match.rows<const int32_t>(bitmask, logits_rows, words, "bitmask");
+  match.require(words * kBits >= columns && rows < ffi::kRowLimit,
+                "bitmask must have a bit for each column, of at most 65535 rows");
+  args.rows = logits_rows, args.columns = columns;
+  launch_token_bitmask(args, rows, ffi::stream_of(logits));
 }
 
 #endif

@@ -80,28 +80,25 @@ void launch_verify_chain(const ChainArgs& args, uint32_t requests, Stream stream
 
 #if AITER_LIKE_HOST_PASS
 
-void verify_chain(ffi::Tensor tokens, ffi::Optional<ffi::Tensor> accepted, ffi::Optional<ffi::Tensor> emitted,
-                  ffi::Tensor drafts, ffi::Tensor target_probs, ffi::Optional<ffi::Tensor> draft_probs,
-                  ffi::Optional<ffi::Tensor> lengths, int64_t seed, int64_t offset, ffi::Optional<ffi::Tensor> seeds,
-                  ffi::Optional<ffi::Tensor> offsets) {
-  ffi::check_value(target_probs.ndim() == 3 && target_probs.IsContiguous() && ffi::is_f32(target_probs),
-                   "verify_chain: target_probs must be a contiguous [requests, drafted + 1, columns] of float32");
-  const int64_t requests = target_probs.size(0), drafted = target_probs.size(1) - 1, columns = target_probs.size(2);
-  if (requests == 0) return;
-  ffi::check_value(columns > 0 && columns < (int64_t{1} << 31) && drafted < (int64_t{1} << 20) && requests < 1 << 21,
-                   "verify_chain: too many requests, tokens or columns for one launch");
+void verify_chain(ffi::Tensor tokens, ffi::OptionalTensor accepted, ffi::OptionalTensor emitted, ffi::Tensor drafts,
+                  ffi::Tensor target_probs, ffi::OptionalTensor draft_probs, ffi::OptionalTensor lengths, int64_t seed,
+                  int64_t offset, ffi::OptionalTensor seeds, ffi::OptionalTensor offsets) {
+  ffi::Match match("verify_chain");
+  ffi::Size requests{"requests", 1 << 21}, steps{"drafted + 1", (1 << 20) + 1}, columns{"columns"};
   ChainArgs args{};
-  args.tokens = const_cast<int32_t*>(ffi::per_row<int32_t>(tokens, requests * (drafted + 1), "verify_chain: tokens"));
-  args.accepted = const_cast<int32_t*>(ffi::per_row<int32_t>(accepted, requests, "verify_chain: accepted"));
-  args.emitted = const_cast<int32_t*>(ffi::per_row<int32_t>(emitted, requests, "verify_chain: emitted"));
-  args.drafts = ffi::per_row<int32_t>(drafts, requests * drafted, "verify_chain: drafts");
-  args.target = static_cast<const float*>(target_probs.data_ptr());
-  args.draft = ffi::per_row<float>(draft_probs, requests * drafted * columns, "verify_chain: draft_probs");
-  args.lengths = ffi::per_row<int32_t>(lengths, requests, "verify_chain: lengths");
-  args.seeds = ffi::seeds_of(seed, offset, seeds, offsets, requests, "verify_chain: seed and offset");
-  args.drafted = static_cast<int>(drafted);
-  args.columns = static_cast<int>(columns);
-  launch_verify_chain(args, static_cast<uint32_t>(requests), ffi::stream_of(target_probs));
+  args.target = match.take<const float>(target_probs, {requests, steps, columns}, "target_probs", ffi::kDense);
+  if (requests == 0) return;
+  match.require(steps > 0 && columns > 0, "target_probs must have tokens and columns");
+  const int64_t drafted = steps - 1;
+  args.tokens = match.elements<int32_t>(tokens, requests * steps, "tokens");
+  args.accepted = match.elements<int32_t>(accepted, requests, "accepted");
+  args.emitted = match.elements<int32_t>(emitted, requests, "emitted");
+  args.drafts = match.elements<const int32_t>(drafts, requests * drafted, "drafts");
+  args.draft = match.elements<const float>(draft_probs, requests * drafted * columns, "draft_probs");
+  args.lengths = match.elements<const int32_t>(lengths, requests, "lengths");
+  args.seeds = ffi::seeds_of(match, seed, offset, seeds, offsets, requests);
+  args.drafted = drafted, args.columns = columns;
+  launch_verify_chain(args, requests, ffi::stream_of(target_probs));
 }
 
 #endif

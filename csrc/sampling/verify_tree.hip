@@ -122,49 +122,36 @@ void launch_verify_tree(const TreeArgs& args, int requests, Stream stream) {
 
 void verify_tree(ffi::Tensor predicts, ffi::Tensor accept_index, ffi::Tensor accept_count, ffi::Tensor candidates,
                  ffi::Tensor index, ffi::Tensor next_token, ffi::Tensor next_sibling,
-                 ffi::Optional<ffi::Tensor> target_tokens, ffi::Optional<ffi::Tensor> coins,
-                 ffi::Optional<ffi::Tensor> final_coins, ffi::Optional<ffi::Tensor> target_probs,
-                 ffi::Optional<ffi::Tensor> draft_probs, double threshold_single, double threshold_acc) {
-  ffi::check_value(candidates.ndim() == 2 && accept_index.ndim() == 2 && accept_index.size(0) == candidates.size(0),
-                   "verify_tree: candidates must be [requests, nodes] and accept_index [requests, steps]");
-  const int64_t requests = candidates.size(0), nodes = candidates.size(1), steps = accept_index.size(1);
-  if (requests == 0) return;
-  ffi::check_value(nodes > 0 && steps > 0 && nodes < 1 << 20 && steps < 1 << 20 && requests < 1 << 21,
-                   "verify_tree: too many requests or nodes for one launch");
-  const auto words = [](const ffi::Optional<ffi::Tensor>& tensor, int64_t count) {
-    return const_cast<int32_t*>(ffi::per_row<int32_t>(tensor, count, "verify_tree: an index"));
-  };
-  const auto longs = [&](const ffi::Optional<ffi::Tensor>& tensor) {
-    return ffi::per_row<int64_t>(tensor, requests * nodes, "verify_tree: a tensor of nodes");
-  };
+                 ffi::OptionalTensor target_tokens, ffi::OptionalTensor coins, ffi::OptionalTensor final_coins,
+                 ffi::OptionalTensor target_probs, ffi::OptionalTensor draft_probs, double threshold_single,
+                 double threshold_acc) {
+  ffi::Match match("verify_tree");
+  ffi::Size requests{"requests", 1 << 21}, nodes{"nodes", 1 << 20}, steps{"steps", 1 << 20}, columns{"columns"};
   TreeArgs args{};
+  args.candidates = match.take<const int64_t>(candidates, {requests, nodes}, "candidates", ffi::kDense);
+  args.accept_index = match.take<int32_t>(accept_index, {requests, steps}, "accept_index", ffi::kDense);
+  if (requests == 0) return;
+  match.require(nodes > 0 && steps > 0, "candidates must have nodes, and accept_index steps");
   args.predicts_size = predicts.numel();
-  args.predicts = words(predicts, args.predicts_size);
-  args.accept_index = words(accept_index, requests * steps);
-  args.accept_count = words(accept_count, requests);
-  args.candidates = longs(candidates);
-  args.index = longs(index);
-  args.next_token = longs(next_token);
-  args.next_sibling = longs(next_sibling);
-  args.target_tokens = longs(target_tokens);
-  args.nodes = static_cast<int>(nodes);
-  args.steps = static_cast<int>(steps);
+  args.predicts = match.elements<int32_t>(predicts, args.predicts_size, "predicts");
+  args.accept_count = match.elements<int32_t>(accept_count, requests, "accept_count");
+  args.index = match.elements<const int64_t>(index, requests * nodes, "index");
+  args.next_token = match.elements<const int64_t>(next_token, requests * nodes, "next_token");
+  args.next_sibling = match.elements<const int64_t>(next_sibling, requests * nodes, "next_sibling");
+  args.target_tokens = match.elements<const int64_t>(target_tokens, requests * nodes, "target_tokens");
   if (!args.target_tokens) {
-    ffi::check_value(target_probs.has_value() && draft_probs.has_value() && target_probs.value().ndim() == 3,
-                     "verify_tree: target_probs and draft_probs must be [requests, nodes, columns]");
-    const int64_t columns = target_probs.value().size(2);
-    ffi::check_value(columns > 0 && columns < int64_t{1} << 31, "verify_tree: 1 to 2^31 - 1 columns");
-    args.columns = static_cast<int>(columns);
-    args.coins = ffi::per_row<float>(coins, requests * nodes, "verify_tree: uniform_samples");
-    args.final_coins = ffi::per_row<float>(final_coins, requests, "verify_tree: uniform_samples_for_final_sampling");
-    args.target = ffi::per_row<float>(target_probs, requests * nodes * columns, "verify_tree: target_probs");
-    args.draft =
-        const_cast<float*>(ffi::per_row<float>(draft_probs, requests * nodes * columns, "verify_tree: draft_probs"));
-    ffi::check_value(args.coins && args.final_coins, "verify_tree: uniform samples must be given");
+    match.require(target_probs.has_value() && draft_probs.has_value() && coins.has_value() && final_coins.has_value(),
+                  "probabilities and uniform samples must be given");
+    args.target = match.take<const float>(target_probs, {requests, nodes, columns}, "target_probs", ffi::kDense);
+    args.draft = match.elements<float>(draft_probs, requests * nodes * columns, "draft_probs");
+    args.coins = match.elements<const float>(coins, requests * nodes, "uniform_samples");
+    args.final_coins = match.elements<const float>(final_coins, requests, "uniform_samples_for_final_sampling");
+    match.require(columns > 0, "target_probs must have columns");
+    args.columns = columns;
   }
-  args.threshold_single = static_cast<float>(threshold_single);
-  args.threshold_acc = static_cast<float>(threshold_acc);
-  launch_verify_tree(args, static_cast<int>(requests), ffi::stream_of(candidates));
+  args.nodes = nodes, args.steps = steps;
+  args.threshold_single = threshold_single, args.threshold_acc = threshold_acc;
+  launch_verify_tree(args, requests, ffi::stream_of(candidates));
 }
 
 #endif

@@ -27,6 +27,7 @@ using Tensor = tvm::ffi::TensorView;
 using String = tvm::ffi::String;
 template <class T>
 using Optional = tvm::ffi::Optional<T>;
+using OptionalTensor = Optional<Tensor>;
 
 /// The stream that is current in torch for the tensor's device; null for CPU tensors (simulated device).
 inline Stream stream_of(const Tensor& tensor) {
@@ -34,23 +35,30 @@ inline Stream stream_of(const Tensor& tensor) {
   return static_cast<Stream>(TVMFFIEnvGetStream(device.device_type, device.device_id));
 }
 
-inline bool has_type(const Tensor& tensor, DLDataTypeCode code, int bits) {
-  const DLDataType dtype = tensor.dtype();
-  return dtype.code == code && dtype.bits == bits && dtype.lanes == 1;
-}
-inline bool is_bf16(const Tensor& tensor) { return has_type(tensor, kDLBfloat, 16); }
-inline bool is_f16(const Tensor& tensor) { return has_type(tensor, kDLFloat, 16); }
-inline bool is_f32(const Tensor& tensor) { return has_type(tensor, kDLFloat, 32); }
+/// An element of so many bytes, of whatever type.
+template <int kBytes>
+struct Opaque {
+  char bytes[kBytes];
+};
 
-/// The element type of a tensor as DLPack names it.
+/// The element type of a tensor as DLPack names it; for void anything.
+constexpr uint8_t kAnyCode = 255;
 template <class T>
 constexpr DLDataType kElement = {};
+template <>
+constexpr DLDataType kElement<void> = {kAnyCode, 0, 1};
+template <int kBytes>
+constexpr DLDataType kElement<Opaque<kBytes>> = {kAnyCode, 8 * kBytes, 1};
 template <>
 constexpr DLDataType kElement<bf16> = {kDLBfloat, 16, 1};
 template <>
 constexpr DLDataType kElement<f16> = {kDLFloat, 16, 1};
 template <>
 constexpr DLDataType kElement<float> = {kDLFloat, 32, 1};
+template <>
+constexpr DLDataType kElement<bool> = {kDLBool, 8, 1};
+template <>
+constexpr DLDataType kElement<uint8_t> = {kDLUInt, 8, 1};
 template <>
 constexpr DLDataType kElement<int8_t> = {kDLInt, 8, 1};
 template <>
@@ -72,25 +80,39 @@ inline bool has_element(const Tensor& tensor) {
   return dtype.code == kElement<T>.code && dtype.bits == kElement<T>.bits && dtype.lanes == 1;
 }
 
-/// ValueError in Python when `condition` does not hold. The message names op, argument and what is accepted.
-inline void check_value(bool condition, const char* message) {
-  if (!condition) TVM_FFI_THROW(ValueError) << message;
+/// Whether all entries of the dimensions before the last begin at a multiple of `bytes`, a power of two.
+inline bool are_rows_aligned(const Tensor& tensor, int64_t bytes) {
+  auto bits = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+  for (int d = 0; d < tensor.ndim() - 1; ++d)
+    if (tensor.size(d) > 1) bits |= static_cast<uintptr_t>(tensor.stride(d) * (tensor.dtype().bits / 8));
+  return bits % bytes == 0;
 }
 
-/// TypeError in Python when `condition` does not hold.
-inline void check_type(bool condition, const char* message) {
-  if (!condition) TVM_FFI_THROW(TypeError) << message;
+/// Whether `count` neighbours of the last dimension, or 16 bytes of them, are one access wherever a multiple of `count`
+/// begins. A tensor that is not there is in no one's way.
+inline bool takes_vectors(int64_t count, const OptionalTensor& tensor) {
+  if (!tensor.has_value()) return true;
+  const int64_t size = (*tensor).size(-1), bytes = count * (*tensor).dtype().bits / 8;
+  return size % count == 0 && (size <= 1 || (*tensor).stride(-1) == 1) &&
+         are_rows_aligned(*tensor, bytes < 16 ? bytes : 16);
+}
+template <class... Tensors>
+bool takes_vectors(int64_t count, const OptionalTensor& first, const Tensors&... others) {
+  return takes_vectors(count, first) && takes_vectors(count, others...);
 }
 
-/// Where the one element of `tensor` is; null for no tensor.
-/// Throws TypeError for another element type, ValueError for another number of elements.
-template <class T>
-const T* scalar(const Optional<Tensor>& tensor, const char* name) {
-  if (!tensor.has_value()) return nullptr;
-  const Tensor value = tensor.value();
-  if (!has_element<T>(value)) TVM_FFI_THROW(TypeError) << name << " has another dtype than this module was built for";
-  if (value.numel() != 1) TVM_FFI_THROW(ValueError) << name << " must have one element, got " << value.numel();
-  return static_cast<const T*>(value.data_ptr());
+/// Elements from row to row of a tensor with at least 1 dimension, those before the last as if they were one: 0 for a
+/// single row, -1 where rows are not contiguous and evenly spaced.
+inline int64_t row_stride(const Tensor& tensor) {
+  int64_t stride = 0, expected = -1;  // expected: of the next dimension outwards; -1 before the first
+  if (tensor.size(-1) > 1 && tensor.stride(-1) != 1) return -1;
+  for (int d = tensor.ndim() - 2; d >= 0; --d) {
+    if (tensor.size(d) == 1) continue;
+    if (expected < 0) stride = expected = tensor.stride(d);
+    if (tensor.stride(d) != expected) return -1;
+    expected *= tensor.size(d);
+  }
+  return stride;
 }
 
 #if defined(__HIP__)
@@ -101,16 +123,18 @@ __attribute__((weak)) void aiter_like_sim_unregister(uint64_t count, const uint6
 }
 #endif
 
-/// Memory of torch's allocator for one call, for the current stream. On the simulated device, where that is host
-/// memory, the bounds checker is told of it.
+/// Memory for one call: what the caller gives, or torch's allocator, for the current stream; none for 0 bytes. On the
+/// simulated device, where the allocator's is host memory, the bounds checker is told of it.
 class Scratch {
  public:
-  Scratch(int64_t bytes, DLDevice device)
-      : tensor_(tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, tvm::ffi::ShapeView(&bytes, 1), {kDLUInt, 8, 1},
-                                               device)),
-        base_(reinterpret_cast<uint64_t>(tensor_.data_ptr())) {
+  Scratch(int64_t bytes, DLDevice device, void* given = nullptr) : data_(bytes > 0 ? given : nullptr) {
+    if (bytes == 0 || given) return;
+    const tvm::ffi::ShapeView shape(&bytes, 1);
+    tensor_ = tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, shape, {kDLUInt, 8, 1}, device);
+    data_ = tensor_.data_ptr();
 #if defined(__HIP__)
     if (device.device_type != kDLCPU || !aiter_like_sim_register) return;
+    base_ = reinterpret_cast<uint64_t>(data_);
     const uint64_t size = bytes;
     const char* name = "scratch";
     const uint8_t is_writable = 1;
@@ -125,48 +149,20 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  void* data() const { return tensor_.data_ptr(); }
+  template <class T>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
 
  private:
   tvm::ffi::Tensor tensor_;
-  uint64_t base_, count_ = 0;
+  void* data_;
+  uint64_t base_ = 0, count_ = 0;
 };
-
-/// A matrix of rows: the last dimension contiguous, the dimensions before it collapsed into one.
-struct Rows {
-  void* data;
-  int64_t count;   // rows
-  int64_t size;    // elements of a row
-  int64_t stride;  // elements from row to row; 0 for a single row
-
-  /// Whether each row begins at a multiple of `bytes`, a power of two.
-  bool is_aligned(int64_t bytes, int64_t element_bytes) const {
-    return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(stride * element_bytes)) % bytes == 0;
-  }
-};
-
-/// `tensor` as rows of T.
-/// Throws TypeError for another element type, ValueError unless the rows are contiguous and evenly spaced; `name` (as
-/// in "rms_norm: input") begins the message.
-template <class T>
-Rows rows(const Tensor& tensor, const char* name) {
-  if (!has_element<T>(tensor)) TVM_FFI_THROW(TypeError) << name << " has another dtype than this module was built for";
-  const int last = tensor.ndim() - 1;
-  if (last < 0) TVM_FFI_THROW(ValueError) << name << " must have at least 1 dimension, got a scalar";
-  const int64_t size = tensor.size(last);
-  bool is_even = size <= 1 || tensor.stride(last) == 1;
-  int64_t stride = 0, expected = -1;  // expected: stride of the next dimension outwards; -1 before the first
-  for (int d = last - 1; d >= 0; --d) {
-    if (tensor.size(d) == 1) continue;
-    if (expected < 0) stride = expected = tensor.stride(d);
-    is_even = is_even && tensor.stride(d) == expected;
-    expected *= tensor.size(d);
-  }
-  if (!is_even) TVM_FFI_THROW(ValueError) << name << " must have contiguous, evenly spaced rows";
-  return {tensor.data_ptr(), size == 0 ? 0 : tensor.numel() / size, size, stride};
-}
 
 }  // namespace aiter_like::ffi
+
+#include "aiter_like/match.h"
 
 /// The text of a macro's value, for a module that is built for one name.
 #define AITER_LIKE_TEXT(name) AITER_LIKE_TEXT_OF(name)

@@ -82,81 +82,63 @@ constexpr Pack kValuePack = kLayout == KvLayout::kShuffled ? Pack::kTokens : Pac
 
 namespace ffi {
 
-struct CacheShape {
-  int64_t blocks, page_size, heads, key_dim, value_dim;
-};
-
-inline KvLayout layout_of(const String& name) {
-  check_value(name == "rows" || name == "mla" || name == "columns" || name == "shuffled",
-              "layout must be rows, mla, columns or shuffled");
+inline KvLayout layout_of(const Match& match, const String& name) {
+  match.require(name == "rows" || name == "mla" || name == "columns" || name == "shuffled",
+                "layout must be rows, mla, columns or shuffled");
   return name == "columns" ? KvLayout::kColumns : name == "shuffled" ? KvLayout::kShuffled : KvLayout::kRows;
 }
 
-/// Shape of a cache.
-/// Throws ValueError when K and V do not fit each other or the layout.
-inline CacheShape cache_shape(const Tensor& key, const Tensor& value, KvLayout layout) {
-  CacheShape shape{};
-  const bool is_rows = layout == KvLayout::kRows;
-  check_value(key.ndim() == (is_rows ? 4 : 5) && value.ndim() == (layout == KvLayout::kShuffled ? 5 : 4),
-              "key_cache and value_cache must have the dimensions of the layout");
-  shape.blocks = key.size(0);
-  shape.page_size = key.size(is_rows ? 1 : 3);
-  shape.heads = key.size(is_rows ? 2 : 1);
-  shape.key_dim = is_rows ? key.size(3) : key.size(2) * key.size(4);
-  int64_t page_size, heads;
-  if (is_rows) {
-    page_size = value.size(1), heads = value.size(2), shape.value_dim = value.size(3);
-  } else {
-    heads = value.size(1);
-    shape.value_dim = value.size(value.ndim() == 4 ? 2 : 3);
-    page_size = value.ndim() == 4 ? value.size(3) : value.size(2) * value.size(4);
-  }
-  check_value(value.size(0) == shape.blocks && page_size == shape.page_size && heads == shape.heads,
-              "key_cache and value_cache must have the same blocks, tokens per block and heads");
-  check_value(shape.page_size > 0 && shape.blocks * shape.page_size < (int64_t{1} << 31),
-              "a cache holds at least 1 and less than 2^31 slots");
-  return shape;
-}
+/// A cache at the boundary: its planes, and their sizes.
+struct Cache {
+  CachePlane key, value;
+  Size blocks{"num_blocks"}, page_size{"page_size"}, heads{"num_heads"}, key_dim{"head_dim"}, value_dim{"head_dim_v"};
+  int64_t slots;
+};
 
-inline uint32_t log2_of(int64_t size) {
+inline uint32_t log2_of(const Match& match, int64_t size) {
   uint32_t result = 0;
   while ((int64_t{1} << result) < size) ++result;
-  check_value((int64_t{1} << result) == size, "the innermost dimension of a packed cache must be a power of two");
+  match.require((int64_t{1} << result) == size, "the innermost dimension of a packed cache must be a power of two");
   return result;
 }
 
-inline CachePlane key_plane(const Tensor& cache) {
-  if (cache.ndim() == 4)
-    return {cache.data_ptr(), cache.stride(0), cache.stride(1), cache.stride(2), cache.stride(3), 0, 0};
-  return {cache.data_ptr(), cache.stride(0), cache.stride(3), cache.stride(1), cache.stride(4), cache.stride(2),
-          log2_of(cache.size(4))};
-}
-
-inline CachePlane value_plane(const Tensor& cache, KvLayout layout) {
-  if (layout == KvLayout::kRows) return key_plane(cache);
-  if (layout == KvLayout::kColumns)
-    return {cache.data_ptr(), cache.stride(0), cache.stride(3), cache.stride(1), cache.stride(2), 0, 0};
-  return {cache.data_ptr(), cache.stride(0), cache.stride(4), cache.stride(1), cache.stride(3), cache.stride(2),
-          log2_of(cache.size(4))};
-}
-
-/// Whether `count` neighbours of the last dimension can be moved at once wherever a multiple of `count` begins.
-inline bool takes_vectors(const Tensor& tensor, int64_t count, int64_t element_bytes) {
-  const int last = tensor.ndim() - 1;
-  const int64_t bytes = count * element_bytes < 16 ? count * element_bytes : 16;
-  if (tensor.size(last) % count || tensor.stride(last) != 1) return false;
-  uintptr_t bits = reinterpret_cast<uintptr_t>(tensor.data_ptr());
-  for (int d = 0; d < last; ++d)
-    if (tensor.size(d) > 1) bits |= static_cast<uintptr_t>(tensor.stride(d) * element_bytes);
-  return bits % bytes == 0;
+/// Of elements T.
+template <class T>
+Cache take_cache(Match& match, const Tensor& key, const Tensor& value, KvLayout layout) {
+  Cache cache;
+  auto& [k, v, blocks, page_size, heads, key_dim, value_dim, slots] = cache;
+  if (layout == KvLayout::kRows) {
+    const auto rows = match.take<T>(key, {blocks, page_size, heads, key_dim}, "key_cache", kStrided);
+    const auto others = match.take<T>(value, {blocks, page_size, heads, value_dim}, "value_cache", kStrided);
+    k = {rows.data, rows.strides[0], rows.strides[1], rows.strides[2], rows.strides[3], 0, 0};
+    v = {others.data, others.strides[0], others.strides[1], others.strides[2], others.strides[3], 0, 0};
+  } else {
+    Size parts{"parts of a head"}, pack{"elements of a part"};
+    Size tokens{"parts of a page"}, tokens_pack{"tokens of a part"};
+    const auto dims = match.take<T>(key, {blocks, heads, parts, page_size, pack}, "key_cache", kStrided);
+    key_dim.value = parts * pack;
+    k = {dims.data, dims.strides[0], dims.strides[3], dims.strides[1], dims.strides[4], dims.strides[2],
+         log2_of(match, pack)};
+    if (layout == KvLayout::kColumns) {
+      const auto columns = match.take<T>(value, {blocks, heads, value_dim, page_size}, "value_cache", kStrided);
+      v = {columns.data, columns.strides[0], columns.strides[3], columns.strides[1], columns.strides[2], 0, 0};
+    } else {
+      const auto packs = match.take<T>(value, {blocks, heads, tokens, value_dim, tokens_pack}, "value_cache", kStrided);
+      match.require(tokens * tokens_pack == page_size, "value_cache", "must have the tokens of key_cache");
+      v = {packs.data, packs.strides[0], packs.strides[4], packs.strides[1], packs.strides[3], packs.strides[2],
+           log2_of(match, tokens_pack)};
+    }
+  }
+  slots = blocks * page_size;
+  match.require(page_size > 0 && slots < int64_t{1} << 31, "a cache holds at least 1 and less than 2^31 slots");
+  return cache;
 }
 
 /// The slots of `tokens` tokens.
-inline SlotMapping slot_mapping(const Tensor& slots, const CacheShape& shape) {
-  check_type(has_element<int64_t>(slots) || has_element<int32_t>(slots), "slot_mapping must be int64 or int32");
-  check_value(slots.ndim() == 1 && (slots.size(0) < 2 || slots.stride(0) == 1), "slot_mapping must be contiguous");
-  return {slots.data_ptr(), has_element<int64_t>(slots), Divider(static_cast<uint32_t>(shape.page_size)),
-          static_cast<uint32_t>(shape.blocks * shape.page_size)};
+inline SlotMapping take_slots(Match& match, const Tensor& mapping, Size& tokens, int64_t page_size, int64_t slots) {
+  const bool is_wide = match.one_of<int32_t, int64_t>(mapping, "slot_mapping") == 1;
+  return {match.take<const void>(mapping, {tokens}, "slot_mapping"), is_wide, Divider(page_size),
+          static_cast<uint32_t>(slots)};
 }
 
 }  // namespace ffi
