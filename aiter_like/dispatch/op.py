@@ -25,9 +25,9 @@ from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
 from aiter_like.dispatch.addresses import AddressCheck, statement
 from aiter_like.dispatch.backend import KINDS, Candidate
 from aiter_like.dispatch.classes import CallClass, Classes
-from aiter_like.dispatch.declaration import SKIP, Declaration, tell_unknown_disabled
+from aiter_like.dispatch.declaration import Declaration, tell_unknown_disabled
 from aiter_like.dispatch.explanation import Explanation, Recorder, conditions, describe, selector
-from aiter_like.dispatch.kinds import check_kinds, check_outputs
+from aiter_like.dispatch.kinds import check_outputs
 from aiter_like.dispatch.plan import Plan, plan_of
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.selection import OfAddresses, Request, Selection, select
@@ -150,8 +150,7 @@ class Op(Declaration):
             UnsupportedError: there is no such backend, or it is not the forced one.
         """
         forced, forced_by, recorder = _read(self, chosen)
-        check_kinds(self.name, self.call, args)
-        is_empty = self.check is not None and self.check(*args) is SKIP
+        is_empty = self.is_empty(args)
         refused = {}
         for backend in self.backends:
             if forced not in (None, backend.name):
@@ -222,8 +221,7 @@ class Op(Declaration):
         """Check, select, bind. `request` has stand-ins, or the arguments themselves."""
         args, real = request.args, request.real
         with showing(args):
-            check_kinds(self.name, self.call, args)
-            if self.check is not None and self.check(*args) is SKIP:
+            if self.is_empty(args):
                 empty = torch_ops.plan_of_empty(self, request.forced, real)
                 return replace(plan_of(self, empty, args, trace), is_empty=True)
         selection = select(self, request, in_turn=True)
@@ -283,9 +281,9 @@ class Op(Declaration):
         raise UnsupportedError(message, self.name, selection.refused)
 
     def _explain(self, args: tuple, forced: str | None, forced_by: str) -> Explanation:
-        check_kinds(self.name, self.call, args)
+        is_empty = self.is_empty(args)
         request = self._request(args, args, forced, forced_by)
-        if self.check is not None and self.check(*args) is SKIP:
+        if is_empty:
             return Explanation(self.name, request.target, None, None, "", {}, "empty: nothing to compute", {})
         found = describe(self, request, select(self, request))
         return replace(found, conditions=self._conditions(args, forced, forced_by))
@@ -295,8 +293,7 @@ class Op(Declaration):
         request = self._request(trace.fields, args, forced, forced_by)
         try:
             with showing(trace.fields):
-                if self.check is not None:
-                    self.check(*trace.fields)
+                self.is_empty(trace.fields)
             for candidate in select(self, request).candidates[:1]:
                 candidate.backend.kernel_names(request.target, trace.fields, candidate.params)
         except Untraceable:
