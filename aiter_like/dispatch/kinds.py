@@ -52,8 +52,8 @@ def check_shapes(op: str, call: type, args: tuple, writes: Collection[int]) -> N
         value, name = args[field.index], call._fields[field.index]
         if value is None:
             continue
-        rank, dtypes = len(field.sizes), field.dtypes and [
-            args[call._fields.index(one)].dtype if isinstance(one, str) else one for one in field.dtypes]
+        rank, dtypes = len(field.sizes), field.dtypes and dict.fromkeys(
+            args[call._fields.index(one)].dtype if isinstance(one, str) else one for one in field.dtypes)
         if field.leading and value.ndim < rank:
             raise ValueError(f"{op}: {name} must have at least {rank} dimension{'s' * (rank != 1)}, got "
                              f"{f'shape {tuple(value.shape)}' if value.ndim else 'a scalar'}")
