@@ -18,9 +18,10 @@ from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import table
 from aiter_like.dispatch.backend import Backend, Candidate
+from aiter_like.dispatch.kinds import check_kinds, check_shapes
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.surroundings import into_inference_tensors, with_defaults, without_autocast
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch.tuning import Tuning, calls_of, tuning_of
 from aiter_like.errors import did_you_mean
 
 _log = logging.getLogger("aiter_like")
@@ -41,15 +42,18 @@ class Declaration:
         backends: in order of preference.
         prefers: of (target, call): the name of the backend that goes before that order, or None.
         check: of (call): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
-        tune_key: of (call): the key of tuned rows, a dict with the names `tune_fields`.
+        key: what tuned rows are chosen by, a NamedTuple with `of` and `make` (dispatch/tuning.py); None: it cannot be
+            tuned. `tune_key` is its `of` as a dict with the names `tune_fields`; `tuning` has its other methods.
         round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
         writes: names of the arguments that are written.
         in_place: output → inputs that it may be: each element is read by whoever writes it, before that. Any other
             memory that an output shares with an argument is refused (addresses.py).
-        cases: of (device): a few small calls by name that together reach every kernel of every compiled backend. Each
+        cases: a few small calls by name that together reach every kernel of every compiled backend: keys, (key, options
+            of its `make`), or a function of the device that makes the calls. Each
             is what a kernel must pass on hardware before its first automatic use (dispatch/self_check.py), and what
             verify, prebuilding and the tests over all operators run.
-        tuning: what the tuner needs to know of it (dispatch/tuning.py); None: it cannot be tuned.
+        traffic: of (call): (bytes, flops) that the operation needs; default: each tensor once, no flops.
+        scratch: names of written arguments that are memory for the kernels, and no result.
         sums_in_fp32: nothing between inputs and results is rounded to fewer bits than fp32 has: the self-check then
             allows what results of their dtype are rounded by, however coarse the dtypes of inputs are.
         public: the public functions made of it (torch_ops.register).
@@ -62,8 +66,13 @@ class Declaration:
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
                  in_place: Mapping[str, Sequence[str]] = MappingProxyType({}),
-                 cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
-                 tuning: Tuning | None = None, sums_in_fp32: bool = False):
+                 cases: Callable[[torch.device], Mapping[str, tuple]] | Mapping[str, Any] | None = None,
+                 tuning: Tuning | None = None, sums_in_fp32: bool = False, key: type | None = None,
+                 traffic: Callable[..., tuple[int, int]] | None = None, scratch: Sequence[str] = ()):
+        if key is not None:
+            tune_key, tune_fields, tuning = (lambda call: key.of(call)._asdict()), key._fields, tuning_of(
+                key, traffic, scratch)
+        cases = calls_of(cases) if isinstance(cases, Mapping) else cases
         if name in OPS.declared:
             raise ValueError(f"operator {name} exists already")
         if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
@@ -100,6 +109,16 @@ class Declaration:
         """The tuned rows, read when first asked for."""
         kernels = {backend.name: backend.fixed_kernels() for backend in self.backends}
         return table.load(self.name, self.tune_fields, kernels, self.round_field)
+
+    def is_empty(self, args: tuple) -> bool:
+        """Checks the arguments, but for what is written; whether there is nothing to compute.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong.
+        """
+        check_kinds(self.name, self.call, args)
+        check_shapes(self.name, self.call, args, self.write_indices)
+        return self.check is not None and self.check(*args) is SKIP
 
     def stale_rows(self) -> list[str]:
         """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
