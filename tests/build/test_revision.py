@@ -100,8 +100,9 @@ REFACTORINGS: dict[str, Callable[[Tree], list[tuple]]] = {
     "a helper of kernels gets another name": lambda tree: [
         *tree.everywhere("reciprocal_square_root", "one_over_root"), *tree.everywhere("load_vec", "vec_at")],
     "a helper of a Triton kernel gets another name": lambda tree: tree.everywhere("load_sum", "sum_at"),
-    "a check of an operator": lambda tree: [
-        ("aiter_like/ops/norm/rms_norm.py", "input must have at least 1 dimension", "input must have a dimension")],
+    "checks of operators": lambda tree: [
+        (str(path.relative_to(tree.root)), re.compile("must "), "has to ")
+        for path in tree.root.glob("aiter_like/ops/*/*.py") if "must " in path.read_text()],
     "a launcher in Triton": lambda tree: [
         (RMS_PY, "\ndef rms_norm(", "\n_UNUSED = 3\n\n\ndef rms_norm(")],
     "the host half": lambda tree: [
