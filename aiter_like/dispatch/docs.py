@@ -41,7 +41,8 @@ def completed(name: str, function: Callable) -> str:
     notes = [*sections["Notes"].values(), _NOTE]
     if "captured" not in " ".join(notes):
         notes.append(_CAPTURE)
-    text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(), "Notes": notes}
+    text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(),
+            "Notes": notes}
     blocks = [head, *(f"{title}:\n" + "\n".join(_indented(line) for line in lines) for title, lines in text.items())]
     return "\n\n".join([*blocks, *(f"Source: {each}" for each in sections["Source"].values())])
 
