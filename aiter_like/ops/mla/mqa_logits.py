@@ -230,19 +230,19 @@ class MqaLogitsKey(NamedTuple):
 
     def make(self, device: torch.device, seed: int) -> MqaLogitsCall:
         """Prompts that are causal, or sequences of equal lengths on pages in random order."""
-        rows, columns, dim, dtype = self.rows, self.columns, self.head_dim, dtypes.DTYPES[self.dtype]
-        random, integers = tune_shapes.normal(device, seed, "fp32"), {"dtype": torch.int32, "device": device}
+        rows, columns, integers = self.rows, self.columns, {"dtype": torch.int32, "device": device}
+        random, random_fp8 = (tune_shapes.normal(device, seed, dtype) for dtype in ("fp32", self.dtype))
         batch, size = (rows // self.seqlen_q, self.page_size) if self.page_size else (1, columns)
-        pages = batch * -(-columns // size)
+        pages = -(-columns // size)
         call = MqaLogitsCall(
-            torch.empty(rows, columns, device=device), random(rows, self.num_heads, dim).to(dtype),
-            random(pages, size, dim).to(dtype), random(pages, size).abs(), random(rows, self.num_heads),
-            preshuffle=self.layout == "shuffled")
+            torch.empty(rows, columns, device=device), random_fp8(rows, self.num_heads, self.head_dim),
+            random_fp8(batch * pages, size, self.head_dim), random(batch * pages, size).abs(),
+            random(rows, self.num_heads), preshuffle=self.layout == "shuffled")
         if not self.page_size:
             ends = (torch.arange(rows, **integers) + columns - rows + 1).clamp(min=0)
             return call._replace(starts=torch.zeros_like(ends), ends=ends)
-        table = torch.randperm(pages, generator=torch.Generator(device).manual_seed(seed), **integers).view(batch, -1)
-        return call._replace(context_lens=torch.full((batch,), columns, **integers), block_table=table)
+        return call._replace(context_lens=torch.full((batch,), columns, **integers),
+                             block_table=tune_shapes.page_table(device, seed, batch, pages))
 
 
 def _cases(device: torch.device) -> dict[str, MqaLogitsCall]:
@@ -305,7 +305,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
     Source: AITER's `fp8_mqa_logits`; DeepSeek-V3.2-Exp (2025), lightning indexer.
     """
     check.tensor(_OP, "q", q, rank=3, dtypes=elements.FP8)
-    check.tensor(_OP, "k", k, rank=2, dtypes=(q.dtype,), shape=(None, q.shape[2]))
+    check.tensor(_OP, "k", k, rank=2, dtypes=(q.dtype,), shape=(None, q.shape[2]), device=q.device)
     check.tensor(_OP, "k_scale", k_scale, shape=(k.shape[0],), last_contiguous=False)
     if logits is None:
         width = -(-k.shape[0] // _COLUMN_STEP) * _COLUMN_STEP
