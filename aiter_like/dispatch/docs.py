@@ -41,7 +41,8 @@ def completed(name: str, function: Callable) -> str:
     returns = sections["Returns"] or {"": "Nothing." if signature.return_annotation in (None, "None") else "`out`."}
     said = " ".join(sections["Notes"].values()).lower()
     notes = [*sections["Notes"].values(), _CHECKED, *(note for word, note in _NOTES.items() if word not in said)]
-    text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(), "Notes": notes}
+    text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(),
+            "Notes": notes}
     blocks = [head, *(f"{title}:\n" + "\n".join(_indented(line) for line in lines) for title, lines in text.items())]
     return "\n\n".join([*blocks, *(f"Source: {each}" for each in sections["Source"].values())])
 
