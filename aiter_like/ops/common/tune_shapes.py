@@ -30,6 +30,11 @@ def page_table(device: torch.device, seed: int, batch: int, pages: int) -> Tenso
     return torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
 
 
+def dtype_on(device: torch.device, name: str) -> torch.dtype:
+    """The dtype of a short name; "fp8" is the device's own."""
+    return dtypes.fp8_of(target_of(device).arch) if name == "fp8" else dtypes.DTYPES[name]
+
+
 def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dict[str, int]]:
     """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
     lanes = min(hidden, block) / target.wave_size
