@@ -43,8 +43,8 @@ def flash_attn_func(
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
-        k: [batch, seqlen_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: [batch, seqlen_k, num_kv_heads, head_dim_v], likewise.
+        k, v: [batch, seqlen_k, num_kv_heads, head_dim], v with head_dim_v, likewise; num_heads is a multiple of
+            num_kv_heads.
         dropout_p: probabilities are dropped with this probability, the others divided by 1 − dropout_p; what is
             dropped follows from torch's generator of the device.
         softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scores times scale may be up to 1e30, with two
@@ -78,22 +78,16 @@ def flash_attn_func(
         workspace: uint8 memory of `attention_workspace_bytes` for kernels that split keys; default: torch's allocator.
         out: tensor to write, of q's shape with head_dim_v; default: a new one, in memory as `layout` says. Not where an
             input requires grad.
-        backend: "hip", "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [batch, num_heads, seqlen_q] fp32, natural logarithm, with
         `return_attn_probs` S_dmask: [batch, num_heads, seqlen_q, seqlen_k] uint8. A row that sees no key, also where
-        seqlen_k is 0, gives 0 and −inf (with a sink: the sink). An empty q gives empty results.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit; how_v3_bf16_cvt and round_mode say different things.
-        UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
+        seqlen_k is 0, gives 0 and −inf (with a sink: the sink).
 
     Notes:
-        Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic; can be
-        captured in a graph. `explain` shows which backends serve a call, and why the others do not. Differentiable
-        in q, k, v and sink_ptr, `out` and lse; in bias and alibi_slopes by "torch" alone, which then serves the call.
+        Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic. `explain`
+        shows which backends serve a call, and why the others do not. Differentiable in q, k, v and sink_ptr, `out` and
+        lse; in bias and alibi_slopes by "torch" alone, which then serves the call.
 
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
@@ -167,14 +161,13 @@ def flash_attn_varlen_func(
         block_table: Tensor | None = None, out: Tensor | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None, *, round_mode: str | None = None,
         workspace: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, ...]:
-    """Attention of sequences of any lengths, packed one after the other.
-
-    The formula of `flash_attn_func` for each sequence b: queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, keys alike.
+    """Attention of sequences of any lengths, packed one after the other. As `flash_attn_func`, for each sequence b:
+    queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, keys alike. Padding counts as sequences of its own, which attend
+    to the padding of the keys.
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
-        k: [total_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: [total_k, num_kv_heads, head_dim_v], likewise.
+        k, v: [total_k, num_kv_heads, head_dim], v with head_dim_v, likewise; num_heads is a multiple of num_kv_heads.
         cu_seqlens_q: int32 [batch + 1], from 0 on, never falling, at most total_q. Checked on the CPU only: on a GPU
             kernels stay within the tensors whatever it holds, and results for wrong starts are unspecified.
         cu_seqlens_k: the same for `k` and `v`.
@@ -182,10 +175,6 @@ def flash_attn_varlen_func(
         max_seqlen_k: at least the longest sequence of `k`.
         min_seqlen_q: a hint without effect: every row of every sequence is computed.
         bias: [total_q, max_seqlen_k].
-        alibi_slopes: fp32 [num_heads] or [batch, num_heads].
-        dropout_p, softmax_scale, logits_soft_cap, causal, window_size, deterministic, return_lse, return_attn_probs,
-            how_v3_bf16_cvt, sink_ptr, round_mode, workspace, backend: as in `flash_attn_func`, with the lengths of each
-            sequence.
         block_table: int32 [batch, pages]: `k` and `v` are pages [num_pages, page_size, num_kv_heads, dim], and
             `unified_attention`'s kernel serves the call, without bias and dropout; it rounds to nearest even.
         out: tensor to write, [total_q, num_heads, head_dim_v]; default: a new contiguous one.
@@ -198,15 +187,6 @@ def flash_attn_varlen_func(
         `return_attn_probs` S_dmask: [num_heads, total_q, max_seqlen_k] uint8, 0 in rows of no sequence. A row that sees
         no key gives 0 and −inf (with a sink: the sink). Rows of no sequence are not written, but those of padding
         between sequences may be: what they hold has no meaning.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout, values or (on the CPU) lengths do not fit; how_v3_bf16_cvt and round_mode
-            say different things.
-        UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
-
-    Notes:
-        As `flash_attn_func`. Padding counts as sequences of its own, which attend to the padding of the keys.
 
     Source: AITER's `flash_attn_varlen_func`.
     """

@@ -298,22 +298,15 @@ def paged_attention(
         alibi_slopes: [num_heads] or [batch, num_heads] fp32: slope · distance is subtracted from scores.
         sinks: [num_heads] fp32: one more score in the denominator.
         q_scale: fp32, one number or [total_q, num_heads], what elements are multiplied by.
-        k_scale: fp32, one number or [num_pages, page_size, num_kv_heads] of any strides, also expanded.
-        v_scale: likewise for `v_cache`.
+        k_scale, v_scale: fp32, one number or [num_pages, page_size, num_kv_heads] of any strides, also expanded.
         out_scale: fp32, one number: an fp8 `out` is divided by it and saturates.
         num_splits: 0: keys are split between workgroups as lengths ask for; n: into at most n parts; 1: not.
         return_lse: also return the log-sum-exp of the scores.
         workspace: uint8, paged_attention_workspace_bytes many; default: allocated.
         out: [total_q, num_heads, head_dim_v] to write; default: a new one, of the dtype of `q`, bf16 for bytes.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows of no sequence are not written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
 
     Notes:
         Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
@@ -358,16 +351,10 @@ def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: in
         num_kv_heads: of the caches.
         head_dim_v: of the values.
         batch: sequences.
-        max_seqlen_k: as for `paged_attention`.
-        max_seqlen_q: as there.
-        num_splits: as there.
+        max_seqlen_k, max_seqlen_q, num_splits: as for `paged_attention`.
 
     Returns:
         Bytes.
-
-    Raises:
-        TypeError: `q` is no tensor, or a size is no integer.
-        ValueError: a size is negative, or `num_kv_heads` 0.
 
     Notes:
         A function of shapes and of the device's number of CUs: the same for each call of a captured graph.

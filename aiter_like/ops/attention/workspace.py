@@ -36,10 +36,6 @@ def attention_workspace_bytes(q: Tensor, k: Tensor, *, causal: bool = False,
     Returns:
         Bytes.
 
-    Raises:
-        TypeError: `q` or `k` is no tensor, `num_splits` no integer.
-        ValueError: they have another number of dimensions than 4; no such layout.
-
     Notes:
         A function of shapes and of the device's number of CUs: the same for each call of a captured graph.
 
