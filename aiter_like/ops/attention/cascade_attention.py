@@ -55,8 +55,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
         `out`, of which every row is written, as every row is of a sequence; 0 where it sees no key.
 
     Raises:
-        ValueError: on the CPU, pages that are not there, a sequence without room for its queries behind the prefix, or
-            one that begins with other pages.
+        ValueError: on the CPU, pages or lengths of a sequence that has not the whole prefix.
 
     Notes:
         Both parts are rounded to the dtype of `q` before they are merged. Deterministic; no synchronisation; can be

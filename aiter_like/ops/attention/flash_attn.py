@@ -43,19 +43,17 @@ def flash_attn_func(
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
-        k, v: [batch, seqlen_k, num_kv_heads, head_dim], v with head_dim_v, likewise; num_heads is a multiple of
-            num_kv_heads.
+        k, v: [batch, seqlen_k, num_kv_heads, head_dim or head_dim_v], likewise; num_kv_heads divides num_heads.
         dropout_p: probabilities are dropped with this probability, the others divided by 1 − dropout_p; what is
             dropped follows from torch's generator of the device.
-        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scores times scale may be up to 1e30, with two
-            exceptions: NaN beyond 1.4e9 from Triton on Hopper where the scale is ≤ 1 (and the inputs so large), and
-            gradients without bias and slopes: their probabilities follow from the fp32 log-sum-exp, to 2⁻²³ of it,
-            and are coarse beyond 1e5.
+        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scaled scores may be up to 1e30, but beyond 1e5
+            gradients without bias and slopes, which follow from the fp32 log-sum-exp, are coarse, and beyond 1.4e9
+            Triton on Hopper gives NaN where the scale is ≤ 1.
         causal: query i sees key j iff j ≤ i + seqlen_k − seqlen_q (bottom-right alignment).
         window_size: (left, right[, sink tokens]): query i sees keys from i + seqlen_k − seqlen_q − left to
             … + right; −1: no limit; so many leading keys stay visible under a left limit. None: no limits.
-        bias: [seqlen_q, seqlen_k] or [1|batch, 1|num_heads, seqlen_q, seqlen_k], dtype of `q` or fp32, any strides.
-            −inf hides a key; any finite one, as torch.finfo's limits, counts as it is: equal ones of a row cancel out.
+        bias: [seqlen_q, seqlen_k] or [1|batch, 1|num_heads, seqlen_q, seqlen_k], dtype of `q` or fp32, any strides;
+            only −inf hides a key: equal finite ones of a row cancel out, however large.
         alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + seqlen_k − seqlen_q − j| is subtracted;
             slopes beyond ±2^90 count as those.
         deterministic: results always repeat bit for bit.
@@ -63,13 +61,11 @@ def flash_attn_func(
         return_attn_probs: also return AITER's S_dmask: what dropout drew for each score, of which those up to
             floor(255 · (1 − dropout_p)) are kept; without dropout it has no elements.
         how_v3_bf16_cvt: rounding of P and `out` to bf16: 0 to nearest even, 1 to nearest with ties away from zero, 2
-            towards zero. fp16 rounds to nearest even, with 2 possibly towards zero; backend "torch" rounds only `out`,
-            to nearest even.
-        cu_seqlens_q: int32 [batch + 1]: sequence b has cu_seqlens_q[b + 1] − cu_seqlens_q[b] queries, the first of the
-            seqlen_q stored ones; served as `flash_attn_varlen_func` with padding, without `bias`, for which q, k and v
-            must be [batch · length, heads, dim] in memory, or are copied so. None: all of them.
-        cu_seqlens_kv: int32 [batch + 1]: sequence b has cu_seqlens_kv[b + 1] − cu_seqlens_kv[b] keys, the first of
-            the seqlen_k stored ones; the diagonal ends at the last of them.
+            towards zero, perhaps of fp16 too; "torch" rounds only `out`, to nearest even.
+        cu_seqlens_q: int32 [batch + 1]: sequence b has the first cu_seqlens_q[b + 1] − cu_seqlens_q[b] of its seqlen_q
+            places, the others are padding; not with `bias`. What is not [batch · length, heads, dim] in memory is
+            copied so.
+        cu_seqlens_kv: int32 [batch + 1], the same for `k` and `v`; the diagonal ends at a sequence's last key.
         sink_ptr: fp32 [num_heads]: one more score per row in the softmax's denominator, with no value.
         num_splits: at most so many workgroups share the keys of a row; 0: as the kernel likes.
         logits_soft_cap: scores become cap · tanh(score / cap), before bias and slopes; 0: they do not.
@@ -167,20 +163,17 @@ def flash_attn_varlen_func(
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
-        k, v: [total_k, num_kv_heads, head_dim], v with head_dim_v, likewise; num_heads is a multiple of num_kv_heads.
-        cu_seqlens_q: int32 [batch + 1], from 0 on, never falling, at most total_q. Checked on the CPU only: on a GPU
-            kernels stay within the tensors whatever it holds, and results for wrong starts are unspecified.
-        cu_seqlens_k: the same for `k` and `v`.
-        max_seqlen_q: at least the longest sequence of `q`; rows after that many are not computed.
-        max_seqlen_k: at least the longest sequence of `k`.
+        k, v: [total_k, num_kv_heads, head_dim or head_dim_v], likewise; num_kv_heads divides num_heads.
+        cu_seqlens_q, cu_seqlens_k: int32 [batch + 1], from 0 on, never falling, within `q` or `k`. Checked on the CPU
+            only: on a GPU kernels stay within the tensors, and results for wrong starts are unspecified.
+        max_seqlen_q, max_seqlen_k: at least the longest sequence; rows after that many are not computed.
         min_seqlen_q: a hint without effect: every row of every sequence is computed.
         bias: [total_q, max_seqlen_k].
         block_table: int32 [batch, pages]: `k` and `v` are pages [num_pages, page_size, num_kv_heads, dim], and
             `unified_attention`'s kernel serves the call, without bias and dropout; it rounds to nearest even.
         out: tensor to write, [total_q, num_heads, head_dim_v]; default: a new contiguous one.
-        cu_seqlens_q_padded: int32 [batch + 1]: where the sequences begin in `q` and `out`, which then have padding
-            between them; cu_seqlens_q still tells their lengths, as if it were not there. None: there is none.
-        cu_seqlens_k_padded: the same for `k` and `v`.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: int32 [batch + 1]: where the sequences begin in `q` and `out`, or `k`
+            and `v`, which then have padding between them; cu_seqlens_q and cu_seqlens_k still tell their lengths.
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [num_heads, total_q] fp32, natural logarithm, with

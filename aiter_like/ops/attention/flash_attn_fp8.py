@@ -29,9 +29,6 @@ def flash_attn_fp8_pertensor_func(
         q_descale, k_descale, v_descale: fp32 [1], what the elements are multiplied by; None: 1.
         out: [batch, seqlen_q, num_heads, head_dim_v] bf16|fp16 to write; default: a new one, bf16.
 
-    Returns:
-        `out`.
-
     Notes:
         Scores, softmax and sums in fp32; P may be rounded to e4m3. Deterministic.
 

@@ -56,9 +56,6 @@ def mha_batch_prefill_func(
         `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows outside every sequence are not
         written.
 
-    Raises:
-        UnsupportedError: dropout, return_attn_probs or kv_block_descale.
-
     Source: AITER's `mha_batch_prefill_func`; FlashInfer's ragged page tables.
     """
     op = "mha_batch_prefill_func"

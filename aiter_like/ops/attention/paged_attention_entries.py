@@ -168,9 +168,6 @@ def paged_attention_v1(
         mtp: the most rows of a sequence.
         sliding_window: a query sees so many keys, its own included; 0: all.
 
-    Returns:
-        `out`.
-
     Source: AITER's `paged_attention_v1`.
     """
     op = "paged_attention_v1"

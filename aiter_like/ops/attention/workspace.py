@@ -39,7 +39,7 @@ def attention_workspace_bytes(q: Tensor, k: Tensor, *, causal: bool = False,
     Notes:
         A function of shapes and of the device's number of CUs: the same for each call of a captured graph.
 
-    Source: this project; csrc/attention/attention_workspace.hip.
+    Source: this project.
     """
     op = "attention_workspace_bytes"
     check.tensor(op, "q", q, rank=4, last_contiguous=False)

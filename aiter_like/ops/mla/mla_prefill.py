@@ -32,9 +32,6 @@ def mla_prefill_fwd(
         (`o`, log-sum-exp [total_q, 1, num_heads, 1] fp32, natural logarithm). A row of a sequence without keys is 0 and
         −inf; rows of no sequence, behind qo_indptr's last, are not written, and their log-sum-exps may be anything.
 
-    Raises:
-        UnsupportedError: AITER's packed caches of bytes.
-
     Source: AITER's `mla_prefill_fwd`.
     """
     op = "mla_prefill_fwd"
