@@ -172,8 +172,9 @@ class GroupedGemmKey(NamedTuple):
         experts take a token in the model families that the tuner knows: 8. With `sizes`, some rows are made of none."""
         random, generator = tune_shapes.normal(device, seed, "bf16"), torch.Generator().manual_seed(seed)
         rows, groups, n, k = self[:4]
-        counts = torch.tensor(sizes) if sizes else torch.randint(
-            groups, (rows,), generator=generator).bincount(minlength=groups)
+        taken = torch.randint(groups, (rows,), generator=generator)
+        counts = torch.tensor(sizes) if sizes else torch.zeros(groups, dtype=torch.int64).index_add_(
+            0, taken, torch.ones_like(taken))
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(device, torch.int32)
         tokens = -(-rows // 8) if self.is_gathered else rows
         beside = 1 if sizes else 0
