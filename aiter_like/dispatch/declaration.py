@@ -17,7 +17,7 @@ from aiter_like import env
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import table
-from aiter_like.dispatch.backend import Backend
+from aiter_like.dispatch.backend import Backend, Candidate
 from aiter_like.dispatch.kinds import check_kinds, check_shapes
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.surroundings import into_inference_tensors, with_defaults, without_autocast
@@ -83,7 +83,7 @@ class Declaration:
         self.reference = without_autocast(with_fields(call, reference))
         self.prefers = with_fields(call, prefers, before=1)
         self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)
-        self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
+        self.backends = tuple(backend.taking_fields(call) for backend in backends)
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
         self.tuning = tuning and replace(tuning, case=with_defaults(tuning.case),
                                          traffic=with_fields(call, tuning.traffic))
@@ -122,8 +122,33 @@ class Declaration:
 
     def stale_rows(self) -> list[str]:
         """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
-        backends = {backend.name: backend for backend in self.backends}
-        return [row.source for row in self.table.rows() if backends[row.backend].staleness(row) is not None]
+        return [row.source for row in self.table.rows() if self.staleness(row) is not None]
+
+    def staleness(self, row: table.Row) -> str | None:
+        """Why a tuned row no longer speaks of its kernel, or None: also where the kernel would be launched otherwise,
+        which no call asks."""
+        backend = self.backend(row.backend)
+        if (reason := backend.staleness(row)) is not None or "-" not in row.kernel_rev:
+            return reason
+        here = self.revision(Candidate(backend, row.kernel, row.params, row.source), row.key)
+        is_known = here in (row.kernel_rev, row.kernel_rev.partition("-")[0])
+        return None if is_known else f"it timed {row.kernel_rev} of kernel and launch, this is {here}"
+
+    def revision(self, candidate: Candidate, key: Sequence[Any]) -> str:
+        """The kernel_rev of a tuned row with this key: what the kernel runs and, where that can be told without data,
+        how it is launched (dispatch/launched.py)."""
+        from aiter_like.dispatch import launched  # which no call has use for
+
+        arch, cu_num, *values = key
+        text = candidate.backend.revision("hip" if arch.startswith("gfx") else "cuda")
+        if not text or self.tuning is None:
+            return text
+        key = dict(zip(self.tune_fields, values))
+        return "-".join(filter(None, (text, launched.launch_revision(candidate, self.tuning, key, arch, cu_num))))
+
+    def backend(self, name: str) -> Backend:
+        """The backend of a name."""
+        return next(backend for backend in self.backends if backend.name == name)
 
     def tell_once(self, what: Any, message: str, *values: Any) -> None:
         """A warning that is given once about `what`."""

@@ -100,8 +100,7 @@ def _rms_norm_asm(call: RmsNormCall) -> Launch:
 def _check(call: RmsNormCall) -> object:
     check.real("rms_norm", "epsilon", call.epsilon, low=0.0)
     check.choice("rms_norm", "use_model_sensitive_rmsnorm", call.use_model_sensitive_rmsnorm, (0, 1))
-    if (call.residual_in is None) != (call.residual_out is None):
-        raise ValueError("rms_norm: residual_in and residual_out must come together, got one of them")
+    check.together("rms_norm", residual_in=call.residual_in, residual_out=call.residual_out)
     return SKIP if call.input.numel() == 0 else None
 
 
@@ -203,8 +202,6 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); AITER's `rms_norm`.
     """
     if out is None:
-        if not isinstance(input, Tensor):
-            raise TypeError(f"rms_norm: input must be a tensor, got {type(input).__name__}")
         if backend != "torch" and torch_ops.needs_grad(input, weight):
             return norm_backward.Norm.apply(
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
@@ -248,7 +245,6 @@ def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_no
 
     Source: AITER's `rmsnorm`, `rms_norm_cu`.
     """
-    gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm
     _rms_norm.run(out, input, weight, epsilon, gemma_norm=parts.as_flag(gemma_norm), backend=backend)
 
 
