@@ -47,13 +47,6 @@ def row_space(target: Target, call: Any, *_: object) -> list[dict[str, int]]:
     return wave_space(target, out.shape[-1])
 
 
-def layer_keys(model: Any, tokens: int, out_dtype: str) -> Iterator[dict[str, Any]]:
-    """A layer's norms, which every GPU does whole: the first one's and, with the residual, all others'."""
-    for has_residual in (0, 1):
-        yield {"rows": tokens, "hidden": model.hidden_size, "dtype": model.dtype, "out_dtype": out_dtype,
-               "has_residual": has_residual}
-
-
 def linear_inputs(model: Any, tp: int, tokens: int) -> Iterator[tuple[int, int]]:
     """(rows, columns) of what a layer's linear layers read on one of `tp` GPUs, once each."""
     sizes = {(tokens, model.hidden_size): None, (tokens, model.num_heads // tp * _value_dim(model)): None}
