@@ -114,10 +114,6 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
         key_caches: a layer's keys each, [num_blocks, …] of any dtype and layout.
         value_caches: as many layers' values.
         block_mapping: [pairs, 2] int64|int32, contiguous, on the caches' device: from and to.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: the caches are written.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -166,9 +162,6 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
         block_mapping: [pairs, 2] int64|int32: from and to. On the device of both caches: one kernel; on the host: a
             copy for each pair.
         backend: "hip" or "torch" instead of the automatic choice, for the kernel.
-
-    Returns:
-        Nothing: `dst` is written.
 
     Raises:
         TypeError: an argument is of another kind or dtype.

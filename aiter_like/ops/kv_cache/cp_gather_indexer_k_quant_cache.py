@@ -131,10 +131,6 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
         block_table: [num_sequences, max_blocks] int32.
         cu_seq_lens: [num_sequences + 1] int32, ascending within the rows of `dst_k`.
         preshuffle: the cache's keys are in tiles.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `dst_k` and `dst_scale` are written.
 
     Raises:
         TypeError: an argument is of another kind or dtype.

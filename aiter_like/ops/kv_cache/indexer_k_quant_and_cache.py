@@ -127,7 +127,6 @@ def indexer_k_quant_and_cache(k: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
         quant_block_size: elements of a group; divides head_dim.
         scale_fmt: "ue8m0", or "" for scales of any value.
         preshuffle: keys in tiles of 16 tokens by 16 elements, [page_size / 16, head_dim / 16, 16, 16].
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: `kv_cache` is written, and in it only the slots that are named.

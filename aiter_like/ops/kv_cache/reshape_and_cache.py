@@ -146,7 +146,6 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         k_scale: 1 fp32 element, the keys' dequantisation scale; None: 1. Not read with "auto".
         v_scale: the same for the values.
         asm_layout: the shuffled value cache.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: `key_cache` and `value_cache` are written, and in them only the slots that are named.
@@ -188,7 +187,6 @@ def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value
             its bytes.
         k_scale: 1 fp32 element, the keys' dequantisation scale; None: 1. Not read with "auto".
         v_scale: the same for the values.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: `key_cache` and `value_cache` are written, and in them only the slots that are named.
@@ -221,7 +219,6 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
         kv_cache_dtype: "auto": the cache has the dtype of `kv_c`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
             its bytes.
         scale: 1 fp32 element, the dequantisation scale; None: 1. Not read with "auto".
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: `kv_cache` is written, and in it only the slots that are named.

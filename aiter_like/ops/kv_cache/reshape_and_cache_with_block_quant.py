@@ -184,10 +184,6 @@ def reshape_and_cache_with_block_quant(
         slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
         asm_layout: the shuffled value cache.
         is_truncated: int8 is cut off towards zero, as AITER's kernels have it, not rounded to the nearest.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: caches and scales are written.
 
     Raises:
         TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
@@ -226,10 +222,6 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
         asm_layout: the shuffled value cache.
         ori_block_size: tokens that share a scale, a multiple of page_size.
         is_truncated: int8 is cut off towards zero, as AITER's kernels have it, not rounded to the nearest.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: caches and scales are written.
 
     Raises:
         TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.

@@ -136,7 +136,6 @@ def reshape_and_cache_with_pertoken_quant(
         v_dequant_scales: the same for the values.
         slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
         asm_layout: the shuffled value cache.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: caches and scales are written, and in them only the slots that are named.

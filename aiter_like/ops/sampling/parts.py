@@ -21,42 +21,34 @@ _MASK = 0xFFFFFFFF
 _LEAST_BYTES, _MOST_REQUESTS = 8192, 1024
 
 
-def check_rows(op: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = elements.FLOATS,
-               device: torch.device | None = None, rows: int | None = None) -> None:
-    """A matrix [rows, columns] with at least one column, contiguous in its rows.
+def check_columns(op: str, name: str, matrix: Tensor) -> None:
+    """There is at least one column.
 
     Raises:
-        TypeError, ValueError: it is none.
+        ValueError: there is none.
     """
-    check.tensor(op, name, value, rank=2, dtypes=dtypes, device=device)
-    if value.shape[1] == 0:
-        raise ValueError(f"{op}: {name} must have at least one column, got shape {tuple(value.shape)}")
-    if rows is not None and value.shape[0] != rows:
-        raise ValueError(f"{op}: {name} must have {rows} rows, got shape {tuple(value.shape)}")
+    if matrix.shape[-1] == 0:
+        raise ValueError(f"{op}: {name} must have at least one column, got shape {tuple(matrix.shape)}")
 
 
-def check_per_row(op: str, name: str, value: Any, like: Tensor, dtypes: tuple[torch.dtype, ...],
-                  rows: int | None = None) -> None:
-    """None, or a contiguous vector with an element for each row of `like`.
+def check_per_row(op: str, rows: int, **tensors: Tensor | None) -> None:
+    """Those that are there have an element, or a row, for each of `rows`: where annotations cannot say whose they are.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        ValueError: one has not.
     """
-    if value is not None:
-        check.tensor(op, name, value, dtypes=dtypes, shape=(like.shape[0] if rows is None else rows,),
-                     device=like.device)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check.tensor(op, name, tensor, shape=(rows, *tensor.shape[1:]))
 
 
-def check_seeds(op: str, call: Any, like: Tensor, rows: int | None = None) -> None:
-    """`seed`, `offset`, `seeds` and `offsets` of a call.
+def check_offset(op: str, offset: int) -> None:
+    """Draws are numbered with 63 bits.
 
     Raises:
-        TypeError, ValueError: one does not fit.
+        ValueError: it is not between 0 and 2^63 - 1.
     """
-    check.integer(op, "seed", call.seed, low=-2**63, high=2**63 - 1)
-    check.integer(op, "offset", call.offset, low=0, high=2**63 - 1)
-    check_per_row(op, "seed", call.seeds, like, (torch.int64,), rows)
-    check_per_row(op, "offset", call.offsets, like, (torch.int64,), rows)
+    check.integer(op, "offset", offset, low=0, high=2**63 - 1)
 
 
 def refusal(**tensors: Tensor | None) -> str | None:
@@ -71,9 +63,15 @@ def refusal(**tensors: Tensor | None) -> str | None:
     return None
 
 
-def instance(name: tuple[str, ...], groups: int, defines: dict[str, Any]) -> Instance:
-    """One build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device."""
-    return Instance("_".join([*name, *([f"g{groups}"] if groups else [])]), {**defines, "GROUPS": groups})
+def instance(groups: int, **elements_of: torch.dtype) -> Instance:
+    """One build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device.
+
+    Args:
+        elements_of: macro → dtype of the elements that it names.
+    """
+    name = [*map(elements.short, elements_of.values()), *([f"g{groups}"] if groups else [])]
+    types = {macro: elements.CPP[dtype] for macro, dtype in elements_of.items()}
+    return Instance("_".join(name), {**types, "GROUPS": groups})
 
 
 def group_space(target: Target, rows: Tensor) -> list[dict[str, int]]:
@@ -84,10 +82,10 @@ def group_space(target: Target, rows: Tensor) -> list[dict[str, int]]:
     return [{"groups": count} for count in counts if count == 1 or row_bytes >= count * _LEAST_BYTES]
 
 
-def logit_keys(model: Any, tokens: int, **fields: Any) -> Iterator[dict[str, Any]]:
-    """The tune key of a decode step's logits; longer passes are prefills, of which only the last rows are sampled."""
+def logits(model: Any, tokens: int) -> Iterator[tuple[int, int]]:
+    """(rows, columns) of a decode step's logits; longer passes are prefills, whose last rows alone are sampled."""
     if tokens <= _MOST_REQUESTS:
-        yield {"rows": tokens, "columns": model.vocab_size, **fields}
+        yield tokens, model.vocab_size
 
 
 def seeds(op: str, seed: int | Tensor | None, offset: int | Tensor | None, generator: Generator | None,
