@@ -25,8 +25,9 @@ _RAISES = {
     "ValueError": "shapes, devices, layout or numbers do not fit.",
     "UnsupportedError": "no backend serves the call, or not the one asked for; the message has the reason of each.",
     "BuildError": "the kernel of the backend asked for does not compile."}
-_NOTE = "All arguments are checked before anything is written; an empty call gives an empty result."
-_CAPTURE = "Can be captured in a graph."
+_CHECKED = "All arguments are checked before anything is written."
+_NOTES = {"empty": "An empty call gives an empty result.", "captured": "Can be captured in a graph."}
+"""Word → what is said of it, unless the file has it."""
 
 
 def completed(name: str, function: Callable) -> str:
@@ -37,10 +38,9 @@ def completed(name: str, function: Callable) -> str:
     raises = {error: f"{error}: {text}" for error, text in _RAISES.items()}
     for error, text in sections["Raises"].items():
         raises[error] = f"{raises[error]}\n    Also: {text.partition(': ')[2]}" if error in raises else text
-    returns = sections["Returns"] or {"": "Nothing." if signature.return_annotation in (None, "None") else "`out`."}
-    notes = [*sections["Notes"].values(), _NOTE]
-    if "captured" not in " ".join(notes):
-        notes.append(_CAPTURE)
+    returns = sections["Returns"] or {"": "Nothing." if _result(function) in (None, "None") else "`out`."}
+    said = " ".join(sections["Notes"].values()).lower()
+    notes = [*sections["Notes"].values(), _CHECKED, *(note for word, note in _NOTES.items() if word not in said)]
     text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(),
             "Notes": notes}
     blocks = [head, *(f"{title}:\n" + "\n".join(_indented(line) for line in lines) for title, lines in text.items())]
@@ -64,10 +64,17 @@ def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]
             _add(sections[title], line, title in ("Args", "Raises"))
     said = "\n".join(head).strip()
     if sibling := _SIBLING.search(said):
-        _, theirs = _parts(sibling[1], _of_name(sibling[1]))
+        other = _of_name(sibling[1])
+        _, theirs = _parts(sibling[1], other)
+        if _result(function) != _result(other):
+            theirs["Returns"] = {}
         for title, entries in theirs.items():
             sections[title] = {**entries, **sections[title]} if title == "Args" else sections[title] or entries
     return said, sections
+
+
+def _result(function: Callable) -> object:
+    return inspect.signature(function).return_annotation
 
 
 def _add(section: dict[str, str], line: str, has_entries: bool) -> None:
