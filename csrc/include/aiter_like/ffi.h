@@ -52,6 +52,8 @@ constexpr DLDataType kElement<f16> = {kDLFloat, 16, 1};
 template <>
 constexpr DLDataType kElement<float> = {kDLFloat, 32, 1};
 template <>
+constexpr DLDataType kElement<uint8_t> = {kDLUInt, 8, 1};
+template <>
 constexpr DLDataType kElement<int8_t> = {kDLInt, 8, 1};
 template <>
 constexpr DLDataType kElement<int32_t> = {kDLInt, 32, 1};
