@@ -184,12 +184,12 @@ class _Readings:
         """words: all that any line names."""
         self._groups = {}
         for index, rank in trace.ranks.items():
-            for letter, whole, one in (("s", "shape", "size"), ("t", "stride()", "stride")):
+            for letter, whole in (("s", "shape"), ("t", "stride()")):
                 leaves = [f"{letter}{index}_{dim}" for dim in range(rank)]
                 named = [dim for dim, leaf in enumerate(leaves) if leaf in words and leaf not in trace.exact]
                 places = "".join(f"{leaf if dim in named else '_'}, " for dim, leaf in enumerate(leaves))
                 line = f"{places}= arg{index}.{whole}" if len(named) > 1 else \
-                    "".join(f"{leaves[dim]} = arg{index}.{one}({dim})" for dim in named)
+                    "".join(f"{leaves[dim]} = arg{index}.{whole}[{dim}]" for dim in named)  # faster than stride(dim)
                 self._groups |= {leaves[dim]: line for dim in named}
             self._groups[f"a{index}"] = f"a{index} = arg{index}.data_ptr()"
 

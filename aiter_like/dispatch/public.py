@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aiter_like import check, env
 from aiter_like.call import guarded
+from aiter_like.dispatch import docs
 from aiter_like.dispatch.kinds import kind_of
 from aiter_like.errors import AiterLikeError, UnsupportedError
 
@@ -28,7 +29,9 @@ def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     made = guarded(name, function, flags, functools.partial(_refuse_flags, name, flags),
                    functools.partial(_raise_in_words, name, kinds))
     made.__module__, made.__qualname__ = "aiter_like", name  # for pickle; and Python's own errors have the name
-    return functools.update_wrapper(made, function, ("__doc__", "__annotations__"))
+    functools.update_wrapper(made, function, ("__annotations__",))
+    made.__doc__ = docs.completed(name, function)
+    return made
 
 
 def _refuse_flags(name: str, flags: list[str], values: tuple) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Runs a Triton kernel by Triton's own launcher, on a GPU or the simulated MI300X. Launchers have it by way of
-ops/common/triton/launch.py; as all that stands outside of ops/, it does not count in a kernel's revision.
+ops/common/triton/launch.py.
 
 A launch is data: a launcher is a function of a call that returns its launches, and starts none. Called with stand-ins
 (traced/) it returns launches whose numbers and addresses are texts: those of a whole class of calls.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import Target
-from aiter_like.ops.common import elements, quant_rule, rows
+from aiter_like.ops.common import quant_rule, rows
 
 
 def used_rows(matrix: Tensor, num_rows: Tensor | None, factor: int) -> Tensor | None:
@@ -31,43 +31,29 @@ def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
     out.copy_(value.view(out.shape))
 
 
-def check_matrices(op: str, out: Tensor, input: Tensor) -> None:
-    """`input` and `out` are what a quantiser takes.
+def check_numbers(op: str, call: Any, *names: str) -> None:
+    """Fields that are tensors hold one number each, and the factor of `num_rows` is at least 1.
 
     Raises:
-        TypeError: one is of another kind or dtype.
-        ValueError: one has another shape, layout or device.
+        ValueError: one holds several or none, or the factor is less.
     """
-    check.tensor(op, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
-    check.tensor(op, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=input.device)
-
-
-def check_number(op: str, name: str, value: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
-    """`value` is None or one number on `device`.
-
-    Raises:
-        TypeError: it is of another kind or dtype.
-        ValueError: it holds several numbers, or is on another device.
-    """
-    if value is not None:
-        check.tensor(op, name, value, dtypes=(dtype,), device=device)
-        if value.numel() != 1:
+    for name in (*names, "num_rows"):
+        value = getattr(call, name)
+        if value is not None and value.numel() != 1:
             raise ValueError(f"{op}: {name} must have one element, got shape {tuple(value.shape)}")
-
-
-def check_limits(op: str, call: Any) -> None:
-    """`num_rows` with its factor and, where the call has one, `scale_ub` are numbers beside `input`.
-
-    Raises:
-        TypeError: one is of another kind or dtype.
-        ValueError: one holds several numbers, or is on another device, or the factor is less than 1.
-    """
-    device = call.input.device
-    check_number(op, "scale_ub", getattr(call, "scale_ub", None), torch.float32, device)
-    check_number(op, "num_rows", call.num_rows, torch.int32, device)
     check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
+
+
+def number(device: torch.device, value: float | None) -> Tensor | None:
+    """A tensor of one number, of int32 or fp32."""
+    dtype = torch.int32 if isinstance(value, int) else torch.float32
+    return None if value is None else torch.full((1,), value, dtype=dtype, device=device)
+
+
+def refuse_scale(op: str, scale: object) -> None:
+    """Refuses a scale that is given where AITER's parameter takes None alone."""
+    if scale is not None:
+        raise ValueError(f"{op}: scale must be None, the scales are found; got {type(scale).__name__}")
 
 
 def refusal(target: Target, call: Any) -> str | None:

@@ -26,9 +26,7 @@ _BLOCKS = {QuantType.per_128x128: (128, 128), QuantType.per_256x128: (256, 128),
 def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
                    scale_dtype: torch.dtype = torch.float32, quant_dtype: torch.dtype = torch.int8,
                    dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises each row with its own scale, in torch.
-
-    `q = round(x · x_scale · (1 / scale))`, saturated.
+    """Quantises each row with its own scale, in torch: `q = round(x · x_scale · (1 / scale))`, saturated.
 
     Args:
         x: [..., K] floating point.
@@ -41,12 +39,8 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
     Returns:
         q [..., K] and the scales [..., 1].
 
-    Raises:
-        TypeError: `x` is no floating-point tensor.
-        ValueError: the dtype or dtypeMax do not fit.
-
     Notes:
-        To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0.
+        To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0. Empty rows are refused.
 
     Source: AITER's `pertoken_quant`.
     """
@@ -71,26 +65,14 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
 
 def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
                      quant_dtype: torch.dtype = torch.int8, dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises a tensor with one scale, in torch.
-
-    `q = round(x · (1 / scale))`, saturated.
+    """As `pertoken_quant`, with one scale for the tensor.
 
     Args:
         x: floating point, any shape but empty.
         scale: one number, or None: found, as max(amax, 2^-110) / dtypeMax.
-        scale_dtype: of the returned scale.
-        quant_dtype: torch.int8 or an fp8; not only the hardware's.
-        dtypeMax: the largest magnitude of q; None: 127 (int8), 240 or 448 (fp8).
 
     Returns:
         q like `x`, and the scale [1].
-
-    Raises:
-        TypeError: `x` is no floating-point tensor.
-        ValueError: the dtype, dtypeMax or number of scales do not fit.
-
-    Notes:
-        To nearest even, in fp32.
 
     Source: AITER's `per_tensor_quant`.
     """
@@ -115,10 +97,6 @@ def per_block_quant_wrapper(block_shape: tuple[int, int] = (1, 128)) -> Callable
     Returns:
         A decorator. The function it makes takes x [N, K] and keyword arguments that go to the quantiser of rows, and
         returns q [N, K] and the scales [ceil(N / rows), ceil(K / columns)] fp32.
-
-    Raises:
-        TypeError: a side is no integer.
-        ValueError: a side is below 1; from the function made: x is no matrix.
 
     Notes:
         Blocks are copied into rows and back; those at the edges are filled up with zeros. `per_block_quant` is a kernel
@@ -159,33 +137,13 @@ def get_hip_quant(qType: QuantType) -> Callable:
         A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales. For a type that has no quantiser
         here (per_1x32 is MXFP4 and MXFP8, of gfx950) one that raises UnsupportedError.
 
-    Raises:
-        ValueError: `qType` is no QuantType.
-
-    Notes:
-        Starts nothing by itself.
-
     Source: AITER's `get_hip_quant`.
     """
     return _quantiser(qType, None)
 
 
 def get_triton_quant(qType: QuantType) -> Callable:
-    """As `get_hip_quant`, with the Triton kernels.
-
-    The functions are the same, with backend="triton".
-
-    Args:
-        qType: a QuantType or its number.
-
-    Returns:
-        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales.
-
-    Raises:
-        ValueError: `qType` is no QuantType.
-
-    Notes:
-        Starts nothing by itself.
+    """As `get_hip_quant`, with backend="triton".
 
     Source: AITER's `get_triton_quant`.
     """
@@ -196,18 +154,6 @@ def get_torch_quant(qType: QuantType) -> Callable:
     """As `get_hip_quant`, in torch operations, for any device and fp8.
 
     per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and larger blocks: blocks of the latter.
-
-    Args:
-        qType: a QuantType or its number.
-
-    Returns:
-        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales.
-
-    Raises:
-        ValueError: `qType` is no QuantType.
-
-    Notes:
-        Starts nothing by itself.
 
     Source: AITER's `get_torch_quant`.
     """
