@@ -21,7 +21,7 @@ from aiter_like.dispatch.backend import Backend, Candidate
 from aiter_like.dispatch.kinds import check_kinds, check_shapes
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.surroundings import into_inference_tensors, with_defaults, without_autocast
-from aiter_like.dispatch.tuning import Tuning, calls_of, tuning_of
+from aiter_like.dispatch.tuning import Tuning, calls_of, columns_of, tuning_of
 from aiter_like.errors import did_you_mean
 
 _log = logging.getLogger("aiter_like")
@@ -70,7 +70,7 @@ class Declaration:
                  tuning: Tuning | None = None, sums_in_fp32: bool = False, key: type | None = None,
                  traffic: Callable[..., tuple[int, int]] | None = None, scratch: Sequence[str] = ()):
         if key is not None:
-            tune_key, tune_fields, tuning = (lambda call: key.of(call)._asdict()), key._fields, tuning_of(
+            tune_key, tune_fields, tuning = (lambda call: columns_of(key.of(call))), key._fields, tuning_of(
                 key, traffic, scratch)
         cases = calls_of(cases) if isinstance(cases, Mapping) else cases
         if name in OPS.declared:

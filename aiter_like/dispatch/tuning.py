@@ -25,6 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiter_like import dtypes
+from aiter_like.device import target_of
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -54,6 +57,11 @@ class Tuning:
         return sum(arg.numel() * arg.element_size() for arg in args if isinstance(arg, Tensor)), 0
 
 
+def columns_of(key: Any) -> dict[str, int | str]:
+    """A key as tuned rows have it: flags are 0 or 1."""
+    return {name: int(value) if isinstance(value, bool) else value for name, value in key._asdict().items()}
+
+
 def tuning_of(key: type, traffic: Callable[..., tuple[int, int]] | None, scratch: Sequence[str]) -> Tuning:
     """What the methods of a key say, as functions of dicts, which tuned rows and the tuner have."""
 
@@ -61,23 +69,24 @@ def tuning_of(key: type, traffic: Callable[..., tuple[int, int]] | None, scratch
         return key(**named).make(device, seed)
 
     def shapes(model: Any, tp: int, tokens: int) -> Iterable[Mapping[str, Any]]:
-        return (each._asdict() for each in key.of_model(model, tp, tokens))
+        return map(columns_of, key.of_model(model, tp, tokens))
 
     def smaller(named: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-        return (each._asdict() for each in key(**named).smaller())
+        return map(columns_of, key(**named).smaller())
 
     return Tuning(case, traffic, shapes if hasattr(key, "of_model") else None,
                   smaller if hasattr(key, "smaller") else None, tuple(scratch))
 
 
 def calls_of(cases: Mapping[str, Any]) -> Callable[[torch.device], dict[str, tuple]]:
-    """Cases that are data, as a function of the device: name → key, or (key, options of its `make`)."""
+    """Cases that are data, as a function of the device: name → key, or (key, options of its `make`). A dtype "fp8" of
+    such a key is the device's own."""
 
     def calls(device: torch.device) -> dict[str, tuple]:
-        made = {}
+        fp8, made = dtypes.name(dtypes.fp8_of(target_of(device).arch)), {}
         for name, case in cases.items():
             key, options = (case, {}) if hasattr(case, "make") else case
-            made[name] = key.make(device, 0, **options)
+            made[name] = type(key)(*(fp8 if value == "fp8" else value for value in key)).make(device, 0, **options)
         return made
 
     return calls

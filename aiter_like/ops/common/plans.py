@@ -49,7 +49,7 @@ def check_plan(op: str, call: Any) -> None:
     """
     for name, least in (("work_indptr", 2), ("reduce_indptr", 1), ("qo_indptr", 1)):
         if (count := getattr(call, name).shape[0]) < least:
-            raise ValueError(f"{op}: {name} must have an element more than it has entries, got {count}")
+            raise ValueError(f"{op}: {name} must have at least {least} element{'s' * (least > 1)}, got {count}")
     for name in ("work_info", "reduce_final_map"):
         if not (tensor := getattr(call, name)).is_contiguous():
             raise ValueError(f"{op}: {name} must be contiguous, got shape {tuple(tensor.shape)} with strides "
