@@ -72,14 +72,12 @@ Returns:
     {returns}
 
 Raises:
-    TypeError: an argument is of another kind or dtype.
-    ValueError: shapes, devices, layout or flags do not fit; tables on the host lack a row that is asked for.
-    UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+    ValueError: tables on the host lack a row that is asked for.
 
 Notes:
-    Rotated in fp32, rounded to nearest even once; the rest of a head is copied bit for bit; deterministic; can be
-    captured in a graph. On a GPU, which is not waited for, heads whose row is not in the tables become NaN. Only
-    "torch" has a derivative: an input that requires grad selects it.
+    Rotated in fp32, rounded to nearest even once; the rest of a head is copied bit for bit; deterministic. On a GPU,
+    which is not waited for, heads whose row is not in the tables become NaN. Only "torch" has a derivative: an input
+    that requires grad selects it.
 
 Source: Su et al., RoFormer (2021); AITER's `{name}`.
 """
