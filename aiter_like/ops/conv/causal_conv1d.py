@@ -26,7 +26,6 @@ _MOST_STATE = 128  # A Triton program keeps a state of no more tokens.
 _MOST_GROUPS = 65535  # A grid's second dimension has no more.
 _CHANNELS = 64  # A workgroup takes at least so many.
 _MOST_TOKENS = 2**30
-_ACTIVATIONS = (None, "silu", "swish")
 
 
 class CausalConv1dCall(NamedTuple):
@@ -230,7 +229,7 @@ def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv
     """
     check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
     check.integer(_OP, "k_dim", k_dim, 0, x.shape[0] // 2)
-    check.choice(_OP, "activation", activation, _ACTIVATIONS)
+    check.choice(_OP, "activation", activation, (None, "silu", "swish"))
     check_starts("causal_conv1d_split_qkv", "query_start_loc", query_start_loc, x.shape[1], "tokens of x")
     if conv_states is not None and cache_indices is not None:
         check_distinct("causal_conv1d_split_qkv", "cache_indices", cache_indices, len(conv_states), "line", pad_slot_id)
