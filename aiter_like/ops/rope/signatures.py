@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiter_like.call import handing_on
+
 _ABOUT = {
     "input": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
     "input_x": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
@@ -60,27 +62,19 @@ def four(runner: Callable[..., Callable], stem: str, tables: Sequence[str], how:
 def _public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | None], Any], summary: str,
            returns: str) -> Callable:
     """The function `name`, with these parameters by position or keyword and `backend`; `run` gets them in order."""
-    count = len(names)
-
-    def function(*args: Any, backend: str | None = None, **named: Any) -> Any:
-        if named or len(args) != count:
-            bound = function.__signature__.bind(*args, **named)
-            bound.apply_defaults()
-            args = bound.args
-        return run(args, backend)
-
     kinds = {"rotate_style": "int", "img_height": "int", "img_width": "int", "reuse_freqs_front_part": "bool",
              "nope_first": "bool", "transpose_output": "bool"}
-    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds.get(each, "Tensor"),
-                                    default=False if each == "transpose_output" else inspect.Parameter.empty)
-                  for each in names]
+    empty = inspect.Parameter.empty
+    given = {each: False if each == "transpose_output" else empty for each in names}
+    function = handing_on(name, given, {"backend": None}, [f"return run(({', '.join(names)}), backend)"], run=run)
+    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default,
+                                    annotation=kinds.get(each, "Tensor")) for each, default in given.items()]
     parameters.append(inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None,
                                         annotation="str | None"))
     is_two = "_2c_" in name
     function.__signature__ = inspect.Signature(
         parameters, return_annotation="tuple[Tensor, Tensor]" if is_two else "Tensor")
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = "aiter_like"
+    function.__module__, function.__qualname__ = "aiter_like", name
     arguments = "\n".join(f"    {each}: {_ABOUT[each]}" for each in (*names, "backend"))
     function.__doc__ = _TEXT.format(summary=summary, arguments=arguments, returns=returns, name=name)
     return function
