@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiter_like.call import handing_on
+from aiter_like.call import with_parameters
 
 _ABOUT = {
     "input": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
@@ -66,7 +66,7 @@ def _public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str |
              "nope_first": "bool", "transpose_output": "bool"}
     empty = inspect.Parameter.empty
     given = {each: False if each == "transpose_output" else empty for each in names}
-    function = handing_on(name, given, {"backend": None}, [f"return run(({', '.join(names)}), backend)"], run=run)
+    function = with_parameters(name, run, given, {"backend": None})
     parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default,
                                     annotation=kinds.get(each, "Tensor")) for each, default in given.items()]
     parameters.append(inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None,
