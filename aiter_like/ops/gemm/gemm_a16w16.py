@@ -38,11 +38,11 @@ class GemmA16w16Call(NamedTuple):
         is_shuffled: whether `b` is in the order of shuffle_weight, layout (16, 16); it is contiguous then.
     """
 
-    out: Annotated[Tensor, "m _", elements.FLOATS, STRIDED]
+    out: Annotated[Tensor, "_ _", elements.FLOATS, STRIDED]
     a: Annotated[Tensor, "m k", DTYPES, STRIDED]
     b: Annotated[Tensor, "n k", "a", STRIDED]
     bias: Annotated[Tensor | None, "n", ("a", torch.float32)] = None
-    residual: Annotated[Tensor | None, "m _", "out", STRIDED] = None
+    residual: Annotated[Tensor | None, "_ _", "out", STRIDED] = None
     activation: str = "none"
     is_shuffled: bool = False
 

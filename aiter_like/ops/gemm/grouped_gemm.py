@@ -36,7 +36,7 @@ class GroupedGemmCall(NamedTuple):
         is_shuffled: whether each matrix of `b` is in the order of `shuffle_weight`, layout (16, 16).
     """
 
-    out: Annotated[Tensor, "rows n", elements.FLOATS, STRIDED]
+    out: Annotated[Tensor, "_ _", elements.FLOATS, STRIDED]
     a: Annotated[Tensor, "tokens k", problems.DTYPES, STRIDED]
     b: Annotated[Tensor, "groups n k", "a", STRIDED]
     group_offsets: Annotated[Tensor, "_", torch.int32]
@@ -102,10 +102,10 @@ def _check(call: GroupedGemmCall) -> object:
     if call.is_shuffled:
         parts.check_shuffled(_OP, call.b, n)
     check.tensor(_OP, "group_offsets", call.group_offsets, shape=(groups + 1,))
-    if call.row_index is None:
-        check.tensor(_OP, "out", call.out, shape=(tokens, n), last_contiguous=False)
-    if any(size >= 2**31 for size in (call.out.shape[0], tokens)):
-        raise ValueError(f"{_OP}: a must have less than 2^31 rows, got {max(call.out.shape[0], tokens)}")
+    rows = tokens if call.row_index is None else call.row_index.shape[0]
+    if max(rows, tokens) >= 2**31:
+        raise ValueError(f"{_OP}: a must have less than 2^31 rows, got {max(rows, tokens)}")
+    check.tensor(_OP, "out", call.out, shape=(rows, n), last_contiguous=False)
     return SKIP if call.out.numel() == 0 or groups == 0 or tokens == 0 else None
 
 
