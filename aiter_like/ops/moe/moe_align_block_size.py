@@ -12,9 +12,9 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements, rows
-from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, check_lengths, experts_of_build
+from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, check_lengths, instance_of_ids
 
 __all__ = ["moe_align_block_size"]
 
@@ -65,12 +65,7 @@ def moe_align_block_size_ref(call: MoeAlignBlockSizeCall) -> None:
     call.valid[0] = count * call.block
 
 
-def _instance(call: MoeAlignBlockSizeCall) -> Instance:
-    experts, bits = experts_of_build(call.experts), 8 * call.ids.element_size()
-    return Instance(f"i{bits}_e{experts}", {"ID": f"int{bits}_t", "EXPERTS": experts})
-
-
-@compile_ops("moe/moe_align_block_size.hip", gen_func=_instance)
+@compile_ops("moe/moe_align_block_size.hip", gen_func=instance_of_ids)
 def _moe_align_block_size_hip(call: MoeAlignBlockSizeCall) -> None: ...
 
 
@@ -127,10 +122,7 @@ def moe_align_block_size(topk_ids: Tensor, num_experts: int, block_size: int, so
         experts_ids: [⌊L / block_size⌋] int32 at least, written: the expert of each block.
         token_nums: the same, written: pairs of that expert from this block on, so that a full block has block_size or
             more; None: not written.
-        num_tokens_post_pad: [1] int32, written: pairs with padding.
-
-    Returns:
-        Nothing; what lies beyond the pairs with padding is left as it is.
+        num_tokens_post_pad: [1] int32, written: pairs with padding. What lies beyond these is left as it is.
 
     Notes:
         Without waiting for the device, in one launch for up to 2048 pairs; deterministic.

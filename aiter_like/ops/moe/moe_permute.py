@@ -14,10 +14,10 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import STRIDED, Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import check_starts
-from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, experts_of_build
+from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, instance_of_ids
 from aiter_like.ops.moe.moe_sum import moe_sum_op
 
 __all__ = ["moe_permute", "moe_unpermute"]
@@ -79,12 +79,7 @@ def moe_permute_ref(call: MoePermuteCall) -> None:
         call.output_scales[place] = call.scales[token]
 
 
-def _instance(call: MoePermuteCall) -> Instance:
-    experts, bits = experts_of_build(call.experts), 8 * call.ids.element_size()
-    return Instance(f"i{bits}_e{experts}", {"ID": f"int{bits}_t", "EXPERTS": experts})
-
-
-@compile_ops("moe/moe_permute.hip", gen_func=_instance)
+@compile_ops("moe/moe_permute.hip", gen_func=instance_of_ids)
 def _moe_permute_hip(call: MoePermuteCall) -> None: ...
 
 
@@ -162,15 +157,12 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
 
     Args:
         hidden_states: [tokens, columns] bf16|fp16|fp32|fp8|int8|uint8, last dimension contiguous.
-        a1q_scale: [tokens, groups] fp32 of any strides, copied with the rows; one of fewer dimensions is returned as it
-            is.
+        a1q_scale: [tokens, groups] fp32 of any strides, copied with the rows; of fewer dimensions returned as it is.
         topk_ids: [tokens, k] int32|int64, rows evenly spaced: experts; numbers that are none do not count.
-        n_expert: experts of all devices.
-        n_local_expert: experts of this one; -1: all. Up to 1024 for the kernels.
+        n_expert, n_local_expert: experts of all devices and of this one, up to 1024 for the kernels; -1: all.
         expert_map: [n_expert] int32: the number on this device of each expert, others than 0 … n_local_expert - 1 where
             it is elsewhere; None: they are the first ones.
-        permuted_hidden_states: the result, of L rows at least and dtype of hidden_states, last dimension contiguous;
-            default: a new one.
+        permuted_hidden_states: the result, of L rows at least, last dimension contiguous; default: a new one.
         align_block_size: each expert's rows are padded to a multiple of it; default: 1.
 
     Returns:
@@ -208,16 +200,14 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
 
 def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Tensor, inv_permuted_idx: Tensor,
                   expert_first_token_offset: Tensor | None = None, *, backend: str | None = None) -> None:
-    """The weighted sums of the rows that `moe_permute` has made of each token, and that experts have worked on.
-
-    `out[t] = Σ_s topk_weights[t, s] · permuted_hidden_states[inv_permuted_idx[t, s]]`, slot by slot.
+    """The sums of each token's rows that `moe_permute` has made and experts have worked on, slot by slot:
+    `out[t] = Σ_s topk_weights[t, s] · permuted_hidden_states[inv_permuted_idx[t, s]]`.
 
     Args:
         out: [tokens, columns] bf16|fp16|fp32, written, last dimension contiguous.
         permuted_hidden_states: [rows, columns] bf16|fp16|fp32, last dimension contiguous.
         topk_weights: [tokens, k] fp32, rows evenly spaced.
-        inv_permuted_idx: [tokens · k] or [tokens, k] int32: the row of each pair; where it is none the pair does not
-            count.
+        inv_permuted_idx: [tokens · k] or [tokens, k] int32: the row of each pair, which counts where there is one.
         expert_first_token_offset: [n_local_expert + 1] int64, whose last number says how many of the first rows hold
             something; None: all.
 
@@ -241,7 +231,8 @@ def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Ten
         check_starts(name, "expert_first_token_offset", expert_first_token_offset, len(permuted_hidden_states),
                      "rows of permuted_hidden_states")
         used = expert_first_token_offset[-1:]
-    moe_sum_op.run(out, permuted_hidden_states, topk_weights, index=inv_permuted_idx.view(shape), used=used, backend=backend)
+    moe_sum_op.run(out, permuted_hidden_states, topk_weights, index=inv_permuted_idx.view(shape), used=used,
+                   backend=backend)
 
 
 _moe_permute.public.append(moe_permute)

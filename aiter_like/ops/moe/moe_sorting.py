@@ -5,7 +5,7 @@ csrc/moe/moe_sorting.hip.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,12 @@ def capacity(pairs: int, experts: int, block: int) -> int:
 def experts_of_build(experts: int) -> int:
     """The macro EXPERTS of the kernels in moe_sorting_body.h: the smallest that so many fit."""
     return next(size for size in _EXPERTS if size >= experts)
+
+
+def instance_of_ids(call: Any) -> Instance:
+    """The build of moe_permute and moe_align_block_size, for the dtype of `ids` and so many experts."""
+    experts, bits = experts_of_build(call.experts), 8 * call.ids.element_size()
+    return Instance(f"i{bits}_e{experts}", {"ID": f"int{bits}_t", "EXPERTS": experts})
 
 
 def moe_sorting_ref(call: MoeSortingCall) -> None:
@@ -231,11 +237,9 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
 
     Args:
         topk_ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … num_experts - 1 do not count.
-        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows: other tokens do not
-            count.
+        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows.
         num_experts: of all devices; up to 1024 for the kernel.
-        model_dim: columns of the buffer of results.
-        moebuf_dtype: its dtype.
+        model_dim, moebuf_dtype: columns and dtype of the buffer of results.
         block_size: rows of a block.
         expert_mask: [num_experts] int32: 0 where an expert is on another device: its pairs vanish, and the experts
             behind it count from there.
@@ -251,20 +255,18 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
         block_size - k; `sorted_weights` [L] fp32, 0 in padding; `sorted_expert_ids` [⌈L / block_size⌉] int32, of each
         block; `num_valid_ids` [2] int32, rows with padding and tokens that count; `moe_buf` [tokens, model_dim], zeros,
         or [0, 0] where neither `accumulate` nor a mask asks for it; on demand `local_topk_ids` [tokens, k] int32, the
-        expert of each pair, counted among those of this device, -1 where the pair does not count. What lies beyond the
-        valid rows is undefined.
+        expert of each pair, counted among those here, -1 where it does not count. Beyond the valid rows: undefined.
 
     Notes:
         Without waiting for the device; deterministic. 127 experts of a token and 2^24 - 1 tokens at most.
 
     Source: AITER's `moe_sorting`.
     """
-    check.flag(_OP, "return_local_topk_ids", return_local_topk_ids)
-    for name, value in (("flat", flat), ("output_aux", output_aux)):
+    for name, value in (("return_local_topk_ids", return_local_topk_ids), ("flat", flat), ("output_aux", output_aux),
+                        ("accumulate", accumulate)):
         check.flag(_OP, name, value)
-        if value:
-            raise UnsupportedError(f"{_OP}: {name} is not served")
-    check.flag(_OP, "accumulate", accumulate)
+    if flat or output_aux:
+        raise UnsupportedError(f"{_OP}: {'flat' if flat else 'output_aux'} is not served")
     check.integer(_OP, "model_dim", model_dim, low=0)
     if moebuf_dtype not in elements.FLOATS:
         raise TypeError(f"{_OP}: moebuf_dtype must be one of {', '.join(map(dtypes.name, elements.FLOATS))}, got "
@@ -288,17 +290,13 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
     """As `moe_sorting`, into given tensors.
 
     Args:
-        sorted_token_ids: [L] int32, written, contiguous; of tokens · k + min(tokens · k, num_experts) · (unit_size - 1)
-            elements at least.
-        sorted_weights: the same of fp32, written.
+        sorted_token_ids, sorted_weights: [L] int32 and fp32, written, contiguous; L at least tokens · k +
+            min(tokens · k, num_experts) · (unit_size - 1).
         sorted_expert_ids: [⌊L / unit_size⌋] int32 at least, written.
         num_valid_ids: [2] int32, written.
         moe_buf: set to zero, contiguous, of any shape; None or empty: none.
         unit_size: rows of a block.
         local_expert_mask: [num_experts] int32: 0 where an expert is on another device.
-
-    Returns:
-        Nothing; all five outputs are written.
 
     Source: AITER's `moe_sorting_fwd`.
     """

@@ -37,9 +37,7 @@ def _written_weights(op: str, indices: Tensor, weights: Tensor, shared: int = 0)
 def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indices: Tensor | None, gating_output: Tensor,
                  need_renorm: bool, num_shared_experts: int = 0, shared_expert_scoring_func: str = "", *,
                  backend: str | None = None) -> None:
-    """The k experts of each token with the largest softmax, and their weights.
-
-    `topk_weights, topk_indices = topk(softmax(gating_output[:, :E]), k)`.
+    """The best experts of each token: `topk_weights, topk_indices = topk(softmax(gating_output[:, :E]), k)`.
 
     Args:
         topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the best first; with
@@ -53,8 +51,7 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
     Notes:
         The kernels take up to 1024 experts and 32 places of a token, torch more. Of equal logits the lowest expert
-        comes first. A NaN comes after all numbers, with weight 0; several infinite logits share the weight.
-        Deterministic.
+        comes first, a NaN after all numbers, with weight 0; several infinite logits share the weight. Deterministic.
 
     Source: AITER's `topk_softmax`.
     """
@@ -66,9 +63,7 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, *,
                  backend: str | None = None) -> None:
-    """As `topk_softmax`, weighted by the sigmoid, without shared experts.
-
-    `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`.
+    """As `topk_softmax`, by the sigmoid: `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`.
 
     Args:
         topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first.
@@ -109,9 +104,8 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
 def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int, topk_group: int,
                  need_renorm: bool, is_softmax: bool = True, routed_scaling_factor: float = 1.0, *,
                  backend: str | None = None) -> None:
-    """As `topk_sigmoid`, all of the groups whose best experts are the best.
-
-    Of equal groups the lowest counts; one as good as a NaN comes after all others.
+    """As `topk_sigmoid`, all of the groups whose best experts are the best: of equal groups the lowest, and one as good
+    as a NaN after all others.
 
     Args:
         topk_ids: [tokens, k] int32, written: experts.
@@ -156,8 +150,7 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
         bias: [experts] fp32|bf16|fp16, added for the choice of groups and experts alone.
         topk_weights: [tokens, topk] fp32, written, rows evenly spaced.
         topk_ids: [tokens, topk] int32, written: experts, and experts + s for shared expert s, which come last.
-        topk: columns of both, with the shared experts.
-        n_share_experts_fusion: shared experts.
+        topk, n_share_experts_fusion: columns of both, and how many of them are for shared experts.
         routed_scaling_factor: the weight of a shared expert is 1 / routed_scaling_factor; those of the others are not
             multiplied by it, which is left to what adds up the experts' results.
 
@@ -187,8 +180,7 @@ def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormal
         gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
         topk: k, the experts of a token.
         renormalize: the weights are divided by their sum.
-        topk_ids: [tokens or more, k] int32, whose first rows are written; default: a new one.
-        topk_weights: [tokens or more, k] fp32, likewise; default: a new one.
+        topk_ids, topk_weights: [tokens or more, k] int32 and fp32, whose first rows are written; default: new ones.
 
     Returns:
         `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32, or those that were given, whole.

@@ -192,7 +192,8 @@ class TopkGatingKey(NamedTuple):
 
 topk_gating_op = Op(
     _OP, call=TopkGatingCall, reference=topk_gating_ref, check=_check, key=TopkGatingKey, round_field="tokens",
-    cases={"softmax": TopkGatingKey(5, 60, 4, 1, "bf16"), "shared": (TopkGatingKey(3, 128, 8, 1, "fp16"), {"shared": 2}),
+    cases={"softmax": TopkGatingKey(5, 60, 4, 1, "bf16"),
+           "shared": (TopkGatingKey(3, 128, 8, 1, "fp16"), {"shared": 2}),
            "groups": (TopkGatingKey(6, 256, 8, 8, "fp32"),
                       {"has_bias": True, "score": 1, "has_sum_of_two": True, "scale": 2.5}),
            "best of group": (TopkGatingKey(2, 1000, 6, 10, "fp32"), {"best_groups": 3, "is_renormalized": False}),
