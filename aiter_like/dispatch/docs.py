@@ -38,7 +38,7 @@ def completed(name: str, function: Callable) -> str:
     raises = {error: f"{error}: {text}" for error, text in _RAISES.items()}
     for error, text in sections["Raises"].items():
         raises[error] = f"{raises[error]}\n    Also: {text.partition(': ')[2]}" if error in raises else text
-    returns = sections["Returns"] or {"": "Nothing." if _returns_nothing(function) else "`out`."}
+    returns = sections["Returns"] or {"": "Nothing." if _result(function) in (None, "None") else "`out`."}
     said = " ".join(sections["Notes"].values()).lower()
     notes = [*sections["Notes"].values(), _CHECKED, *(note for word, note in _NOTES.items() if word not in said)]
     text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(),
@@ -64,16 +64,17 @@ def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]
             _add(sections[title], line, title in ("Args", "Raises"))
     said = "\n".join(head).strip()
     if sibling := _SIBLING.search(said):
-        _, theirs = _parts(sibling[1], _of_name(sibling[1]))
-        if _returns_nothing(function):
+        other = _of_name(sibling[1])
+        _, theirs = _parts(sibling[1], other)
+        if _result(function) != _result(other):
             theirs["Returns"] = {}
         for title, entries in theirs.items():
             sections[title] = {**entries, **sections[title]} if title == "Args" else sections[title] or entries
     return said, sections
 
 
-def _returns_nothing(function: Callable) -> bool:
-    return inspect.signature(function).return_annotation in (None, "None")
+def _result(function: Callable) -> object:
+    return inspect.signature(function).return_annotation
 
 
 def _add(section: dict[str, str], line: str, has_entries: bool) -> None:

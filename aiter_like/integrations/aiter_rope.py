@@ -6,6 +6,7 @@ of 16 bits.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.call import handing_on
 from aiter_like.ops.common import elements
 from aiter_like.ops.rope import rope, rope_2d, rope_rounded, rotary
 
@@ -23,18 +25,11 @@ _TENSORS = {"input": "x", "output_grads": "x", "input_x": "x", "input_y": "y", "
 
 def _form(function: Callable, name: str, call: Callable[..., Any]) -> Callable:
     """`function` with AITER's names of its tensors and `transpose_output` behind its other parameters."""
-    names = [each for each in inspect.signature(function).parameters if each not in ("backend", "transpose_output")]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([*(inspect.Parameter(_TENSORS.get(each, each), kind) for each in names),
-                                   inspect.Parameter("transpose_output", kind, default=False)])
-
-    def form(*args: Any, **named: Any) -> Any:
-        bound = signature.bind(*args, **named)
-        bound.apply_defaults()
-        return call(function, name, *bound.args)
-
-    form.__signature__, form.__module__ = signature, __name__
-    form.__name__ = form.__qualname__ = name
+    names = [_TENSORS.get(each, each) for each in _names(function) if each not in ("backend", "transpose_output")]
+    parameters = {**dict.fromkeys(names, inspect.Parameter.empty), "transpose_output": False}
+    form = handing_on(name, parameters, {}, [f"return call({', '.join(parameters)})"],
+                      call=functools.partial(call, function, name))
+    form.__module__, form.__qualname__ = __name__, name
     form.__doc__ = f"`aiter_like.{function.__name__}`."
     return form
 
@@ -44,13 +39,18 @@ def _without_nones(function: Callable, args: tuple) -> tuple[Callable, tuple]:
     these, and those with positions for these, too.
     """
     for index in ("offsets", "positions"):
-        names = list(inspect.signature(function).parameters)
+        names = _names(function)
         if index in names:
             at = names.index(index)
             if args[at] is not None:
                 break
             function, args = getattr(rope, function.__name__.replace(f"_{index}", "")), args[:at] + args[at + 1:]
     return function, args
+
+
+@functools.cache
+def _names(function: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _transposing(function: Callable) -> Callable:

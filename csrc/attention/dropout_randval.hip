@@ -113,8 +113,7 @@ void dropout_randval(ffi::Tensor out, ffi::Tensor rng_state, ffi::Optional<ffi::
                      double dropout_p) {
   const bool is_packed = cu_seqlens_q.has_value();
   const int ndim = is_packed ? 3 : 4;
-  const DLDataType byte = out.dtype();
-  ffi::check_type(byte.code == kDLUInt && byte.bits == 8 && byte.lanes == 1 && ffi::has_element<int64_t>(rng_state),
+  ffi::check_type(ffi::has_element<uint8_t>(out) && ffi::has_element<int64_t>(rng_state),
                   "dropout_randval: out must be uint8 and rng_state int64");
   ffi::check_value(out.ndim() == ndim && rng_state.numel() == 2 && rng_state.IsContiguous() &&
                        (out.size(ndim - 1) <= 1 || out.stride(ndim - 1) == 1),

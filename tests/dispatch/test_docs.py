@@ -54,7 +54,10 @@ def test_a_sibling_takes_over_what_it_does_not_say(monkeypatch):
         Source: the first.
         """
 
-    def second(scale, bias, x, more, backend=None) -> None:
+    def third(x) -> None:
+        """As `first`, into `x`."""
+
+    def second(scale, bias, x, more, backend=None):
         """As `first`, of more.
 
         Args:
@@ -88,3 +91,4 @@ Raises:
         Also: more is 3.
     UnsupportedError: """)
     assert docs.completed("second", second).endswith("Can be captured in a graph.\n\nSource: the second.")
+    assert "Returns:\n    Nothing.\n" in docs.completed("third", third), "it has no result"

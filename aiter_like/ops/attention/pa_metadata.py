@@ -232,9 +232,6 @@ def get_pa_metadata_v1(
         topk: -1.
         max_split_per_batch: there are so many parts for each sequence, at most; below 1: as many as work_indptr has.
 
-    Raises:
-        UnsupportedError: topk is not -1.
-
     Notes:
         The sequences' keys are laid on a line, in blocks of kv_granularity, and the line is cut into parts that differ
         by a block at most. No synchronisation. Tensors of the sizes that `get_pa_metadata_info_v1` gives are large

@@ -279,11 +279,11 @@ def paged_attention(
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16|fp8|int8, last dimension contiguous, other strides free.
-        k_cache: [num_pages, page_size, num_kv_heads, head_dim] ("NHD"), [num_pages, num_kv_heads, page_size, head_dim]
-            ("HND") or [num_pages, num_kv_heads, head_dim / x, page_size, x] ("packed", "shuffled"), dtype of `q` where
-            that has 16 bits, or fp8 of the device, or int8; last dimension contiguous, other strides free.
-        v_cache: likewise, of strides and a head dimension of its own; "packed" [num_pages, num_kv_heads, head_dim_v,
-            page_size], "shuffled" [num_pages, num_kv_heads, page_size / y, head_dim_v, y].
+        k_cache, v_cache: [num_pages, page_size, num_kv_heads, head_dim or head_dim_v] ("NHD"), [num_pages,
+            num_kv_heads, page_size, …] ("HND"), or k_cache [num_pages, num_kv_heads, head_dim / x, page_size, x] with
+            v_cache [num_pages, num_kv_heads, head_dim_v, page_size] ("packed") or [num_pages, num_kv_heads,
+            page_size / y, head_dim_v, y] ("shuffled"); dtype of `q` where that has 16 bits, or fp8 of the device, or
+            int8; last dimension of k_cache contiguous, other strides free.
         block_table: [batch, pages] int32, page of each page_size keys; entries beyond a sequence's keys are not read.
         seq_lens: [batch] int32: keys of each sequence, its queries' own included; 0 makes its rows zeros.
         max_seqlen_k: not less than the longest; the fewer it says, the smaller the workspace.
@@ -298,22 +298,15 @@ def paged_attention(
         alibi_slopes: [num_heads] or [batch, num_heads] fp32: slope · distance is subtracted from scores.
         sinks: [num_heads] fp32: one more score in the denominator.
         q_scale: fp32, one number or [total_q, num_heads], what elements are multiplied by.
-        k_scale: fp32, one number or [num_pages, page_size, num_kv_heads] of any strides, also expanded.
-        v_scale: likewise for `v_cache`.
+        k_scale, v_scale: fp32, one number or [num_pages, page_size, num_kv_heads] of any strides, also expanded.
         out_scale: fp32, one number: an fp8 `out` is divided by it and saturates.
         num_splits: 0: keys are split between workgroups as lengths ask for; n: into at most n parts; 1: not.
         return_lse: also return the log-sum-exp of the scores.
         workspace: uint8, paged_attention_workspace_bytes many; default: allocated.
         out: [total_q, num_heads, head_dim_v] to write; default: a new one, of the dtype of `q`, bf16 for bytes.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows of no sequence are not written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
 
     Notes:
         Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
@@ -347,7 +340,7 @@ def paged_attention(
 
 def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: int, batch: int, max_seqlen_k: int, *,
                                     max_seqlen_q: int = 1, num_splits: int = 0) -> int:
-    """The size of `workspace` with which `paged_attention` allocates nothing beside its results.
+    """The size of `workspace` for `paged_attention`. As `attention_workspace_bytes`:
 
     `slots · num_heads · max_seqlen_q · (head_dim_v + 2) · 4 + 8 · batch`, 0 without slots: fp32 sums of the rows of
     sequences whose keys are split, with their weights and maxima, and where those of a sequence are. slots: 32 · CUs /
@@ -355,24 +348,8 @@ def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: in
 
     Args:
         q: as for `paged_attention`; only shape and device count.
-        num_kv_heads: of the caches.
-        head_dim_v: of the values.
-        batch: sequences.
-        max_seqlen_k: as for `paged_attention`.
-        max_seqlen_q: as there.
-        num_splits: as there.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        TypeError: `q` is no tensor, or a size is no integer.
-        ValueError: a size is negative, or `num_kv_heads` 0.
-
-    Notes:
-        A function of shapes and of the device's number of CUs: the same for each call of a captured graph.
-
-    Source: this project.
+        num_kv_heads, head_dim_v, batch: heads and columns of the values, sequences.
+        max_seqlen_k, max_seqlen_q, num_splits: as for `paged_attention`.
     """
     op = "paged_attention_workspace_bytes"
     check.tensor(op, "q", q, rank=3, last_contiguous=False)

@@ -224,9 +224,8 @@ def unified_attention(
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16|fp8, last dimension contiguous, other strides free.
-        k: [num_pages, page_size, num_kv_heads, head_dim], dtype of `q` or fp8 (e4m3 of the target), strides free but
-            for the last, so views into packed storage serve; any page_size.
-        v: [num_pages, page_size, num_kv_heads, head_dim_v], dtype of `k`, strides of its own.
+        k, v: [num_pages, page_size, num_kv_heads, head_dim or head_dim_v], both of the dtype of `q` or fp8 (e4m3 of the
+            target), strides free but for the last, so views into packed storage serve; any page_size.
         out: [total_q, num_heads, head_dim_v], dtype of `q` (bf16|fp16 for fp8 q), or fp8 with `output_scale`; written.
         cu_seqlens_q: [batch + 1] int32: sequence i has the rows cu_seqlens_q[i] … cu_seqlens_q[i + 1] − 1 of `q`.
         max_seqlen_q: not less than the longest of them; rows beyond are not computed.
@@ -238,32 +237,20 @@ def unified_attention(
         block_table: [batch, pages] int32: page of each page_size keys; entries beyond seqused_k are never read.
         softcap: 0, or scores become softcap · tanh(score / softcap).
         q_descale: fp32 [1], for fp8 `q`; ignored for others.
-        k_descale: fp32, one number or [batch, num_kv_heads], for fp8 `k`; ignored for others.
-        v_descale: likewise for `v`.
-        q_scales: None.
+        k_descale, v_descale: fp32, one number or [batch, num_kv_heads], for fp8 `k` and `v`; ignored for others.
+        q_scales, skip_reduce: None and False.
         alibi_slopes: [num_heads] or [batch, num_heads] fp32: slope · |i + seqlen_k − seqlen_q − j| is subtracted.
         output_scale: fp32 [1]: `out` is divided by it and saturates as fp8.
         qq_bias: [n, n] fp32|bf16|fp16: added to the score of query i and the key of query j of the same sequence.
         sinks: [num_heads] fp32|bf16|fp16: one more score in the denominator.
         shuffled_kv_cache: `k` is [num_pages, num_kv_heads, head_dim / x, page_size, x] and `v` [num_pages,
             num_kv_heads, page_size / x, head_dim_v, x], x elements of 16 bytes, as `reshape_and_cache` writes them.
-        skip_reduce: False.
-        backend: "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942), "triton" or "torch" instead of the
-            automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: q_scales or skip_reduce, or a backend that cannot serve the call.
 
     Notes:
         Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: fp16). Where few rows meet many keys, the
-        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation, can be
-        captured in a graph. Lengths and pages outside their tensors are clamped, so memory outside is never touched.
-        A row that sees no key gives 0; rows of no sequence are not written.
+        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation. Lengths and
+        pages outside their tensors are clamped, so memory outside is never touched. A row that sees no key gives 0;
+        rows of no sequence are not written.
 
     Source: vLLM's `unified_attention`; Kwon et al., PagedAttention (2023).
     """

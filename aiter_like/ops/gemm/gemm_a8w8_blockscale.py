@@ -188,8 +188,8 @@ class GemmA8w8BlockscaleKey(NamedTuple):
         m, n, k, is_preshuffled = self
         random, fp8 = tune_shapes.normal(device, seed, "fp32"), dtypes.fp8_of(target_of(device).arch)
         a, b = (random(rows, k).to(fp8) for rows in (m, n))
-        a_scale, b_scale = (random(blocks(k), rows).abs() + 0.5 for rows in (m, blocks(n)))
-        scales = [a_scale.t(), b_scale.t().contiguous() * max(k, 1)**-0.5]
+        a_scale, b_scale = (random(blocks(k), rows).abs().t() + 0.5 for rows in (m, blocks(n)))
+        scales = [a_scale, b_scale.contiguous() * max(k, 1)**-0.5]
         if turns_scales:
             scales = [one.t().contiguous().t() if one.is_contiguous() else one.contiguous() for one in scales]
         out = torch.empty(m, n, dtype=dtypes.DTYPES[out_dtype], device=device)

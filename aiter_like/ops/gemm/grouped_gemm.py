@@ -253,13 +253,12 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
     Source: `torch._grouped_mm` and AITER's `deepgemm` compute the same without `row_index`.
     """
     problems.check_matrices(_OP, a=a)
-    check.dense(_OP, "b", b)
+    check.tensor(_OP, "b", b, rank=3, last_contiguous=False)
     is_shuffled = parts.is_shuffled(_OP, "b", b)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if isinstance(out, Tensor) and dtype is not None and out.dtype != dtype:
         raise TypeError(f"{_OP}: out must have dtype {dtype}, the argument dtype, got {out.dtype}")
-    check.tensor(_OP, "b", b, rank=3, last_contiguous=False)
     if isinstance(a_scale, Tensor) and a_scale.ndim == 2 and a_scale.shape[1] == 1:
         a_scale = a_scale[:, 0]
     if isinstance(b_scale, Tensor) and b_scale.ndim == 3:

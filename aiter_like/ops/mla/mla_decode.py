@@ -189,8 +189,7 @@ def mla_decode_fwd(
 
     Args:
         q: [total_q, num_heads, dim] bf16|fp16|fp8, any number of heads, last dimension contiguous; dim is 576.
-        kv_buffer: [num_pages, page_size, 1, dim], dtype of `q` or fp8 (e4m3 of the target), strides free but for the
-            last.
+        kv_buffer: [num_pages, page_size, 1, dim], dtype of `q` or fp8 of the target, strides free but for the last.
         o: [total_q, num_heads, v_dim], dtype of `q` (bf16|fp16 for fp8 q), written; v_dim is 512.
         qo_indptr: [batch + 1] int32: sequence i has the rows qo_indptr[i] … qo_indptr[i + 1] − 1 of `q`.
         kv_indptr: [≥ batch + 1] int32: its pages are kv_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
@@ -199,12 +198,11 @@ def mla_decode_fwd(
         kv_last_page_lens: [batch] int32, keys in the last page of each sequence; None: all. Not read where page_size
             is 1, where engines pass tensors of other lengths.
         max_seqlen_q: not less than the longest sequence of queries; on a GPU rows beyond are not computed.
-        page_size: that of `kv_buffer`.
-        nhead_kv: 1.
+        page_size, nhead_kv: that of `kv_buffer`, and 1.
         sm_scale: of the scores, finite, ≥ 1e-8; None: 1 / sqrt(dim).
         logit_cap: above 0, scores become logit_cap · tanh(score / logit_cap).
-        num_kv_splits: parts into which the keys of each sequence are cut; None: as many as fill the device, by the
-            lengths. Of no meaning where the call brings a plan.
+        num_kv_splits: parts of the keys of each sequence; None: as many as fill the device, by the lengths. Of no
+            meaning where the call brings a plan.
         work_meta_data: with it the call brings the plan of `get_mla_metadata_v1`; its values are not read.
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map: the plan.
         q_scale, kv_scale: 1 fp32 element, for fp8 `q` and `kv_buffer`; ignored for others. None: 1.
@@ -219,16 +217,11 @@ def mla_decode_fwd(
         (partial results, log-sum-exp). The former is the memory of parts, [rows, 1, num_heads, v_dim] fp32; the latter
         [total_q, num_heads] fp32, natural logarithm, or None.
 
-    Raises:
-        ValueError: a part of the plan is missing.
-        UnsupportedError: nhead_kv other than 1, AITER's packed caches of bytes.
-
     Notes:
-        Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: bf16). The keys of all sequences are
-        shared out evenly over the device by a plan that is made there from the lengths: no synchronisation, and the
-        launch and its memory depend on shapes alone. Parts are added up in a fixed order: deterministic. Lengths,
-        pages and plans that point outside their tensors touch no memory there. A row that sees no key gives 0 and a
-        log-sum-exp of −inf; rows of no sequence are not written.
+        Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: bf16). A plan, made on the device from the
+        lengths, shares the keys of all sequences out evenly: no synchronisation, and launch and memory depend on shapes
+        alone. Parts are added up in a fixed order: deterministic. What points outside its tensor touches no memory
+        there. A row that sees no key gives 0 and a log-sum-exp of −inf; rows of no sequence are not written.
 
     Source: AITER's `mla_decode_fwd`; DeepSeek-V2 (2024).
     """
@@ -284,21 +277,14 @@ mla_decode_op.public.append(mla_decode_fwd)
 def mla_decode_workspace_bytes(batch: int, max_seqlen_q: int, num_heads: int, *, v_head_dim: int = 512,
                                page_size: int = 1, num_kv_splits: int | None = None,
                                device: torch.device | None = None) -> int:
-    """The size of `workspace` with which `mla_decode_fwd` allocates nothing beside its results, whatever the lengths.
+    """The size of `workspace` for `mla_decode_fwd`, whatever the lengths. As `attention_workspace_bytes`: for partial
+    results of the pieces into which a plan can cut sequences, in fp32, and the plan. A call that brings a plan needs
+    4 · len(reduce_partial_map) · max_seqlen_q · num_heads · (v_head_dim + 1).
 
     Args:
         batch, max_seqlen_q, num_heads, page_size, num_kv_splits: as of the call.
         v_head_dim: columns of `o`.
         device: where it will run; None: the current one.
-
-    Returns:
-        Bytes: partial results of the pieces into which a plan can cut sequences, in fp32, and the plan.
-
-    Notes:
-        A function of shapes and of the device's number of CUs: the same for each call of a captured graph. A call that
-        brings a plan needs 4 · len(reduce_partial_map) · max_seqlen_q · num_heads · (v_head_dim + 1).
-
-    Source: this project; ops/mla/plan.py.
     """
     op = "mla_decode_workspace_bytes"
     for name, value, low in (("batch", batch, 0), ("max_seqlen_q", max_seqlen_q, 0), ("num_heads", num_heads, 1),

@@ -240,9 +240,6 @@ def get_mla_metadata_v1(
         dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: AITER's hints for the choice of its
             kernels; of no meaning here.
 
-    Raises:
-        UnsupportedError: num_heads_k is not 1, or mla_version not 0.
-
     Notes:
         The sequences' pages are laid on a line, in blocks, and the line is cut into equal parts: no length makes a part
         longer than others. No synchronisation. Tensors of the sizes that `get_mla_metadata_info_v1` gives are large
@@ -285,16 +282,12 @@ mla_metadata_op.public.append(get_mla_metadata_v1)
 
 def get_ps_metadata_info_v1(batch_size: int, num_head_k: int, max_qlen: int,
                             qlen_granularity: int = 256) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    """Shapes and dtypes of the tensors that `get_ps_metadata_v1` writes.
+    """Shapes and dtypes of the tensors that `get_ps_metadata_v1` writes. As `get_mla_metadata_info_v1`.
 
     Args:
-        batch_size: sequences, at most.
         num_head_k: heads of the keys.
         max_qlen: query tokens of a sequence, at most.
         qlen_granularity: query tokens of a tile.
-
-    Returns:
-        Six pairs of shape and dtype, as `get_mla_metadata_info_v1` gives them.
 
     Notes:
         The attention that serves `mla_prefill_ps_asm_fwd` shares its work out itself: there is one part, and a tile of
@@ -319,20 +312,14 @@ def get_ps_metadata_v1(
 
     Args:
         seqlens_qo_indptr, pages_kv_indptr, context_lens: int32, on any device; not read.
-        gqa_ratio, num_heads_k: heads of q for each head of the keys, and heads of the keys; of no meaning.
         work_metadata_ptrs: [2] uint64, written: zeros.
         work_indptr: [parts + 1] int32, written: zeros, as no part has an item.
         reduce_indptr: [tiles + 1] int32, written: zeros, as no tile has parts, so that `mla_reduce_v1` with them leaves
             the attention's rows as they are.
         work_info, reduce_final_map, reduce_partial_map: int32, left as they are.
-        qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's hints; of no meaning.
+        gqa_ratio, num_heads_k, qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's
+            hints; of no meaning.
         need_lse: False: `mla_reduce_v1`, which has nothing to add up, would leave the log-sum-exps unwritten.
-
-    Raises:
-        UnsupportedError: need_lse.
-
-    Notes:
-        No synchronisation.
 
     Source: AITER's `get_ps_metadata_v1`.
     """

@@ -340,9 +340,6 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
         page_starts: [batch + 1] int32: sequence b has all keys of the pages block_table[page_starts[b] …
             page_starts[b + 1] − 1].
 
-    Returns:
-        Nothing.
-
     Source: AITER's `deepgemm_fp8_paged_mqa_logits`; DeepGEMM's `fp8_paged_mqa_logits`; DeepSeek-V3.2-Exp (2025).
     """
     op = "paged_mqa_logits"

@@ -163,7 +163,7 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """As `static_per_tensor_quant`, with the scale that `per_tensor_quant_hip` finds, which is written.
+    """Quantises a tensor with one scale, which is found and written. As `static_per_tensor_quant`, but for:
 
     Args:
         scale: one fp32 number on the device, written; what it holds before does not matter.
@@ -194,7 +194,7 @@ def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *
 
 def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
                                     backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `static_per_tensor_quant_fp8_i8`, with the scale that `per_tensor_quant_hip` finds, which is written.
+    """Quantises a tensor with one scale, which is found. As `static_per_tensor_quant_fp8_i8`, but for:
 
     Args:
         scale_out: one fp32 number on the device, written; what it holds before does not matter.

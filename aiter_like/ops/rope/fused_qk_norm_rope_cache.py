@@ -26,15 +26,10 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
 
     Args:
         qkv: [num_tokens, (num_heads_q + num_heads_k + num_heads_v) · head_size] bf16|fp16|fp32, contiguous rows.
-        qw: [head_size], dtype of `qkv`.
-        kw: like `qw`.
+        qw, kw: [head_size], dtype of `qkv`.
         cos_sin: [max_position, rotary_dim]: cosines, then sines, of a position's pairs; or flat.
         positions: [num_tokens] int32|int64: rows of `cos_sin`.
-        num_tokens: tokens.
-        num_heads_q: heads of q.
-        num_heads_k: heads of k.
-        num_heads_v: heads of v; as many.
-        head_size: elements of a head.
+        num_tokens, num_heads_q, num_heads_k, num_heads_v, head_size: the sizes; as many heads of v as of k.
         is_neox_style: True: pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1).
         eps: added to the mean of squares; finite, ≥ 0.
         q_out: [num_tokens, num_heads_q, head_size], or flat heads; dtype of `qkv`; written.
@@ -43,31 +38,18 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
             [num_blocks, num_heads_k, head_size / x, block_size, x], or a view of those bytes as the former.
         v_cache: likewise; with `use_shuffle_layout` [num_blocks, num_heads_k, block_size / x, head_size, x].
         slot_mapping: [≤ num_tokens] int32|int64.
-        per_tensor_k_scale: 1 fp32 element; read where the cache is fp8. On the CPU, as AITER has it, its present value
-            counts; on the device, the one that it has when the kernel runs.
-        per_tensor_v_scale: the same for v.
-        k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or of the dtype of an fp8
-            `k_cache`: what the cache gets, [num_tokens, num_heads_k, head_size]. Or None.
-        v_out: the same for v, of the same dtype.
+        per_tensor_k_scale, per_tensor_v_scale: 1 fp32 element; read where the cache is fp8. On the CPU, as AITER has
+            it, its present value counts; on the device, the one that it has when the kernel runs.
+        k_out, v_out: with `return_kv` k and v as they are before quantisation, like `q_out`; written. Or of the dtype
+            of an fp8 `k_cache`: what the cache gets, [num_tokens, num_heads_k, head_size]. Or None.
         return_kv: whether `k_out` and `v_out` are written.
-        use_shuffle_layout: the packed caches.
-        block_size: tokens of a block of the packed caches.
-        x: elements in 16 bytes of the packed caches.
+        use_shuffle_layout: the packed caches, in blocks of `block_size` tokens, with `x` elements in 16 bytes.
+        block_size, x: sizes of the packed caches.
         rotary_dim: rotated elements of a head, its first; 0: all.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `q_out`, the caches, and with `return_kv` `k_out` and `v_out` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         fp32 throughout, each result rounded to nearest even once, the cache's from the fp32 value; fp8 saturates. The
-        scales stay on the device: no synchronisation. A slot outside the cache is skipped. Deterministic; can be
-        captured in a graph.
+        scales stay on the device: no synchronisation. A slot outside the cache is skipped. Deterministic.
 
     Source: AITER's function of this name.
     """

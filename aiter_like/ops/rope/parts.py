@@ -86,21 +86,15 @@ def instance_of(dtype: torch.dtype, table_dtype: torch.dtype, *, is_angle: bool 
         "SHARE": share})
 
 
-def check_flags(op: str, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool) -> None:
-    check.choice(op, "rotate_style", rotate_style, (0, 1))
-    check.flag(op, "reuse_freqs_front_part", reuse_freqs_front_part)
-    check.flag(op, "nope_first", nope_first)
-
-
-def check_table(op: str, name: str, table: Tensor, input: Tensor, head_dim: int, count: int, is_shared: bool) -> None:
-    """`table` has at least `count` rows, each of which turns whole pairs of a head.
+def check_table(op: str, name: str, table: Tensor, sin: Tensor | None, head_dim: int, count: int,
+                is_shared: bool) -> None:
+    """`table` has at least `count` rows, each of which turns whole pairs of a head, and sines of that shape beside it.
 
     Of the dimensions before the last, at most one is longer than 1.
 
     Raises:
-        TypeError, ValueError: it does not; the message names the argument.
+        ValueError: it does not; the message names the argument.
     """
-    check.tensor(op, name, table, dtypes=elements.FLOATS, device=input.device)
     shape, outer = tuple(table.shape), [size for size in table.shape[:-1] if size != 1]
     if table.ndim < 2 or len(outer) > 1:
         raise ValueError(f"{op}: {name} must be a table of rows, as [s, 1, 1, width], got shape {shape}")
@@ -110,6 +104,8 @@ def check_table(op: str, name: str, table: Tensor, input: Tensor, head_dim: int,
                          f"(shape {shape}, reuse_freqs_front_part={is_shared})")
     if (outer[0] if outer else 1) < count:
         raise ValueError(f"{op}: {name} must have at least {count} rows, got shape {shape}")
+    if sin is not None:
+        check.tensor(op, name.replace("cos", "sin"), sin, shape=shape)
 
 
 def has_rank(op: str, name: str, value: Any, rank: int) -> None:
@@ -139,3 +135,10 @@ def triton_space(target: Target, call: Any) -> list[dict[str, int]]:
     """Tiles and waves that leave each lane 4 to 32 elements."""
     return [{"elements": elements, "num_warps": warps} for elements in (512, 1024, 2048, 4096, 8192)
             for warps in (1, 2, 4, 8) if 4 <= elements // (target.wave_size * warps) <= 32]
+
+
+def prefill_slots(tokens: int, page_size: int, device: torch.device, seed: int) -> tuple[int, Tensor]:
+    """How many pages `tokens` fill, one after the other, and their slots where pages lie in random order."""
+    blocks, index = -(-tokens // page_size), torch.arange(tokens, device=device)
+    pages = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).to(device)
+    return blocks, pages[index // page_size] * page_size + index % page_size
