@@ -129,7 +129,7 @@ def _check(call: TopkGatingCall) -> object:
     is_short = call.shared > 0 and call.ids.shape[1] == k
     check.tensor(_OP, "topk_ids", call.ids, shape=(tokens, k if is_short else columns))
     if experts < 1:
-        raise ValueError(f"{_OP}: gating_output must have a column for each expert, got shape "
+        raise ValueError(f"{_OP}: gating must have a column for each expert, got shape "
                          f"{tuple(call.gating.shape)} with {call.shared} shared experts")
     if not 1 <= k <= experts:
         raise ValueError(f"{_OP}: topk_weights must have 1 to {experts} columns beside those of the shared experts, "
