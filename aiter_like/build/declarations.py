@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 NAME = re.compile(r"[A-Za-z_]\w*")
+_END = ""
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _NOT_CALLED = {"__attribute__", "__launch_bounds__", "alignas", "asm", "decltype", "explicit", "noexcept", "requires",
                "sizeof"}
@@ -40,14 +41,14 @@ class Cutter:
     """Cuts the tokens of a file into declarations. A line of the preprocessor begins with # and ends with a newline."""
 
     def __init__(self, tokens: list[str]):
-        self.tokens, self.place = tokens, 0
+        self.tokens, self.place = [*tokens, _END], 0
         self.declared: list[Declared] = []
         self.namespaces: set[str] = set()
         self.conditions: list[list[str]] = []
 
     def all(self) -> tuple[tuple[Declared, ...], frozenset[str]]:
         depth = 0
-        while self.place < len(self.tokens):
+        while self.tokens[self.place] != _END:
             token = self.tokens[self.place]
             if token == "#":
                 self._directive()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,10 @@ _TOKEN = re.compile(r'R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])*
                     r"|\.?[0-9](?:[eEpP][+-]|'?[\w.])*|::|->|[<>=!]=|\+\+|--|\n|\S", re.DOTALL)
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w*)[ \t]*(.*)")
 _TERM = re.compile(r"(!?)[ \t]*(AITER_LIKE_HOST_PASS|defined[ \t]*\([ \t]*(\w+)[ \t]*\))")
+_MACRO = re.compile(r"[A-Z][A-Z0-9_]*")
+_OF_TYPE = re.compile(r"\w|>")
+_OF_SOMETHING = (".", "->", "::")
+_ANY = "any name"  # what a macro of the command line says after the name of a namespace
 _PLATFORM_OF = {"__HIP__": "hip", "__HIP_DEVICE_COMPILE__": "hip", "__CUDACC__": "cuda", "__CUDA_ARCH__": "cuda"}
 
 
@@ -39,6 +43,7 @@ def text_revision(source: Path, platform: str) -> str:
     """8 hex digits: what the device runs of a .hip source on "hip" or "cuda"."""
     files = _with_headers(source, platform)
     by_name: dict[str, tuple] = {}
+    places: dict[str, int | str] = {}  # which of a declaration's names it is, but for the first
     namespaces: set[str] = set()
     roots = []
     for path, file in files.items():
@@ -46,14 +51,19 @@ def text_revision(source: Path, platform: str) -> str:
         for index, declared in enumerate(file.declared):
             if path == source or not declared.names or declared.is_emitted or f"launch_{source.stem}" in declared.names:
                 roots.append((path, index))
-            for name in declared.names:
+            for place, name in enumerate(declared.names):
+                places[name] = place or places.get(name, "")
                 by_name[name] = (*by_name.get(name, ()), (path, index))
+    by_name[_ANY] = tuple((path, index) for path, file in files.items() for index, _ in enumerate(file.declared))
 
     def piece(key: tuple[Path, int]) -> revision.Piece:
-        tokens, numbers = files[key[0]].declared[key[1]].tokens, {}
-        words = [str(numbers.setdefault(token, len(numbers))) + "\1"
-                 if token in by_name and not _is_member(tokens, index, namespaces) else token
-                 for index, token in enumerate(tokens)]
+        words, numbers, before, scope = [], {}, "", ""
+        for token in files[key[0]].declared[key[1]].tokens:
+            is_free = before not in _OF_SOMETHING or (before == "::" and _is_outside(scope, namespaces))
+            name = _ANY if before == "::" and token not in by_name and _MACRO.fullmatch(token) else token
+            is_name = is_free and name in by_name
+            words.append(f"{numbers.setdefault(name, len(numbers))}\1{places.get(name, '')}" if is_name else token)
+            scope, before = before, token
         return " ".join(words), [by_name[name] for name in numbers]
 
     return revision.of_pieces(roots, piece)
@@ -70,10 +80,9 @@ def assembly_revision(source: Path, facts: str) -> str:
     return revision.short_hash("\n".join((*sorted(texts.values()), facts)))
 
 
-def _is_member(tokens: Sequence[str], index: int, namespaces: set[str]) -> bool:
-    """Whether a name belongs to a type or an object, whose declaration has it as text."""
-    before = tokens[index - 1] if index else ""
-    return before in (".", "->") or (before == "::" and index > 1 and tokens[index - 2] not in namespaces)
+def _is_outside(scope: str, namespaces: set[str]) -> bool:
+    """Whether what stands before :: is a namespace, or nothing: what belongs to a type is text of its declaration."""
+    return scope in namespaces or scope == "return" or not _OF_TYPE.match(scope)
 
 
 def _with_headers(source: Path, platform: str) -> dict[Path, File]:

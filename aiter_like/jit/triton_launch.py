@@ -242,11 +242,14 @@ def overlaps(target: Target) -> bool:
 
 def driver_of(target: Target) -> AbstractContextManager:
     """Triton's own driver for a GPU; the simulator's for the simulated one."""
-    if not target.simulated:
-        return nullcontext()
-    from aiter_like.sim import triton as simulated
+    return _simulators_driver()() if target.simulated else nullcontext()
 
-    return simulated.active()
+
+@cache
+def _simulators_driver() -> Callable[[], AbstractContextManager]:
+    from aiter_like.sim.triton import active  # a GPU needs no simulator
+
+    return active
 
 
 def _ordered(kernel: triton.JITFunction, given: int, constants: Mapping[str, Any]) -> list[Any]:

@@ -143,3 +143,106 @@ CHANGES: dict[str, tuple[list[tuple], set[str]]] = {
 def test_what_is_computed_otherwise_ends_those_that_do_so(tree, what):
     edits, ended = CHANGES[what]
     assert tree.ended(*edits) == ended
+
+
+PORTABLE = """#if defined(__HIP__)
+int hip_1;
+#include "beside.h"
+#if defined(ELSE)
+int hip_2;
+#else
+int hip_3;
+#endif
+#elif defined(__CUDACC__) && FAST
+int cuda_1;
+#else
+int cuda_2;
+#endif
+#if !defined(__HIP__) && ARCH >= 900
+int cuda_3;
+#elif !defined(__HIP__)
+int cuda_4;
+#else
+int hip_4;
+#endif
+#ifdef __HIP__
+int both_1;
+#endif
+#if defined(__HIP__) && FAST || SLOW
+int both_2;
+#endif
+#if AITER_LIKE_HOST_PASS
+int host;
+#else
+int both_3;
+#endif
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The revisions on both platforms of a source with such a content, which may include beside.h."""
+
+    def revisions(text: str, beside: str = "", end: str = "") -> dict[str, str]:
+        (tmp_path / "beside.h").write_text(beside)
+        (tmp_path / "some.hip").write_text(f"{text}{end}")
+        return {platform: revision_cpp.text_revision(tmp_path / "some.hip", platform) for platform in ("hip", "cuda")}
+
+    return revisions
+
+
+@pytest.mark.parametrize("end", ["", "{ no end"], ids=["in declarations", "as a whole"])
+def test_what_the_other_platform_compiles_does_not_count(written, end):
+    before = written(PORTABLE, end=end)
+    for line in (line for line in PORTABLE.splitlines() if not line.startswith("#")):
+        now = written(PORTABLE.replace(line, f"changed {line}"), end=end)
+        kind = line.split()[1].partition("_")[0]
+        changed = {"both": {"hip", "cuda"}, "host;": set()}.get(kind, {kind})
+        assert {platform for platform, was in before.items() if now[platform] != was} == changed, line
+    for condition in ("ELSE", "FAST", "ARCH >= 900"):
+        assert written(PORTABLE.replace(condition, "OTHER"), end=end) != before, condition
+    beside = written(PORTABLE, "void launch_some() {}", end)
+    assert beside["hip"] != before["hip"] and beside["cuda"] == before["cuda"], "a header that one platform includes"
+
+
+@pytest.mark.parametrize("source, header, other", [
+    ("int x = f(1);", "inline int f(int i) { return i; }", "inline int f(int i) { return -i; }"),
+    ("int x = f<2>;", "template <int I> constexpr int f = I;", "template <int I> constexpr int f = -I;"),
+    ("int x = f(1);", "template <class T> int f(T t) { return t; } template <> int f(int t) { return 1; }",
+     "template <class T> int f(T t) { return t; } template <> int f(int t) { return 2; }"),
+    ("S s; int x = s.f();", "struct S { int f(); }; inline int S::f() { return 1; }",
+     "struct S { int f(); }; inline int S::f() { return 2; }"),
+    ("int x = kB;", "constexpr int kA = 1, kB = 2;", "constexpr int kA = 1, kB = 3;"),
+    ("int x = kB;", "enum E { kA, kB };", "enum E { kB, kA };"),
+    ("int x = F;", "#define F 1", "#define F 2"),
+    ("int x = a * b;", "inline A operator*(A a, A b) { return a; }", "inline A operator*(A a, A b) { return b; }"),
+    ("", "void launch_some() { f(1); }", "void launch_some() { f(2); }"),
+    ("", "inline void launch_some() { f(1); }", "inline void launch_some() { f(2); }"),
+    ("", "__global__ void kernel() { f(1); }", "__global__ void kernel() { f(2); }"),
+    ("int x = f();", "#if A\ninline int f() { return 1; }\n#endif", "#if B\ninline int f() { return 1; }\n#endif"),
+    ("int x = f();", "inline int f() {\n#if A\nreturn 1;\n#endif\n}", "inline int f() {\n#if B\nreturn 1;\n#endif\n}"),
+    ("int x = f();", "inline int f() { return g(); } inline int g() { return f() ? h() : 1; } int h() { return 1; }",
+     "inline int f() { return g(); } inline int g() { return f() ? g() : 1; } int h() { return 1; }")])
+def test_what_a_source_names(written, source, header, other):
+    include = '#include "beside.h"\n'
+    before = written(include + source, header)
+    assert written(include + source, header + "\ninline int unused() { return 1; } struct Unused;") == before
+    changed = written(include + source, other)
+    assert changed["hip"] != before["hip"] and changed["cuda"] != before["cuda"]
+
+
+def test_a_macro_of_the_command_line_may_name_anything_in_a_namespace(written):
+    source = '#include "beside.h"\nn::KIND x;'
+    before = written(source, "namespace n { struct A { int x; }; }")["hip"]
+    assert written(source, "namespace n { struct A { long x; }; }")["hip"] != before
+
+
+def test_assembly_counts_with_what_it_includes(tmp_path):
+    source, beside = tmp_path / "some.s", tmp_path / "beside.h"
+    source.write_text('#include "beside.h"\ns_endpgm  // the end\n')
+    beside.write_text("s_nop 0\n")
+    before = revision_cpp.assembly_revision(source, "facts")
+    source.write_text('#include "beside.h"\n\n  s_endpgm\n')
+    assert revision_cpp.assembly_revision(source, "facts") == before != revision_cpp.assembly_revision(source, "other")
+    beside.write_text("s_nop 1\n")
+    assert revision_cpp.assembly_revision(source, "facts") != before

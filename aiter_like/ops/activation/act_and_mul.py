@@ -114,8 +114,7 @@ class ActAndMulKey(NamedTuple):
 
     @classmethod
     def of(cls, call: ActAndMulCall) -> ActAndMulKey:
-        columns = call.out.shape[-1]
-        return cls(call.out.numel() // columns, columns, dtypes.name(call.input.dtype), dtypes.name(call.out.dtype))
+        return cls(*tune_shapes.row_sizes(call.out)[:2], dtypes.name(call.input.dtype), dtypes.name(call.out.dtype))
 
     def make(self, device: torch.device, seed: int) -> ActAndMulCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, 2 * self.columns)
@@ -166,9 +165,7 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
 
 
 def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU of the first half of each row times the second. As `silu_and_mul`, but for:
-
-    `out = gate · Φ(gate) · up`, with Φ of the normal distribution (erf).
+    """GELU by Φ of the normal distribution (erf): `out = gate · Φ(gate) · up`. As `silu_and_mul` otherwise.
 
     Source: AITER's `gelu_and_mul`.
     """
@@ -176,9 +173,7 @@ def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> N
 
 
 def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU, by its tanh form, of the first half of each row times the second. As `silu_and_mul`, but for:
-
-    `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`.
+    """GELU by its tanh form: `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`. As `silu_and_mul`.
 
     Source: AITER's `gelu_tanh_and_mul`.
     """
@@ -199,9 +194,7 @@ def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None
 
 
 def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """SwiGLU as GPT-OSS has it: of the first half of each row times the second. As `silu_and_mul`, but for:
-
-    `out = g · sigmoid(1.702 g) · (u + 1)`, with g = min(gate, 7) and u = up within ±7.
+    """GPT-OSS's SwiGLU: `out = g · sigmoid(1.702 g) · (u + 1)`, g = min(gate, 7), u = up within ±7. As `silu_and_mul`.
 
     Source: AITER's `swiglu_and_mul`.
     """

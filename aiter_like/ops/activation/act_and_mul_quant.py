@@ -121,13 +121,12 @@ class ActAndMulQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: ActAndMulQuantCall) -> ActAndMulQuantKey:
-        columns = call.out.shape[-1]
-        return cls(call.out.numel() // columns, columns, call.group_size, dtypes.name(call.input.dtype),
-                   dtypes.name(call.out.dtype))
+        count, columns, out_dtype = tune_shapes.row_sizes(call.out)
+        return cls(count, columns, call.group_size, dtypes.name(call.input.dtype), out_dtype)
 
     def make(self, device: torch.device, seed: int) -> ActAndMulQuantCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, 2 * self.columns)
-        out = torch.empty(self.rows, self.columns, dtype=dtypes.DTYPES[self.out_dtype], device=device)
+        out = torch.empty(self.rows, self.columns, dtype=tune_shapes.dtype_on(device, self.out_dtype), device=device)
         scale = torch.empty(self.rows, self.columns // self.group_size if self.group_size else 1, device=device)
         return ActAndMulQuantCall(out, scale, x, group_size=self.group_size)
 
@@ -142,7 +141,7 @@ class ActAndMulQuantKey(NamedTuple):
 def _cases(device: torch.device) -> dict[str, ActAndMulQuantCall]:
     """By group and by row, with weights of rows and of elements, and not quantised."""
     group = ActAndMulQuantKey(5, 1024, 128, "bf16", "i8").make(device, 0)
-    row = ActAndMulQuantKey(5, 1024, 0, "bf16", dtypes.name(dtypes.fp8_of(target_of(device).arch))).make(device, 0)
+    row = ActAndMulQuantKey(5, 1024, 0, "bf16", "fp8").make(device, 0)
     weights = tune_shapes.normal(device, 1, "fp32")(5, 1024).sigmoid() + 0.5
     return {"group": group, "row": row._replace(activation="gelu"),
             "weighted rows": group._replace(limit=2.0, weights=weights[:, :1].contiguous()),

@@ -60,8 +60,7 @@ class ReluSquaredKey(NamedTuple):
 
     @classmethod
     def of(cls, call: ReluSquaredCall) -> ReluSquaredKey:
-        columns = call.input.shape[-1]
-        return cls(call.input.numel() // columns, columns, dtypes.name(call.input.dtype))
+        return cls(*tune_shapes.row_sizes(call.input))
 
     def make(self, device: torch.device, seed: int) -> ReluSquaredCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)

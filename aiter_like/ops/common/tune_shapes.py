@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +36,26 @@ def dtype_on(device: torch.device, name: str) -> torch.dtype:
     return dtypes.fp8_of(target_of(device).arch) if name == "fp8" else dtypes.DTYPES[name]
 
 
+def row_sizes(x: Tensor) -> tuple[int, int, str]:
+    """(rows, columns, dtype) of a tensor."""
+    return x.numel() // max(x.shape[-1], 1), x.shape[-1], dtypes.name(x.dtype)
+
+
+def every(**values: Sequence[int]) -> Callable[..., list[dict[str, int]]]:
+    """A backend's `space` of all combinations of these values, whatever the call."""
+    found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
+    return lambda *_: found
+
+
 def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dict[str, int]]:
     """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
     lanes = min(hidden, block) / target.wave_size
     return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
+
+
+def waves_of(name: str, block: int) -> Callable[[Target, Any], list[dict[str, int]]]:
+    """A Triton backend's `space` where a program keeps a row of this tensor of a call, or blocks of it."""
+    return lambda target, call: wave_space(target, getattr(call, name).shape[-1], block)
 
 
 def row_space(target: Target, call: Any, *_: object) -> list[dict[str, int]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
@@ -21,7 +21,6 @@ from aiter_like.ops.norm.parts import dtype_names
 __all__ = ["dropout_layer_norm"]
 
 _OP = "dropout_layer_norm"
-_LONGEST = 32768  # 1024 lanes of 32 elements
 _MASK = 0xFFFFFFFF
 
 
@@ -89,8 +88,8 @@ def _check(call: DropoutLayerNormCall) -> object:
 
 def _kernel_refusal(target: Target, call: DropoutLayerNormCall) -> str | None:
     """What every kernel refuses."""
-    if call.input.shape[-1] > _LONGEST:
-        return f"rows of at most {_LONGEST} elements, got {call.input.shape[-1]}"
+    if call.input.shape[-1] > rows.LONGEST:
+        return f"rows of at most {rows.LONGEST} elements, got {call.input.shape[-1]}"
     return rows.refusal(input=call.input, residual=call.residual_in, out=call.out, residual_out=call.residual_out)
 
 
@@ -103,8 +102,7 @@ class DropoutLayerNormKey(NamedTuple):
 
     @classmethod
     def of(cls, call: DropoutLayerNormCall) -> DropoutLayerNormKey:
-        hidden = call.input.shape[-1]
-        return cls(call.input.numel() // hidden, hidden, dtypes.name(call.input.dtype))
+        return cls(*tune_shapes.row_sizes(call.input))
 
     def make(self, device: torch.device, seed: int, p: float = 0.1, offset: int = 0) -> DropoutLayerNormCall:
         random = tune_shapes.normal(device, seed, self.dtype)
@@ -118,23 +116,16 @@ class DropoutLayerNormKey(NamedTuple):
         yield cls(tokens, model.hidden_size, model.dtype)
 
 
-def _hip_space(target: Target, call: DropoutLayerNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input, takes_pieces=False)
-
-
-def _triton_space(target: Target, call: DropoutLayerNormCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.out.shape[-1], _LONGEST)
-
-
 _dropout_layer_norm = Op(
     _OP, call=DropoutLayerNormCall, reference=dropout_layer_norm_ref, check=_check, key=DropoutLayerNormKey,
     round_field="rows", writes=("out", "residual_out"),
     cases={"aligned": (DropoutLayerNormKey(3, 256, "bf16"), {"p": 0.25}),
            "odd": (DropoutLayerNormKey(3, 101, "bf16"), {"p": 0.25, "offset": 2**32 - 5})},  # its upper word changes
     in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
-    backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal,
+                      space=rows.lanes_of("input", takes_pieces=False)),
               Backend("triton", "ops.norm.triton.dropout_layer_norm:dropout_layer_norm",
-                      refusal=_kernel_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=tune_shapes.waves_of("out", rows.LONGEST)),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 
 

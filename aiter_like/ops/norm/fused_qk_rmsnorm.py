@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
@@ -22,7 +22,6 @@ from aiter_like.ops.norm.rms_norm import rmsnorm, rmsnorm2d_fwd_with_add
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
 
 _OP = "fused_qk_rmsnorm"
-_LONGEST = 32768  # 1024 lanes of 32 elements
 
 
 class FusedQkRmsnormCall(NamedTuple):
@@ -74,8 +73,8 @@ def _kernel_refusal(target: Target, call: FusedQkRmsnormCall) -> str | None:
     q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         return "q and k must both have elements"
-    if call.longer.shape[-1] > _LONGEST:
-        return f"rows of at most {_LONGEST} elements, got {call.longer.shape[-1]}"
+    if call.longer.shape[-1] > rows.LONGEST:
+        return f"rows of at most {rows.LONGEST} elements, got {call.longer.shape[-1]}"
     if (q.numel() // q.shape[-1]) + (k.numel() // k.shape[-1]) > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of q and k together"
     return rows.refusal(q=q, k=k, q_out=call.q_out, k_out=call.k_out)
@@ -92,9 +91,7 @@ class FusedQkRmsnormKey(NamedTuple):
 
     @classmethod
     def of(cls, call: FusedQkRmsnormCall) -> FusedQkRmsnormKey:
-        q, k = call.q, call.k
-        return cls(q.numel() // max(q.shape[-1], 1), q.shape[-1], k.numel() // max(k.shape[-1], 1), k.shape[-1],
-                   dtypes.name(q.dtype))
+        return cls(*tune_shapes.row_sizes(call.q)[:2], *tune_shapes.row_sizes(call.k))
 
     def make(self, device: torch.device, seed: int) -> FusedQkRmsnormCall:
         random = tune_shapes.normal(device, seed, self.dtype)
@@ -104,8 +101,7 @@ class FusedQkRmsnormKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[FusedQkRmsnormKey]:
-        """A GPU's own heads, as if every model normed them; in latent attention the ranks, which every GPU does whole.
-        """
+        """A GPU's own heads, as if every model normed them; in latent attention the ranks, which each does whole."""
         if model.q_lora_rank:
             yield cls(tokens, model.q_lora_rank, tokens, model.kv_lora_rank, model.dtype)
         else:
@@ -113,22 +109,14 @@ class FusedQkRmsnormKey(NamedTuple):
                       model.head_dim, model.dtype)
 
 
-def _hip_space(target: Target, call: FusedQkRmsnormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, max(call.q_out, call.k_out, key=lambda out: out.shape[-1]), takes_pieces=False)
-
-
-def _triton_space(target: Target, call: FusedQkRmsnormCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.longer.shape[-1], _LONGEST)
-
-
 _fused_qk_rmsnorm = Op(
     _OP, call=FusedQkRmsnormCall, reference=fused_qk_rmsnorm_ref, check=_check, key=FusedQkRmsnormKey,
-    writes=("q_out", "k_out"),
+    writes=("q_out", "k_out"), in_place={"q_out": ("q",), "k_out": ("k",)},
     cases={"aligned": FusedQkRmsnormKey(3, 256, 5, 128, "bf16"), "odd": FusedQkRmsnormKey(3, 101, 5, 300, "bf16")},
-    in_place={"q_out": ("q",), "k_out": ("k",)},
-    backends=(Backend("hip", _fused_qk_rmsnorm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _fused_qk_rmsnorm_hip, refusal=_kernel_refusal,
+                      space=rows.lanes_of("longer", takes_pieces=False)),
               Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:fused_qk_rmsnorm",
-                      refusal=_kernel_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=tune_shapes.waves_of("longer", rows.LONGEST)),
               Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
 
 

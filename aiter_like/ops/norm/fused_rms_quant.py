@@ -22,7 +22,6 @@ from aiter_like.ops.norm.parts import dtype_names
 __all__ = ["fused_qk_rmsnorm_quant"]
 
 _OP = "fused_rms_quant"
-_LONGEST = 32768  # 1024 lanes of 32 elements
 
 
 class FusedRmsQuantCall(NamedTuple):
@@ -133,8 +132,8 @@ def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
     for name, tensor in (("input", call.input), ("second", call.second)):
         if tensor is not None and tensor.numel() == 0:
             return f"{name} must have elements"
-        if tensor is not None and tensor.shape[-1] > _LONGEST:
-            return f"rows of at most {_LONGEST} elements, {name} has {tensor.shape[-1]}"
+        if tensor is not None and tensor.shape[-1] > rows.LONGEST:
+            return f"rows of at most {rows.LONGEST} elements, {name} has {tensor.shape[-1]}"
     count = sum(tensor.numel() // tensor.shape[-1] for tensor in (call.input, call.second) if tensor is not None)
     if count > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of both matrices, got {count}"
@@ -158,10 +157,10 @@ class FusedRmsQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: FusedRmsQuantCall) -> FusedRmsQuantKey:
-        hidden = call.input.shape[-1]
-        return cls(call.input.numel() // max(hidden, 1), hidden, 0 if call.second is None else call.second.shape[-1],
-                   dtypes.name(call.input.dtype), "none" if call.out is None else dtypes.name(call.out.dtype),
-                   call.group_size, call.is_static, call.residual_in is not None)
+        count, hidden, dtype = tune_shapes.row_sizes(call.input)
+        return cls(count, hidden, 0 if call.second is None else call.second.shape[-1], dtype,
+                   "none" if call.out is None else dtypes.name(call.out.dtype), call.group_size, call.is_static,
+                   call.residual_in is not None)
 
     def make(self, device: torch.device, seed: int, **others: Any) -> FusedRmsQuantCall:
         """The second matrix, where there is one, has as many rows; `others` are fields that no key has."""
@@ -206,21 +205,14 @@ def _cases(device: torch.device) -> dict[str, FusedRmsQuantCall]:
             "plain, second": plain}
 
 
-def _hip_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.longer, group_size=call.group_size, takes_pieces=False)
-
-
-def _triton_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.longer.shape[-1], _LONGEST)
-
-
 fused_rms_quant = Op(
     _OP, call=FusedRmsQuantCall, reference=fused_rms_quant_ref, check=_check, key=FusedRmsQuantKey, round_field="rows",
     writes=("out", "scale", "plain_out", "residual_out", "second_out"), cases=_cases,
     in_place={"residual_out": ("residual_in",), "second_out": ("second",)},
-    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_kernel_refusal,
+                      space=rows.lanes_of("longer", takes_pieces=False)),
               Backend("triton", "ops.norm.triton.fused_rms_quant:fused_rms_quant",
-                      refusal=_kernel_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=tune_shapes.waves_of("longer", rows.LONGEST)),
               Backend("torch", fused_rms_quant_ref)))
 
 
@@ -241,13 +233,12 @@ def fused_qk_rmsnorm_quant(
         q_out_scale: fp32, written: [..., 1] with QuantType.per_Token, [..., q_hidden / group_size] with per_1x128.
         q: [..., q_hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         q_weight: [q_hidden], dtype of `q` or fp32, contiguous.
-        q_epsilon: added to the mean; finite, ≥ 0.
+        q_epsilon, k_epsilon: added to the mean; finite, ≥ 0; `k_epsilon` None: `q_epsilon`.
         q_out_unquantized: [..., q_hidden], written: y, dtype of `q`; None: not wanted.
         k_out: [..., k_hidden], written, dtype of `q`. It may be `k`.
         q_res_out: [..., q_hidden], written: the rounded sum q + q_residual. It may be `q_residual`.
         k: [..., k_hidden], dtype of `q`; its rows may be another number. None: only q.
         k_weight: [k_hidden], dtype of `q_weight`.
-        k_epsilon: None: `q_epsilon`.
         q_residual: [..., q_hidden], dtype of `q`, added to it in fp32; None: nothing is.
         gemma_norm: weights are weight + 1, of q and of k.
         quant_type: QuantType.No, per_Token or per_1x128.

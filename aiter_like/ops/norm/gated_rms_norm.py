@@ -14,7 +14,6 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.common.quant_rule import check_scale, store_quantised
 from aiter_like.ops.norm.parts import dtype_names
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
@@ -46,7 +45,7 @@ def gated_rms_norm_ref(call: GatedRmsNormCall) -> None:
     if call.scale is None:
         call.out.copy_(y)
     else:
-        store_quantised(call.out, call.scale, y, 0)
+        quant_rule.store_quantised(call.out, call.scale, y, 0)
 
 
 def _instance(call: GatedRmsNormCall, *, lanes: int | None = None) -> Instance:
@@ -66,7 +65,7 @@ def _check(call: GatedRmsNormCall) -> object:
     check.tensor(_OP, "out", call.out, dtypes=(call.input.dtype,) if call.scale is None else quant_rule.DTYPES)
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
     if call.scale is not None:
-        check_scale(_OP, "scale", call.scale, call.input, 0)
+        quant_rule.check_scale(_OP, "scale", call.scale, call.input, 0)
     return SKIP if call.input.numel() == 0 else None
 
 
@@ -85,8 +84,7 @@ class GatedRmsNormKey(NamedTuple):
 
     @classmethod
     def of(cls, call: GatedRmsNormCall) -> GatedRmsNormKey:
-        hidden = call.input.shape[-1]
-        return cls(call.input.numel() // hidden, hidden, dtypes.name(call.input.dtype), dtypes.name(call.out.dtype))
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype))
 
     def make(self, device: torch.device, seed: int) -> GatedRmsNormCall:
         random = tune_shapes.normal(device, seed, self.dtype)
@@ -101,16 +99,11 @@ class GatedRmsNormKey(NamedTuple):
         yield cls(tokens * model.num_heads // tp, model.head_dim, model.dtype, model.dtype)
 
 
-def _hip_space(target: Target, call: GatedRmsNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input)
-
-
 _gated_rms_norm = Op(
     _OP, call=GatedRmsNormCall, reference=gated_rms_norm_ref, check=_check, key=GatedRmsNormKey, round_field="rows",
-    writes=("out", "scale"),
+    writes=("out", "scale"), in_place={"out": ("input", "gate")},
     cases={"plain": GatedRmsNormKey(3, 256, "bf16", "bf16"), "quantised": GatedRmsNormKey(3, 256, "bf16", "i8")},
-    in_place={"out": ("input", "gate")},
-    backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.norm.triton.gated_rms_norm:gated_rms_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))

@@ -214,8 +214,7 @@ _group_norm = Op(
            "slices": GroupNormKey(2, 4, 12000, 1, "bf16", False),
            "slices, channels last": GroupNormKey(2, 16, 3000, 1, "bf16", True)},
     backends=(Backend("hip", _group_norm_hip, refusal=_kernel_refusal, space=_hip_space),
-              Backend("triton", "ops.norm.triton.group_norm:group_norm",
-                      refusal=_kernel_refusal, space=_triton_space),
+              Backend("triton", "ops.norm.triton.group_norm:group_norm", refusal=_kernel_refusal, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
 
 

@@ -14,7 +14,6 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.common.quant_rule import check_scale, store_quantised
 from aiter_like.ops.norm import norm_backward, parts
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
@@ -68,7 +67,7 @@ def layer_norm_ref(call: LayerNormCall) -> None:
     if call.scale is None:
         call.out.copy_(y)
     else:
-        store_quantised(call.out, call.scale, y, 0)
+        quant_rule.store_quantised(call.out, call.scale, y, 0)
 
 
 def _instance(call: LayerNormCall, *, lanes: int | None = None) -> Instance:
@@ -94,7 +93,7 @@ def _check(call: LayerNormCall) -> object:
     check.tensor(_OP, "out", call.out, dtypes=(call.input.dtype,) if call.scale is None else quant_rule.DTYPES)
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
     if call.scale is not None:
-        check_scale(_OP, "scale", call.scale, call.input, 0)
+        quant_rule.check_scale(_OP, "scale", call.scale, call.input, 0)
     check.together(_OP, residual_in=call.residual_in, residual_out=call.residual_out)
     return SKIP if call.input.numel() == 0 else None
 
@@ -116,9 +115,7 @@ class LayerNormKey(NamedTuple):
 
     @classmethod
     def of(cls, call: LayerNormCall) -> LayerNormKey:
-        hidden = call.input.shape[-1]
-        return cls(call.input.numel() // hidden, hidden, dtypes.name(call.input.dtype), dtypes.name(call.out.dtype),
-                   call.residual_out is not None)
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype), call.residual_out is not None)
 
     def make(self, device: torch.device, seed: int) -> LayerNormCall:
         """With weight and bias, as models have them."""
@@ -145,15 +142,11 @@ def _cases(device: torch.device) -> dict[str, LayerNormCall]:
             "quantised": quantised._replace(x_scale=quantised.weight.float().abs() + 0.5)}
 
 
-def _hip_space(target: Target, call: LayerNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input)
-
-
 _layer_norm = Op(
     _OP, call=LayerNormCall, reference=layer_norm_ref, check=_check, key=LayerNormKey, round_field="rows",
     writes=("out", "scale", "residual_out"), cases=_cases,
     in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
-    backends=(Backend("hip", _layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _layer_norm_hip, refusal=_kernel_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.norm.triton.layer_norm:layer_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", layer_norm_ref, differentiable=True)))
@@ -243,17 +236,14 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
 def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
                                           yscale: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float,
                                           x_bias: Tensor | None = None, *, backend: str | None = None) -> None:
-    """Residual add and layer normalisation of the sum, with a quantised result. As `layernorm2d_fwd_with_add`, but for:
+    """Residual add and layer normalisation of the sum, quantised. As `layernorm2d_fwd_with_dynamicquant`, but for:
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias)` of x before its
     rounding.
 
     Args:
-        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        yscale: [..., 1] fp32, written; `out · yscale` is the value.
-
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
+        residual_in: [..., hidden], dtype of `input`; added in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
 
     Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
     """
@@ -281,8 +271,7 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
                                          xscale: Tensor, yscale: Tensor, weight: Tensor | None, bias: Tensor | None,
                                          epsilon: float, x_bias: Tensor | None = None, *,
                                          backend: str | None = None) -> None:
-    """Residual add, layer normalisation of the sum, smoothing by column, and quantisation by row.
-    As `layernorm2d_fwd_with_add_dynamicquant`, but for:
+    """Residual add, and normalisation and smoothing of the sum. As `layernorm2d_fwd_with_add_dynamicquant`, but for:
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias) · xscale` of x
     before its rounding.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
@@ -89,8 +89,7 @@ class NormBackwardKey(NamedTuple):
 
     @classmethod
     def of(cls, call: NormBackwardCall) -> NormBackwardKey:
-        hidden = call.x.shape[-1]
-        return cls(call.x.numel() // hidden, hidden, dtypes.name(call.x.dtype), call.has_mean)
+        return cls(*tune_shapes.row_sizes(call.x), call.has_mean)
 
     def make(self, device: torch.device, seed: int, parts: int | None = None) -> NormBackwardCall:
         """All derivatives, those of a bias where there is a mean."""
@@ -113,15 +112,11 @@ def _cases(device: torch.device) -> dict[str, NormBackwardCall]:
     return {"rms": rms, "layer": layer, "dx alone": rms._replace(dweight=None, weight=None)}
 
 
-def _triton_space(target: Target, call: NormBackwardCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.dx.shape[-1], _LONGEST_BLOCK)
-
-
 _norm_backward = Op(
     _OP, call=NormBackwardCall, reference=norm_backward_ref, check=_check, key=NormBackwardKey, round_field="rows",
     writes=("dx", "dweight", "dbias"), cases=_cases,
     backends=(Backend("triton", "ops.norm.triton.norm_backward:norm_backward",
-                      refusal=_triton_refusal, space=_triton_space),
+                      refusal=_triton_refusal, space=tune_shapes.waves_of("dx", _LONGEST_BLOCK)),
               Backend("torch", norm_backward_ref)))
 
 

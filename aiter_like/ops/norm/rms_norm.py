@@ -141,8 +141,7 @@ class RmsNormKey(NamedTuple):
 
     @classmethod
     def of(cls, call: RmsNormCall) -> RmsNormKey:
-        hidden = call.input.shape[-1]
-        return cls(call.input.numel() // hidden, hidden, dtypes.name(call.input.dtype), call.residual_in is not None)
+        return cls(*tune_shapes.row_sizes(call.input), call.residual_in is not None)
 
     def make(self, device: torch.device, seed: int) -> RmsNormCall:
         random = tune_shapes.normal(device, seed, self.dtype)
@@ -163,17 +162,13 @@ class RmsNormKey(NamedTuple):
         return (cls(count, hidden, model.dtype, has_residual) for count, hidden, has_residual in sizes)
 
 
-def _hip_space(target: Target, call: RmsNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.out, call.input)
-
-
 _rms_norm = Op(
     "rms_norm", call=RmsNormCall, reference=rms_norm_ref, check=_check, key=RmsNormKey, round_field="rows",
     writes=("out", "residual_out"),
     cases={"hidden 4096": RmsNormKey(5, 4096, "bf16", False), "hidden 8192": RmsNormKey(5, 8192, "bf16", False),
            "residual": RmsNormKey(5, 4096, "bf16", True)},
     in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
-    backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=rows.lanes_of("out", "input")),
               Backend("asm", _rms_norm_asm, refusal=_asm_refusal,
                       address_refusal=vectors.begin_at(lambda call: dict.fromkeys((*call.matrices, "weight"), 8))),
               Backend("triton", "ops.norm.triton.rms_norm:rms_norm",

@@ -115,9 +115,8 @@ class RmsNormQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: RmsNormQuantCall) -> RmsNormQuantKey:
-        hidden = call.input.shape[-1]
-        return cls(call.input.numel() // hidden, hidden, dtypes.name(call.input.dtype), dtypes.name(call.out.dtype),
-                   call.group_size, call.residual_in is not None)
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype), call.group_size,
+                   call.residual_in is not None)
 
     def make(self, device: torch.device, seed: int) -> RmsNormQuantCall:
         random = tune_shapes.normal(device, seed, self.dtype)
@@ -146,15 +145,10 @@ def _cases(device: torch.device) -> dict[str, RmsNormQuantCall]:
                                           x_scale=smooth.weight.float().abs() + 0.5)}
 
 
-def _hip_space(target: Target, call: RmsNormQuantCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input, group_size=call.group_size, is_8bit=True)
-
-
 rms_norm_quant = Op(
     _OP, call=RmsNormQuantCall, reference=rms_norm_quant_ref, check=_check, key=RmsNormQuantKey, round_field="rows",
-    writes=("out", "scale", "residual_out", "plain_out"), cases=_cases,
-    in_place={"residual_out": ("residual_in",)},
-    backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=_hip_space),
+    writes=("out", "scale", "residual_out", "plain_out"), cases=_cases, in_place={"residual_out": ("residual_in",)},
+    backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=rows.lanes_of("input", is_8bit=True)),
               Backend("triton", "ops.norm.triton.rms_norm_quant:rms_norm_quant",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", rms_norm_quant_ref)))

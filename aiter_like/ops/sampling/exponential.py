@@ -9,7 +9,6 @@ import torch
 from torch import Generator, Tensor
 
 from aiter_like import check
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
 from aiter_like.ops.sampling import parts
@@ -55,10 +54,6 @@ def _check(call: ExponentialCall) -> object:
     return SKIP if call.out.numel() == 0 else None
 
 
-def _refusal(target: Target, call: ExponentialCall) -> str | None:
-    return parts.refusal(out=call.out)
-
-
 def _cases(device: torch.device) -> dict[str, ExponentialCall]:
     """Whole accesses, and rows of odd length with a draw whose upper bits are used."""
     return {"aligned": ExponentialCall(torch.empty(3, 256, device=device), seed=5),
@@ -67,7 +62,7 @@ def _cases(device: torch.device) -> dict[str, ExponentialCall]:
 
 _exponential = Op(
     _OP, call=ExponentialCall, reference=exponential_ref, check=_check, cases=_cases,
-    backends=(Backend("hip", _exponential_hip, refusal=_refusal), Backend("torch", exponential_ref)))
+    backends=(Backend("hip", _exponential_hip, refusal=parts.refusal), Backend("torch", exponential_ref)))
 
 
 def exponential(out: Tensor, lambd: float = 1.0, generator: Generator | None = None, eps: float = 1e-10, *,

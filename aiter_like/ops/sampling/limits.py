@@ -60,12 +60,7 @@ def refusal(target: Target, call: Any) -> str | None:
     """What the kernels do not take of probabilities."""
     if call.probs.shape[1] > MOST_COLUMNS:
         return f"rows of at most {MOST_COLUMNS} elements, got {call.probs.shape[1]}"
-    return parts.refusal(out=call.out, probs=call.probs)
-
-
-def group_space(target: Target, call: Any) -> list[dict[str, int]]:
-    """A hip backend's `space` on probabilities."""
-    return parts.group_space(target, call.probs)
+    return parts.too_many_rows(call.out.shape[0]) or parts.refusal(target, call)
 
 
 def kept(call: Any, probs: Tensor) -> Tensor:

@@ -51,20 +51,35 @@ def check_offset(op: str, offset: int) -> None:
     check.integer(op, "offset", offset, low=0, high=2**63 - 1)
 
 
-def refusal(**tensors: Tensor | None) -> str | None:
-    """What the kernels do not take of matrices."""
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if tensor.shape[0] > MOST_ROWS:
-            return f"at most {MOST_ROWS} rows fit one launch, got {tensor.shape[0]}"
-        if tensor.shape[-1] >= 2**31 - 4:
-            return f"rows of less than {2**31 - 4} elements, got {tensor.shape[-1]} in {name}"
-    return None
+def matrix_of(call: Any) -> tuple[str, Tensor]:
+    """Name and value of the matrix whose rows a call is about."""
+    name = next(name for name in ("input", "probs", "logits", "out") if name in call._fields)
+    return name, getattr(call, name)
 
 
-def instance(groups: int, **elements_of: torch.dtype) -> Instance:
-    """One build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device.
+def too_many_rows(rows: int) -> str | None:
+    """Why a launch cannot take so many rows."""
+    return f"at most {MOST_ROWS} rows fit one launch, got {rows}" if rows > MOST_ROWS else None
+
+
+def refusal(target: Target, call: Any) -> str | None:
+    """What the kernels do not take of a call's matrix."""
+    name, matrix = matrix_of(call)
+    rows, columns = matrix.shape
+    if columns >= 2**31 - 4:
+        return f"rows of less than {2**31 - 4} elements, got {columns} in {name}"
+    if name == "logits" and rows > 1 and matrix.stride(0) < columns:  # which are read and written
+        return "the rows of logits overlap"
+    return too_many_rows(rows)
+
+
+def instance(call: Any, *, groups: int = 0) -> Instance:
+    """A build of a kernel of rows for the dtype of a call's matrix."""
+    return build_of(groups, ELEMENT=matrix_of(call)[1].dtype)
+
+
+def build_of(groups: int, **elements_of: torch.dtype) -> Instance:
+    """A build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device.
 
     Args:
         elements_of: macro → dtype of the elements that it names.
@@ -74,9 +89,10 @@ def instance(groups: int, **elements_of: torch.dtype) -> Instance:
     return Instance("_".join(name), {**types, "GROUPS": groups})
 
 
-def group_space(target: Target, rows: Tensor) -> list[dict[str, int]]:
+def group_space(target: Target, call: Any) -> list[dict[str, int]]:
     """A hip backend's `space`: workgroups that share a row, none with less than 8 KB; on sm_90 they are a cluster."""
-    row_bytes = rows.shape[1] * rows.element_size()
+    _, matrix = matrix_of(call)
+    row_bytes = matrix.shape[1] * matrix.element_size()
     most = 8 if target.platform == "cuda" else 32
     counts = (count for count in (1, 2, 4, 8, 16, 32) if count <= most)
     return [{"groups": count} for count in counts if count == 1 or row_bytes >= count * _LEAST_BYTES]

@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
@@ -66,12 +65,6 @@ def _check(call: PenaltiesCall) -> object:
     return SKIP if call.logits.numel() == 0 else None
 
 
-def _refusal(target: Target, call: PenaltiesCall) -> str | None:
-    if call.logits.shape[0] > 1 and call.logits.stride(0) < call.logits.shape[1]:
-        return "the rows of logits overlap"
-    return parts.refusal(logits=call.logits)
-
-
 def _cases(device: torch.device) -> dict[str, PenaltiesCall]:
     """Rows of two workgroups, tokens that occur often, and padding."""
     random = torch.Generator().manual_seed(0)
@@ -83,7 +76,7 @@ def _cases(device: torch.device) -> dict[str, PenaltiesCall]:
 
 _penalties = Op(
     _OP, call=PenaltiesCall, reference=penalties_ref, check=_check, cases=_cases, writes=("logits",),
-    backends=(Backend("hip", _penalties_hip, refusal=_refusal), Backend("torch", penalties_ref)))
+    backends=(Backend("hip", _penalties_hip, refusal=parts.refusal), Backend("torch", penalties_ref)))
 
 
 def apply_penalties(logits: Tensor, prompt_tokens: Tensor | None, output_tokens: Tensor | None,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.sampling import limits, parts
 
@@ -48,11 +48,7 @@ def renorm_probs_ref(call: RenormProbsCall) -> None:
     call.out.copy_(kept / torch.where(total > 0, total, 1.0))
 
 
-def _instance(call: RenormProbsCall, *, groups: int = 0) -> Instance:
-    return parts.instance(groups, ELEMENT=call.probs.dtype)
-
-
-@compile_ops("sampling/renorm_probs.hip", gen_func=_instance)
+@compile_ops("sampling/renorm_probs.hip", gen_func=parts.instance)
 def _renorm_probs_hip(call: RenormProbsCall) -> None: ...
 
 
@@ -85,7 +81,7 @@ _renorm_probs = Op(
            "top-k, slices": (RenormProbsKey(2, 10001, "fp32", "top_k"), {"top_ks": [5, 0]}),
            "top-p, min-p, slices": RenormProbsKey(2, 10001, "fp32", "top_p+min_p")},
     in_place={"out": ("probs",)},
-    backends=(Backend("hip", _renorm_probs_hip, refusal=limits.refusal, space=limits.group_space),
+    backends=(Backend("hip", _renorm_probs_hip, refusal=limits.refusal, space=parts.group_space),
               Backend("torch", renorm_probs_ref)))
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Generator, Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
@@ -32,8 +31,7 @@ class SampleCall(NamedTuple):
         is_mixed: a temperature of 0 means the largest logit.
         lambd: rate of the exponentials that the kernel makes.
         epsilon: added to each exponential.
-        seed, offset: of the random numbers of all rows: row r takes draw offset + r.
-        seeds, offsets: of each row by itself, which then takes draw offsets[r].
+        seed, offset, seeds, offsets: of the random numbers, as exponential has them.
     """
 
     out: Annotated[Tensor, "rows", torch.int32]
@@ -66,11 +64,7 @@ def sample_ref(call: SampleCall) -> None:
     call.out.copy_(parts.best_column(score))
 
 
-def _instance(call: SampleCall, *, groups: int = 0) -> Instance:
-    return parts.instance(groups, ELEMENT=call.input.dtype)
-
-
-@compile_ops("sampling/sample.hip", gen_func=_instance)
+@compile_ops("sampling/sample.hip", gen_func=parts.instance)
 def _sample_hip(call: SampleCall) -> None: ...
 
 
@@ -82,10 +76,6 @@ def _check(call: SampleCall) -> object:
     check.real(_OP, "eps", call.epsilon, low=0.0)
     parts.check_offset(_OP, call.offset)
     return SKIP if call.input.numel() == 0 else None
-
-
-def _refusal(target: Target, call: SampleCall) -> str | None:
-    return parts.refusal(input=call.input)
 
 
 class SampleKey(NamedTuple):
@@ -132,8 +122,7 @@ _sample = Op(
            "greedy, slices": SampleKey(2, 20001, "bf16", "none"),
            "given, slices": (SampleKey(2, 20001, "bf16", "given"), {"is_mixed": True}),
            "made, slices": (SampleKey(2, 20001, "bf16", "made"), {"is_mixed": True, "offset": 3})},
-    backends=(Backend("hip", _sample_hip, refusal=_refusal,
-                      space=lambda target, call: parts.group_space(target, call.input)),
+    backends=(Backend("hip", _sample_hip, refusal=parts.refusal, space=parts.group_space),
               Backend("torch", sample_ref)))
 
 

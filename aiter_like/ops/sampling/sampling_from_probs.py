@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.sampling import limits, parts
 
@@ -27,12 +27,8 @@ class SamplingFromProbsCall(NamedTuple):
 
     Attributes:
         indices: the row of `probs` that each is drawn from; None: the same.
-        top_k: an element may be drawn if fewer are larger; no limit if not positive.
-        top_p: an element may be drawn if the sum of the larger ones is below; no limit from 1 on.
-        min_p: an element may be drawn if it is at least this share of the largest; no limit if not positive.
-        top_ks, top_ps, min_ps: in their place, for each row.
-        seed, offset: of the random numbers of all rows: row r takes draw offset + r.
-        seeds, offsets: of each row by itself, which then takes draw offsets[r].
+        top_k, top_p, min_p, top_ks, top_ps, min_ps: which elements may be drawn: those that renorm_probs keeps.
+        seed, offset, seeds, offsets: of the random numbers, as exponential has them.
     """
 
     out: Annotated[Tensor, "rows", torch.int32]
@@ -64,11 +60,7 @@ def sampling_from_probs_ref(call: SamplingFromProbsCall) -> None:
     call.out.copy_(torch.where(is_row, token, -1))
 
 
-def _instance(call: SamplingFromProbsCall, *, groups: int = 0) -> Instance:
-    return parts.instance(groups, ELEMENT=call.probs.dtype)
-
-
-@compile_ops("sampling/sampling_from_probs.hip", gen_func=_instance)
+@compile_ops("sampling/sampling_from_probs.hip", gen_func=parts.instance)
 def _sampling_from_probs_hip(call: SamplingFromProbsCall) -> None: ...
 
 
@@ -108,7 +100,7 @@ _sampling_from_probs = Op(
            "limits, whole": (SamplingFromProbsKey(3, 257, "fp32", "top_p+min_p"), {"top_ks": [5, 0, 257]}),
            "all, slices": SamplingFromProbsKey(2, 10001, "fp32", "none"),
            "limits, slices": (SamplingFromProbsKey(2, 10001, "fp32", "top_p+min_p"), {"top_ks": [5, 0]})},
-    backends=(Backend("hip", _sampling_from_probs_hip, refusal=limits.refusal, space=limits.group_space),
+    backends=(Backend("hip", _sampling_from_probs_hip, refusal=limits.refusal, space=parts.group_space),
               Backend("torch", sampling_from_probs_ref)))
 
 

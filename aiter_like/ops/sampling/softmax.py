@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
@@ -47,7 +46,7 @@ def softmax_ref(call: SoftmaxCall) -> None:
 
 
 def _instance(call: SoftmaxCall, *, groups: int = 0) -> Instance:
-    return parts.instance(groups, ELEMENT=call.input.dtype, OUT=call.out.dtype)
+    return parts.build_of(groups, ELEMENT=call.input.dtype, OUT=call.out.dtype)
 
 
 @compile_ops("sampling/softmax.hip", gen_func=_instance)
@@ -58,10 +57,6 @@ def _check(call: SoftmaxCall) -> object:
     parts.check_columns(_OP, "input", call.input)
     check.real(_OP, "temperature", call.temperature, low=0.0)
     return SKIP if call.input.numel() == 0 else None
-
-
-def _refusal(target: Target, call: SoftmaxCall) -> str | None:
-    return parts.refusal(input=call.input)
 
 
 class SoftmaxKey(NamedTuple):
@@ -94,8 +89,7 @@ _softmax = Op(
            "slices": (SoftmaxKey(2, 20001, "bf16", "fp32"), {"has_temperatures": True}),
            "dtype of the logits": SoftmaxKey(2, 20001, "bf16", "bf16")},
     in_place={"out": ("input",)},
-    backends=(Backend("hip", _softmax_hip, refusal=_refusal,
-                      space=lambda target, call: parts.group_space(target, call.input)),
+    backends=(Backend("hip", _softmax_hip, refusal=parts.refusal, space=parts.group_space),
               Backend("torch", softmax_ref, differentiable=True)))
 
 
@@ -114,10 +108,9 @@ def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype 
 
     Notes:
         In fp32, rounded once. A row with a NaN or +inf, or of -inf alone, gives NaNs, as torch.softmax does.
-        Deterministic: the order of sums depends on the shape and the device only. On sm_90 up to 8 workgroups hold a
-        row, up to 1.5 MB of it, which is read once. On gfx942 it is where a workgroup's registers hold it (256 KB), and
-        else in part twice; fewer rows than a third of the CUs are shared out among workgroups and read twice. Only
-        "torch" has a derivative.
+        Deterministic: the order of sums depends on the shape and the device only. A row is read once where it is held,
+        on sm_90 by up to 8 workgroups (1.5 MB), on gfx942 by one (256 KB), else in part twice; on gfx942 fewer rows
+        than a third of the CUs are shared out among workgroups and read twice. Only "torch" has a derivative.
 
     Source: torch.softmax; Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
     """

@@ -65,11 +65,8 @@ def _check(call: TokenBitmaskCall) -> object:
 
 
 def _refusal(target: Target, call: TokenBitmaskCall) -> str | None:
-    if call.indices is not None and call.indices.numel() > parts.MOST_ROWS:
-        return f"at most {parts.MOST_ROWS} rows fit one launch, got {call.indices.numel()}"
-    if call.logits.shape[0] > 1 and call.logits.stride(0) < call.logits.shape[1]:
-        return "the rows of logits overlap"
-    return parts.refusal(logits=call.logits)
+    masked = 0 if call.indices is None else call.indices.numel()
+    return parts.too_many_rows(masked) or parts.refusal(target, call)
 
 
 def _cases(device: torch.device) -> dict[str, TokenBitmaskCall]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
@@ -72,11 +72,7 @@ def topk_ref(call: TopkCall) -> None:
         call.values[:, :found.shape[1]] = torch.where(is_found, x.gather(1, found.clamp(min=0)), 0)
 
 
-def _instance(call: TopkCall, *, groups: int = 0) -> Instance:
-    return parts.instance(groups, ELEMENT=call.input.dtype)
-
-
-@compile_ops("sampling/topk.hip", gen_func=_instance)
+@compile_ops("sampling/topk.hip", gen_func=parts.instance)
 def _topk_hip(call: TopkCall) -> None: ...
 
 
@@ -93,7 +89,7 @@ def _check(call: TopkCall) -> object:
 def _refusal(target: Target, call: TopkCall) -> str | None:
     if call.indices.shape[1] > _MOST:
         return f"k of at most {_MOST}, got {call.indices.shape[1]}"
-    return parts.refusal(input=call.input)
+    return parts.refusal(target, call)
 
 
 class TopkKey(NamedTuple):
@@ -116,16 +112,13 @@ class TopkKey(NamedTuple):
 
 
 _topk = Op(
-    _OP, call=TopkCall, reference=topk_ref, check=_check, key=TopkKey, round_field="rows",
-    writes=("indices", "values"),
+    _OP, call=TopkCall, reference=topk_ref, check=_check, key=TopkKey, round_field="rows", writes=("indices", "values"),
     # Whole rows, and rows that are cut into slices; the smallest by column.
     cases={"whole": (TopkKey(3, 6001, 100, "fp32"), {"has_ties": True}),
            "whole, by column": (TopkKey(3, 6001, 100, "fp32"), {"has_ties": True, "is_by_column": True}),
            "slices": TopkKey(2, 20001, 20, "fp32"),
            "slices, by column": (TopkKey(2, 20001, 20, "fp32"), {"is_by_column": True})},
-    backends=(Backend("hip", _topk_hip, refusal=_refusal,
-                      space=lambda target, call: parts.group_space(target, call.input)),
-              Backend("torch", topk_ref)))
+    backends=(Backend("hip", _topk_hip, refusal=_refusal, space=parts.group_space), Backend("torch", topk_ref)))
 
 
 def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool = True, tiny_row_thresh: int = 1024,
@@ -176,8 +169,8 @@ def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest
         topk_ids: [rows, topk] int32, written; -1 where a row has fewer.
         topk_out: [rows, topk], dtype of `x`, written; 0 where a row has fewer.
         topk: k, the columns of both; the kernel sorts up to 4096.
-        rowStarts: [rows] int32, the first column of each row that counts; None or empty: 0. Cut to the row.
-        rowEnds: [rows] int32, the column after the last one that counts; None or empty: all. Cut to the row.
+        rowStarts, rowEnds: [rows] int32, the first column of each row that counts, and the one after the last; cut to
+            the row. None or empty: all.
         stride0: elements from row to row of `x`, or -1: as `x` has them.
         stride1: elements from column to column of `x`; 1 beside a `stride0` of -1: as `x` has them.
 
@@ -208,8 +201,7 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
         indices: [rows, k] int32, written; -1 where a row has fewer.
         values: [rows, k], dtype of `logits`, written; 0 where a row has fewer. None: not wanted.
         numRows: rows that are taken.
-        stride0: elements from row to row of `logits`.
-        stride1: elements from column to column.
+        stride0, stride1: elements from row to row, and from column to column, of `logits`.
         k: columns of `indices`; the kernel sorts up to 4096.
         stable: results are in the order of their columns; else the largest comes first.
 
@@ -250,17 +242,14 @@ def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, 
         check.tensor(_OP, "values", values, rank=2)
     if indices.shape[0] < rows or indices.shape[1] != k:
         raise ValueError(f"{_OP}: indices must have shape ({rows}, {k}), got {tuple(indices.shape)}")
-    taken = {field: _first(name, given, -(-rows // next_n), logits.device) for field, (name, given) in bounds.items()}
+    count, taken = -(-rows // next_n), {}
+    for field, (name, given) in bounds.items():
+        check.tensor(_OP, name, given, rank=1, device=logits.device)
+        if given.shape[0] < count:
+            raise ValueError(f"{_OP}: {name} must have at least {count} elements, got {given.shape[0]}")
+        taken[field] = given[:count]
     _topk.run(indices[:rows], values if values is None else values[:rows], _strided(logits, rows, stride0, stride1),
               is_by_column=is_by_column, next_n=next_n, backend=backend, **taken)
-
-
-def _first(name: str, bounds: Tensor, count: int, device: torch.device) -> Tensor:
-    """The bounds of the rows that are taken."""
-    check.tensor(_OP, name, bounds, rank=1, device=device)
-    if bounds.shape[0] < count:
-        raise ValueError(f"{_OP}: {name} must have at least {count} elements, got {bounds.shape[0]}")
-    return bounds[:count]
 
 
 def _strided(x: Tensor, rows: int, stride0: int, stride1: int) -> Tensor:

@@ -33,7 +33,7 @@ class VerifyChainCall(NamedTuple):
         target_probs: [requests, drafted + 1, columns].
         draft_probs: None: the drafted tokens are sure.
         lengths: how many are drafted; None: all.
-        seed, offset, seeds, offsets: of the random numbers, as sample has them.
+        seed, offset, seeds, offsets: of the random numbers, as exponential has them.
     """
 
     tokens: Annotated[Tensor, "requests _", torch.int32]
@@ -162,7 +162,8 @@ def chain_speculative_sampling(
 
     Notes:
         A function of seed, draw and probabilities alone. Uniform numbers are words of Philox, as `exponential` says:
-        column i of the draw for token i, column `drafted` for the last. Nothing is copied to the host, but by "torch".
+        column i of the draw for token i, column `drafted` for the last. Nothing is copied to the host, but by "torch";
+        a captured graph needs `seed` and `offset` as tensors to draw anew when it is replayed.
 
     Source: FlashInfer's `chain_speculative_sampling`; Leviathan et al., Fast Inference from Transformers via
         Speculative Decoding (2022).

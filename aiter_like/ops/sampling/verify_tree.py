@@ -62,6 +62,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
     """The rule in torch, request by request, on the host."""
     requests, nodes = call.candidates.shape
     steps, is_greedy = call.accept_index.shape[1], call.target_predict is not None
+    links = call.retrive_next_token, call.retrive_next_sibling, call.candidates, call.retrive_index
 
     def predict(place: int, token: int) -> None:
         if 0 <= place < call.predicts.numel():
@@ -80,9 +81,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
         return False
 
     for r in range(requests):
-        children, siblings, tokens, places = (
-            each[r].tolist() for each in (call.retrive_next_token, call.retrive_next_sibling, call.candidates,
-                                          call.retrive_index))
+        children, siblings, tokens, places = (each[r].tolist() for each in links)
         node, tries, path = 0, 0, [0]
         while len(path) < steps:
             child, total = children[node], torch.zeros((), device=call.candidates.device, dtype=torch.float32)
@@ -172,8 +171,7 @@ def verify_tree_greedy(predicts: Tensor, accept_index: Tensor, accept_token_num:
         candidates: [requests, nodes] int64|int32, the token of each node; node 0 is the root.
         retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`, another for each; one that
             several have takes any of their tokens on a GPU, where nobody looks.
-        retrive_next_token, retrive_next_sibling: [requests, nodes] int64|int32, its first child, and its next sibling;
-            -1: none.
+        retrive_next_token, retrive_next_sibling: [requests, nodes] int64|int32, first child, next sibling; -1: none.
         target_predict: [requests, nodes] int64|int32, the target's token after each node.
 
     Notes:
@@ -208,8 +206,7 @@ def tree_speculative_sampling_target_only(
         target_probs: [requests, nodes, columns] fp32, of the token after each node.
         draft_probs: [requests, nodes, columns] fp32, zeros where the draft's are not to count; written where a child is
             rejected.
-        threshold_single: 1: off.
-        threshold_acc: 1: off; > 0.
+        threshold_single, threshold_acc: 1: off; the second > 0.
         deterministic: as SGLang has it; results are so in any case.
 
     Source: SGLang's `tree_speculative_sampling_target_only`.
