@@ -54,6 +54,13 @@ def entry(call: type, run: Callable[..., None], first: str, **used: Any) -> Call
     return handing_on("run", fields, {"backend": None}, statements, cold=run, **used)
 
 
+def with_parameters(name: str, function: Callable[..., Any], positional: Mapping[str, Any],
+                    named: Mapping[str, Any] = types.MappingProxyType({})) -> Callable[..., Any]:
+    """`function(positional, *named)` as `name`, with these parameters: name → default, or Parameter.empty."""
+    given = ", ".join([f"({', '.join(positional)},)", *named])
+    return handing_on(name, positional, named, [f"return function({given})"], function=function)
+
+
 def guarded(name: str, function: Callable[..., Any], flags: Iterable[str], refuse_flags: Callable[[tuple], None],
             raise_in_words: Callable[[Exception, tuple], None]) -> Callable[..., Any]:
     """`function` as `name`, with its parameters.

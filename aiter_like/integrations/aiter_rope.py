@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.call import handing_on
+from aiter_like.call import with_parameters
 from aiter_like.ops.common import elements
 from aiter_like.ops.rope import rope, rope_2d, rope_rounded, rotary
 
@@ -27,8 +27,7 @@ def _form(function: Callable, name: str, call: Callable[..., Any]) -> Callable:
     """`function` with AITER's names of its tensors and `transpose_output` behind its other parameters."""
     names = [_TENSORS.get(each, each) for each in _names(function) if each not in ("backend", "transpose_output")]
     parameters = {**dict.fromkeys(names, inspect.Parameter.empty), "transpose_output": False}
-    form = handing_on(name, parameters, {}, [f"return call({', '.join(parameters)})"],
-                      call=functools.partial(call, function, name))
+    form = with_parameters(name, functools.partial(call, function, name), parameters)
     form.__module__, form.__qualname__ = __name__, name
     form.__doc__ = f"`aiter_like.{function.__name__}`."
     return form
@@ -56,7 +55,7 @@ def _names(function: Callable) -> tuple[str, ...]:
 def _transposing(function: Callable) -> Callable:
     """A form of a function that has `transpose_output`, too."""
 
-    def call(function: Callable, name: str, *args: Any) -> Any:
+    def call(function: Callable, name: str, args: tuple) -> Any:
         function, args = _without_nones(function, args)
         return function(*args)
 
@@ -66,7 +65,7 @@ def _transposing(function: Callable) -> Callable:
 def _straight(function: Callable, name: str = "") -> Callable:
     """A form of a function whose result lies as its input does: `transpose_output` must be False."""
 
-    def call(function: Callable, name: str, *args: Any) -> Any:
+    def call(function: Callable, name: str, args: tuple) -> Any:
         _refuse_transposed(name, args[-1])
         function, args = _without_nones(function, args[:-1])
         return function(*args)
@@ -80,8 +79,8 @@ def _of_tokens(function: Callable, name: str) -> Callable:
     """
     is_inplace, is_backward = name.endswith("_inplace"), name.endswith("_bwd")
 
-    def call(function: Callable, name: str, x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, *rest: Any) -> Any:
-        *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = rest
+    def call(function: Callable, name: str, args: tuple) -> Any:
+        x, y, cos, sin, *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = args
         _refuse_transposed(name, is_transposed)
         for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", indices[0], 1)):
             check.tensor(name, argument, tensor, rank=rank, last_contiguous=rank == 3)

@@ -57,10 +57,6 @@ void launch_moe_gemm_skinny(const Args& args, uint32_t groups, bool is_aligned, 
 
 #if AITER_LIKE_HOST_PASS
 
-/// Bytes of mxfp4, and their powers of two.
-template <>
-inline constexpr DLDataType ffi::kElement<uint8_t>{kDLUInt, 8, 1};
-
 namespace {
 
 using ffi::check_value;

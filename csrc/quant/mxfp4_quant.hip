@@ -19,11 +19,6 @@
 #error "mxfp4_quant.hip: -DELEMENT=bf16|f16|float -DVECTORS"
 #endif
 
-#if AITER_LIKE_HOST_PASS
-template <>
-constexpr DLDataType aiter_like::ffi::kElement<uint8_t> = {kDLUInt, 8, 1};
-#endif
-
 namespace aiter_like {
 
 constexpr int kThreads = 256;

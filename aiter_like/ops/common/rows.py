@@ -155,10 +155,12 @@ def vec_of_groups(target: Target, tensor: Tensor) -> int | None:
 
 
 def refusal(**tensors: Tensor | None) -> str | None:
-    """Why the kernels cannot take one of these tensors: uneven rows, or too many."""
+    """Why the kernels cannot take one of these tensors: strided or uneven rows, or too many."""
     for name, tensor in tensors.items():
         if tensor is None or tensor.numel() == 0:
             continue
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return f"{name} must be contiguous in its last dimension, got stride {tensor.stride(-1)} there"
         if not is_even(tensor):
             return f"the rows of {name} are not evenly spaced (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
         if tensor.numel() // tensor.shape[-1] > MAX_ROWS:

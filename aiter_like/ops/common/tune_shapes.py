@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ def dtype_on(device: torch.device, name: str) -> torch.dtype:
 def row_sizes(x: Tensor) -> tuple[int, int, str]:
     """(rows, columns, dtype) of a tensor."""
     return x.numel() // max(x.shape[-1], 1), x.shape[-1], dtypes.name(x.dtype)
+
+
+def every(**values: Sequence[int]) -> Callable[..., list[dict[str, int]]]:
+    """A backend's `space` of all combinations of these values, whatever the call."""
+    found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
+    return lambda *_: found
 
 
 def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dict[str, int]]:

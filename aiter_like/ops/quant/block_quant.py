@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation to fp8 and int8 by blocks of rows and columns. Kernels: csrc/quant/block_quant.hip,
-ops/quant/triton/block_quant.py.
-"""
+"""Quantisation to fp8 and int8 by blocks of rows and columns. Kernels: csrc/quant/, ops/quant/triton/."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
@@ -49,11 +47,10 @@ def block_quant_ref(call: BlockQuantCall) -> None:
 
 
 def _instance(call: BlockQuantCall) -> Instance:
-    dtype, out_dtype = call.input.dtype, call.out.dtype
-    name = f"{dtypes.name(dtype)}_{elements.short(out_dtype)}_{call.block_rows}x{call.block_columns}"
-    return Instance(name, {"ELEMENT": elements.CPP[dtype], "OUT": elements.CPP[out_dtype],
-                           "BLOCK_ROWS": call.block_rows, "BLOCK_COLUMNS": call.block_columns,
-                           "VEC": 16 // dtype.itemsize})
+    name, macros = parts.kinds(call)
+    return Instance(f"{name}_{call.block_rows}x{call.block_columns}", {
+        **macros, "BLOCK_ROWS": call.block_rows, "BLOCK_COLUMNS": call.block_columns,
+        "VEC": 16 // call.input.element_size()})
 
 
 @compile_ops("quant/block_quant.hip", gen_func=_instance)
@@ -94,8 +91,7 @@ class BlockQuantKey(NamedTuple):
     @classmethod
     def of(cls, call: BlockQuantCall) -> BlockQuantKey:
         shape = call.input.shape
-        return cls(shape[:-2].numel(), shape[-2], shape[-1], call.block_rows, dtypes.name(call.input.dtype),
-                   dtypes.name(call.out.dtype))
+        return cls(shape[:-2].numel(), shape[-2], shape[-1], call.block_rows, *parts.names(call))
 
     def make(self, device: torch.device, seed: int, *, block_columns: int = 128) -> BlockQuantCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.matrices, self.rows, self.columns)
@@ -117,7 +113,7 @@ _block_quant = Op(
            "tall": (BlockQuantKey(2, 130, 300, 300, "bf16", "i8"), {"block_columns": 64})},
     backends=(Backend("hip", _block_quant_hip, refusal=_refusal),
               Backend("triton", "ops.quant.triton.block_quant:block_quant", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (4, 8, 16)]),
+                      space=tune_shapes.every(num_warps=(4, 8, 16))),
               Backend("torch", block_quant_ref)))
 
 
@@ -125,8 +121,7 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
                     block_shape: tuple[int, int] = (128, 128), *,
                     backend: str | None = None) -> tuple[Tensor, Tensor]:
     """Quantises each block of rows × columns with its own scale, as block-scaled products take their weights.
-
-    `q · scale` is x up to the rounding of q.
+    `q · scale` is x up to the rounding of q, which is that of `per_token_quant_hip`.
 
     Args:
         x: [..., N, K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
@@ -134,11 +129,7 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
         quant_dtype: torch.int8 or the hardware's fp8.
         block_shape: (rows, columns) of a block; columns 32, 64 or 128. Blocks at the edges of [N, K] end there.
 
-    Returns:
-        q [..., N, K] and the scales [..., ceil(N / rows), ceil(K / columns)] fp32.
-
-    Notes:
-        Rounded as by `per_token_quant_hip`; deterministic.
+    Returns: q [..., N, K] and the scales [..., ceil(N / rows), ceil(K / columns)] fp32.
 
     Source: the 128 × 128 weight scales of DeepSeek-V3 (2024); AITER's `QuantType.per_128x128`.
     """
@@ -148,26 +139,12 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
     if x.ndim < 2:
         raise ValueError(f"{name}: x must have at least 2 dimensions, got shape {tuple(x.shape)}")
     check.choice(name, "quant_dtype", quant_dtype, quant_rule.DTYPES)
-    rows, columns = check_shape(name, block_shape)
+    rows, columns = parts.check_block(name, block_shape)
     check.choice(name, "block_shape[1]", columns, quant_rule.GROUPS)
     out = torch.empty_like(x, dtype=quant_dtype, memory_format=torch.contiguous_format)
     own = x.new_empty(*_scale_shape(x.shape, rows, columns), dtype=torch.float32)
     _block_quant.run(out, own, x, rows, block_columns=columns, backend=backend)
     return out, own
-
-
-def check_shape(op: str, block_shape: tuple[int, int]) -> tuple[int, int]:
-    """The rows and columns of a block.
-
-    Raises:
-        TypeError: a side is no integer.
-        ValueError: there are not two sides, or one is below 1.
-    """
-    if not isinstance(block_shape, (tuple, list)) or len(block_shape) != 2:
-        raise ValueError(f"{op}: block_shape must be (rows, columns), got {block_shape!r}")
-    for side in block_shape:
-        check.integer(op, "block_shape", side, low=1)
-    return tuple(block_shape)
 
 
 torch_ops.register(_block_quant, per_block_quant)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Flattening of heads and quantisation by group. Kernels: csrc/quant/flatten_group_quant.hip,
-ops/quant/triton/flatten_group_quant.py.
-"""
+"""Flattening of heads and quantisation by group. Kernels: csrc/quant/, ops/quant/triton/."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
+from aiter_like.ops.quant import parts
 
 __all__ = ["fused_flatten_fp8_group_quant"]
 
@@ -37,10 +36,9 @@ def flatten_group_quant_ref(call: FlattenGroupQuantCall) -> None:
 
 
 def _instance(call: FlattenGroupQuantCall, *, lanes: int | None = None) -> Instance:
-    input, out_dtype = call.input, call.out.dtype
-    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
-    return row_layout.instance(f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}_g{call.group_size}", {
-        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "GROUP": call.group_size})
+    name, macros = parts.kinds(call)
+    row_layout = rows.row_layout(target_of(call.input.device), call.input, lanes=lanes, takes_unaligned=True)
+    return row_layout.instance(f"{name}_g{call.group_size}", {**macros, "GROUP": call.group_size})
 
 
 @compile_ops("quant/flatten_group_quant.hip", gen_func=_instance)
@@ -56,11 +54,7 @@ def _check(call: FlattenGroupQuantCall) -> object:
 
 
 def _check_groups(columns: int, group_size: int) -> None:
-    """`group_size` is one that the kernels take, and divides a head's row.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """`group_size` is one that the kernels take, and divides a head's row."""
     check.choice(_OP, "group_size", group_size, quant_rule.GROUPS)
     quant_rule.check_group(_OP, columns, group_size)
 
@@ -84,7 +78,7 @@ class FlattenGroupQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: FlattenGroupQuantCall) -> FlattenGroupQuantKey:
-        return cls(*call.input.shape, call.group_size, dtypes.name(call.input.dtype), dtypes.name(call.out.dtype))
+        return cls(*call.input.shape, call.group_size, *parts.names(call))
 
     def make(self, device: torch.device, seed: int) -> FlattenGroupQuantCall:
         """Heads outermost in memory, as a batched product leaves them."""
@@ -110,10 +104,9 @@ _flatten_group_quant = Op(
     round_field="tokens", writes=("out", "scale"),
     cases={"int8": FlattenGroupQuantKey(5, 3, 256, 128, "bf16", "i8"),
            "fp8": FlattenGroupQuantKey(5, 3, 256, 32, "bf16", "fp8")},
-    backends=(Backend("hip", _flatten_group_quant_hip, refusal=_refusal, space=lambda target, call: rows.lane_space(
-                  target, call.input, group_size=call.group_size)),
+    backends=(Backend("hip", _flatten_group_quant_hip, refusal=_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.flatten_group_quant:flatten_group_quant", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (1, 2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(1, 2, 4, 8))),
               Backend("torch", flatten_group_quant_ref)))
 
 
@@ -121,8 +114,7 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
                                   transpose_scale: bool = False, *,
                                   backend: str | None = None) -> tuple[Tensor, Tensor]:
     """Flattens the heads of each token and quantises by group of columns.
-
-    `q · scale` is x.flatten(1) up to the rounding of q.
+    `q · scale` is x.flatten(1) up to the rounding of q, which is that of `per_token_quant_hip`.
 
     Args:
         x: [tokens, heads, columns] bf16|fp16|fp32, last dimension contiguous, any other strides, as those of a batched
@@ -131,11 +123,7 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
         dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
         transpose_scale: the scales have strides (1, tokens): groups outermost in memory.
 
-    Returns:
-        q [tokens, heads · columns] and the scales [tokens, heads · columns / group_size] fp32.
-
-    Notes:
-        Rounded as by `per_token_quant_hip`; deterministic.
+    Returns: q [tokens, heads · columns] and the scales [tokens, heads · columns / group_size] fp32.
 
     Source: AITER's `fused_flatten_fp8_group_quant`.
     """

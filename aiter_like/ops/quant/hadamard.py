@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Walsh-Hadamard transform of rows, which spreads outliers over a row before it is quantised.
-
-Kernels: csrc/quant/hadamard.hip, ops/quant/triton/hadamard.py.
-"""
+"""The Walsh-Hadamard transform, which spreads a row's outliers before quantisation. Kernels: csrc/quant/, triton/."""
 
 from __future__ import annotations
 
@@ -80,8 +77,7 @@ class HadamardKey(NamedTuple):
 
     @classmethod
     def of(cls, call: HadamardCall) -> HadamardKey:
-        columns = call.input.shape[-1]
-        return cls(call.input.numel() // columns, columns, dtypes.name(call.input.dtype), dtypes.name(call.out.dtype))
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype))
 
     def make(self, device: torch.device, seed: int) -> HadamardCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
@@ -96,14 +92,13 @@ _hadamard = Op(
            "fp32": HadamardKey(5, 2048, "fp32", "fp32"), "rounded": HadamardKey(5, 4, "fp32", "bf16")},
     backends=(Backend("hip", _hadamard_hip, refusal=_refusal),
               Backend("triton", "ops.quant.triton.hadamard:hadamard", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (1, 2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(1, 2, 4, 8))),
               Backend("torch", hadamard_ref)))
 
 
 def hadamard_transform(input: Tensor, scale: float | None = None, *, out: Tensor | None = None,
                        backend: str | None = None) -> Tensor:
-    """Walsh-Hadamard transform of each row, in natural order.
-
+    """Walsh-Hadamard transform of each row, in natural order:
     `out[i] = scale · Σ (−1)^|i & j| · input[j]`, where |·| counts the bits that are 1.
 
     Args:
@@ -111,8 +106,7 @@ def hadamard_transform(input: Tensor, scale: float | None = None, *, out: Tensor
         scale: a number; default: columns^−½, with which the transform is its own inverse.
         out: [..., columns] bf16|fp16|fp32, may be `input`; default: a new contiguous one, dtype of `input`.
 
-    Notes:
-        Sums in fp32, rounded to nearest even once.
+    Notes: Sums in fp32, rounded to nearest even once.
 
     Source: AITER's `rotate_activation`; fast-hadamard-transform's `hadamard_transform`, whose default is scale 1.
     """

@@ -14,6 +14,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
+from aiter_like.ops.quant import parts
 
 __all__ = ["moe_smoothquant_fwd"]
 
@@ -46,10 +47,8 @@ def moe_smoothquant_ref(call: MoeSmoothquantCall) -> None:
 
 
 def _instance(call: MoeSmoothquantCall, *, lanes: int | None = None) -> Instance:
-    input, out_dtype = call.input, call.out.dtype
-    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
-    return row_layout.instance(f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}",
-                           {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype]})
+    row_layout = rows.row_layout(target_of(call.input.device), call.input, lanes=lanes, takes_unaligned=True)
+    return row_layout.instance(*parts.kinds(call))
 
 
 @compile_ops("quant/moe_smoothquant.hip", gen_func=_instance)
@@ -72,8 +71,7 @@ def _check(call: MoeSmoothquantCall) -> object:
 def _refusal(target: Target, call: MoeSmoothquantCall) -> str | None:
     if call.topk_ids.shape[1] >= 2**16:
         return f"at most {2**16 - 1} experts per token, got {call.topk_ids.shape[1]}"
-    return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, out=call.out,
-                                                                      x_scale=call.x_scale)
+    return parts.refusal(target, call) or rows.refusal(x_scale=call.x_scale)
 
 
 class MoeSmoothquantKey(NamedTuple):
@@ -88,8 +86,7 @@ class MoeSmoothquantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: MoeSmoothquantCall) -> MoeSmoothquantKey:
-        return cls(*call.input.shape, call.topk_ids.shape[1], call.x_scale.shape[0], dtypes.name(call.input.dtype),
-                   dtypes.name(call.out.dtype))
+        return cls(*call.input.shape, call.topk_ids.shape[1], call.x_scale.shape[0], *parts.names(call))
 
     def make(self, device: torch.device, seed: int, *, lowest_id: int = 0) -> MoeSmoothquantCall:
         generator, count = torch.Generator(device).manual_seed(seed), self.topk * self.tokens
@@ -112,8 +109,7 @@ _moe_smoothquant = Op(
     round_field="tokens", writes=("out", "scale"),
     cases={name: (MoeSmoothquantKey(5, 1024, 2, 4, "bf16", out_dtype), {"lowest_id": -1})  # some slots have no expert
            for name, out_dtype in (("int8", "i8"), ("fp8", "fp8"))},
-    backends=(Backend("hip", _moe_smoothquant_hip, refusal=_refusal,
-                      space=lambda target, call: rows.lane_space(target, call.input)),
+    backends=(Backend("hip", _moe_smoothquant_hip, refusal=_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.moe_smoothquant:moe_smoothquant", refusal=_refusal,
                       space=tune_shapes.row_space),
               Backend("torch", moe_smoothquant_ref)))
@@ -122,8 +118,8 @@ _moe_smoothquant = Op(
 def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor, *,
                         backend: str | None = None) -> None:
     """Quantises each token once per expert that it goes to, smoothed with that expert's factors.
-
-    Row `slot · tokens + token` of `out · y_scale` is `input[token] · x_scale[topk_ids[token, slot]]`.
+    Row `slot · tokens + token` of `out · y_scale` is `input[token] · x_scale[topk_ids[token, slot]]`, rounded as by
+    `per_token_quant_hip`.
 
     Args:
         out: [topk · tokens, K], written; the hardware's fp8, or int8; evenly spaced rows.
@@ -131,9 +127,6 @@ def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: T
         x_scale: [num_experts, K] fp32: each expert's factor per column.
         topk_ids: [tokens, topk] int32, contiguous. An id that is no expert (-1: not on this GPU) makes a row of zeros.
         y_scale: [topk · tokens, 1] fp32, contiguous, written: the rows' scales.
-
-    Notes:
-        Rounded as by `per_token_quant_hip`; deterministic.
 
     Source: Xiao et al., SmoothQuant (2023); AITER's `moe_smoothquant_fwd`.
     """

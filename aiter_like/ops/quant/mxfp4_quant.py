@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation to MXFP4: fp4 elements with a power of two for each 32. Kernels: csrc/quant/mxfp4_quant.hip,
-ops/quant/triton/mxfp4_quant.py.
-"""
+"""Quantisation to MXFP4: fp4 elements with a power of two for each 32. Kernels: csrc/quant/, ops/quant/triton/."""
 
 from __future__ import annotations
 
@@ -84,12 +82,9 @@ def _check_groups(op: str, name: str, x: Tensor) -> None:
 
 
 def _refusal(target: Target, call: Mxfp4QuantCall) -> str | None:
-    input = call.input
-    if input.stride(-1) != 1:
-        return f"input must be contiguous in its last dimension, got stride {input.stride(-1)} there"
-    if input.numel() >= _MOST:
-        return f"fewer than {_MOST} elements, got {input.numel()}"
-    return rows.refusal(input=input, out=call.out, scale=call.scale)
+    if call.input.numel() >= _MOST:
+        return f"fewer than {_MOST} elements, got {call.input.numel()}"
+    return rows.refusal(input=call.input, out=call.out, scale=call.scale)
 
 
 class Mxfp4QuantKey(NamedTuple):
@@ -101,8 +96,7 @@ class Mxfp4QuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: Mxfp4QuantCall) -> Mxfp4QuantKey:
-        columns = call.input.shape[-1]
-        return cls(call.input.numel() // columns, columns, dtypes.name(call.input.dtype))
+        return cls(*tune_shapes.row_sizes(call.input))
 
     def make(self, device: torch.device, seed: int, *, round_mode: int = 1) -> Mxfp4QuantCall:
         return _call(tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns), round_mode)
@@ -112,16 +106,14 @@ _mxfp4_quant = Op(
     _OP, call=Mxfp4QuantCall, reference=mxfp4_quant_ref, check=_check, key=Mxfp4QuantKey, writes=("out", "scale"),
     cases={f"{dtype}, rounding {mode}": (Mxfp4QuantKey(5, 320, dtype), {"round_mode": mode}) for dtype, mode in (
         ("bf16", 0), ("bf16", 1), ("bf16", 2), ("bf16", 3), ("fp16", 1), ("fp32", 2))},
-    backends=(Backend("hip", _mxfp4_quant_hip, refusal=_refusal,
-                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
+    backends=(Backend("hip", _mxfp4_quant_hip, refusal=_refusal, space=tune_shapes.every(vectors=(1, 2, 4))),
               Backend("triton", "ops.quant.triton.mxfp4_quant:mxfp4_quant", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(2, 4, 8))),
               Backend("torch", mxfp4_quant_ref)))
 
 
 def quant_mxfp4(x: Tensor, round_mode: int = 1, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
     """Quantises to MXFP4: each 32 elements of a row share a scale that is a power of two.
-
     `x ≈ fp4 · 2^(scale - 127)`, where fp4 (e2m1) is ±0, 0.5, 1, 1.5, 2, 3, 4 or 6.
 
     Args:

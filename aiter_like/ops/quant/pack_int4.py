@@ -12,7 +12,7 @@ from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import rows
+from aiter_like.ops.common import rows, tune_shapes
 
 __all__ = ["pack_int4", "unpack_int4"]
 
@@ -56,11 +56,7 @@ def _check(call: PackInt4Call) -> object:
 
 
 def _shape(op: str, name: str, x: Tensor, is_unpacking: bool) -> tuple[int, ...]:
-    """The shape of the result.
-
-    Raises:
-        ValueError: `x` has no dimension, or cannot be packed.
-    """
+    """The shape of the result."""
     if x.ndim == 0:
         raise ValueError(f"{op}: {name} must have at least 1 dimension, got a scalar")
     if x.shape[-1] % 2 and not is_unpacking:
@@ -69,12 +65,9 @@ def _shape(op: str, name: str, x: Tensor, is_unpacking: bool) -> tuple[int, ...]
 
 
 def _refusal(target: Target, call: PackInt4Call) -> str | None:
-    out, input = call.out, call.input
-    if input.shape[-1] > 1 and input.stride(-1) != 1:
-        return f"input must be contiguous in its last dimension, got stride {input.stride(-1)} there"
-    if min(out.numel(), input.numel()) > _MOST:
-        return f"at most {_MOST} packed bytes, got {min(out.numel(), input.numel())}"
-    return rows.refusal(input=input, out=out)
+    count = min(call.out.numel(), call.input.numel())
+    return f"at most {_MOST} packed bytes, got {count}" if count > _MOST else rows.refusal(
+        input=call.input, out=call.out)
 
 
 class PackInt4Key(NamedTuple):
@@ -98,26 +91,21 @@ class PackInt4Key(NamedTuple):
 _pack_int4 = Op(
     _OP, call=PackInt4Call, reference=pack_int4_ref, check=_check, key=PackInt4Key,
     cases={"pack": PackInt4Key(5, 136, False), "unpack": PackInt4Key(5, 272, True)},
-    backends=(Backend("hip", _pack_int4_hip, refusal=_refusal,
-                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
+    backends=(Backend("hip", _pack_int4_hip, refusal=_refusal, space=tune_shapes.every(vectors=(1, 2, 4))),
               Backend("triton", "ops.quant.triton.pack_int4:pack_int4", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(2, 4, 8))),
               Backend("torch", pack_int4_ref)))
 
 
 def pack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
-    """Two 4-bit numbers to a byte, the first in the low half.
-
-    `byte = (x[2i] & 15) | (x[2i + 1] & 15) << 4`; `unpack_int4` undoes it.
+    """Two 4-bit numbers to a byte, the first in the low half: `byte = (x[2i] & 15) | (x[2i + 1] & 15) << 4`.
 
     Args:
         x: [..., K] int8 with values from -8 to 7 (two's complement), K even. Values outside lose their upper bits.
 
-    Returns:
-        [..., K / 2] int8.
+    Returns: [..., K / 2] int8.
 
-    Notes:
-        The kernels take a contiguous last dimension and evenly spaced rows.
+    Notes: The kernels take a contiguous last dimension and evenly spaced rows.
 
     Source: the byte order of AITER's i4x2.
     """

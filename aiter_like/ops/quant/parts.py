@@ -8,9 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target
-from aiter_like.ops.common import quant_rule, rows
+from aiter_like.ops.common import elements, quant_rule, rows
+
+
+def names(call: Any) -> tuple[str, str]:
+    """The dtypes of `input` and `out`, as keys have them."""
+    return dtypes.name(call.input.dtype), dtypes.name(call.out.dtype)
+
+
+def kinds(call: Any) -> tuple[str, dict[str, str]]:
+    """What an instance has of these dtypes: the beginning of its name, and macros."""
+    input, out = call.input.dtype, call.out.dtype
+    return f"{dtypes.name(input)}_{elements.short(out)}", {"ELEMENT": elements.CPP[input], "OUT": elements.CPP[out]}
 
 
 def used_rows(matrix: Tensor, num_rows: Tensor | None, factor: int) -> Tensor | None:
@@ -21,6 +32,12 @@ def used_rows(matrix: Tensor, num_rows: Tensor | None, factor: int) -> Tensor | 
         return None
     index = torch.arange(matrix.shape[:-1].numel(), device=matrix.device)
     return (index < num_rows.reshape(()) * factor).view(*matrix.shape[:-1], 1)
+
+
+def bounded(scales: Tensor, scale_ub: Tensor, dtype: torch.dtype) -> Tensor:
+    """`scales`, at most that of the magnitude `scale_ub`."""
+    largest = scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX)
+    return scales.minimum(quant_rule.divided(largest, quant_rule.largest(dtype)))
 
 
 def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
@@ -54,6 +71,20 @@ def refuse_scale(op: str, scale: object) -> None:
     """Refuses a scale that is given where AITER's parameter takes None alone."""
     if scale is not None:
         raise ValueError(f"{op}: scale must be None, the scales are found; got {type(scale).__name__}")
+
+
+def check_block(op: str, block_shape: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of a block.
+
+    Raises:
+        TypeError: a side is no integer.
+        ValueError: there are not two sides, or one is below 1.
+    """
+    if not isinstance(block_shape, (tuple, list)) or len(block_shape) != 2:
+        raise ValueError(f"{op}: block_shape must be (rows, columns), got {block_shape!r}")
+    for side in block_shape:
+        check.integer(op, "block_shape", side, low=1)
+    return tuple(block_shape)
 
 
 def refusal(target: Target, call: Any) -> str | None:

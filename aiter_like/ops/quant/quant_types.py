@@ -13,7 +13,8 @@ from aiter_like import check
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.quant.block_quant import check_shape, per_block_quant
+from aiter_like.ops.quant import parts
+from aiter_like.ops.quant.block_quant import per_block_quant
 from aiter_like.ops.quant.row_quant import per_group_quant_hip, per_token_quant_hip
 from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
 
@@ -32,15 +33,12 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
         x: [..., K] floating point.
         scale: [..., 1], or None: found, as max(amax, 2^-110) / dtypeMax.
         x_scale: factors that broadcast to `x` (smooth-quant), or None.
-        scale_dtype: of the returned scales.
-        quant_dtype: torch.int8 or an fp8; not only the hardware's.
+        scale_dtype, quant_dtype: of the scales, and of q: torch.int8 or an fp8, not only the hardware's.
         dtypeMax: the largest magnitude of q; None: 127 (int8), 240 or 448 (fp8).
 
-    Returns:
-        q [..., K] and the scales [..., 1].
+    Returns: q [..., K] and the scales [..., 1].
 
-    Notes:
-        To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0. Empty rows are refused.
+    Notes: To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0. Empty rows are refused.
 
     Source: AITER's `pertoken_quant`.
     """
@@ -71,8 +69,7 @@ def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.
         x: floating point, any shape but empty.
         scale: one number, or None: found, as max(amax, 2^-110) / dtypeMax.
 
-    Returns:
-        q like `x`, and the scale [1].
+    Returns: q like `x`, and the scale [1].
 
     Source: AITER's `per_tensor_quant`.
     """
@@ -104,7 +101,7 @@ def per_block_quant_wrapper(block_shape: tuple[int, int] = (1, 128)) -> Callable
 
     Source: AITER's `per_block_quant_wrapper`, which takes one-row blocks.
     """
-    block_rows, block_columns = check_shape("per_block_quant_wrapper", block_shape)
+    block_rows, block_columns = parts.check_block("per_block_quant_wrapper", block_shape)
 
     def decorate(quantise: Callable) -> Callable:
         @functools.wraps(quantise)

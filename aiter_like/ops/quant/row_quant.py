@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
-from aiter_like.device import Target, target_of
+from aiter_like import check
+from aiter_like.device import target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
@@ -49,23 +49,18 @@ def row_quant_ref(call: RowQuantCall) -> None:
         x = x * call.smooth_scale
     own = quant_rule.row_scales(x, out.dtype, call.group_size)
     if call.scale_ub is not None:
-        bound = quant_rule.divided(call.scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX),
-                                   quant_rule.largest(out.dtype))
-        own = own.minimum(bound)
+        own = parts.bounded(own, call.scale_ub, out.dtype)
     is_used = parts.used_rows(call.input, call.num_rows, call.num_rows_factor)
     parts.write_rows(out, quant_rule.quantised(x, own, out.dtype), is_used)
     parts.write_rows(call.scale, own, is_used)
 
 
 def _instance(call: RowQuantCall, *, lanes: int | None = None, vec: int | None = None) -> Instance:
-    input, out_dtype, group_size = call.input, call.out.dtype, call.group_size
-    has_smooth = call.smooth_scale is not None
-    name = "_".join([dtypes.name(input.dtype), elements.short(out_dtype), *([f"g{group_size}"] if group_size else []),
-                     *(["smooth"] if has_smooth else [])])
-    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, vec=vec, takes_unaligned=True)
-    return row_layout.instance(name, {
-        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "SMOOTH": "float", "GROUP": group_size,
-        "HAS_SMOOTH": int(has_smooth)})
+    has_smooth, (name, macros) = call.smooth_scale is not None, parts.kinds(call)
+    name += (f"_g{call.group_size}" if call.group_size else "") + "_smooth" * has_smooth
+    row_layout = rows.row_layout(target_of(call.input.device), call.input, lanes=lanes, vec=vec, takes_unaligned=True)
+    return row_layout.instance(name, {**macros, "SMOOTH": "float", "GROUP": call.group_size,
+                                      "HAS_SMOOTH": int(has_smooth)})
 
 
 def _prebuild() -> list[RowQuantCall]:
@@ -104,9 +99,7 @@ class RowQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: RowQuantCall) -> RowQuantKey:
-        columns = call.input.shape[-1]
-        return cls(call.input.numel() // columns, columns, call.group_size, dtypes.name(call.input.dtype),
-                   dtypes.name(call.out.dtype))
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.group_size, *parts.names(call))
 
     def make(self, device: torch.device, seed: int, *, is_smoothed: bool = False, scale_ub: float | None = None,
              num_rows: int | None = None) -> RowQuantCall:
@@ -125,10 +118,6 @@ class RowQuantKey(NamedTuple):
                 yield cls(count, columns, group_size, model.dtype, tune_shapes.fp8_name())
 
 
-def _hip_space(target: Target, call: RowQuantCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input, group_size=call.group_size, is_8bit=True)
-
-
 _row_quant = Op(
     "row_quant", call=RowQuantCall, reference=row_quant_ref, check=_check, key=RowQuantKey, writes=("out", "scale"),
     cases={"row": RowQuantKey(5, 4096, 0, "bf16", "i8"),
@@ -136,7 +125,7 @@ _row_quant = Op(
            "first rows": (RowQuantKey(5, 4096, 0, "bf16", "i8"), {"num_rows": 3}),
            "smoothed": (RowQuantKey(5, 1024, 0, "bf16", "i8"), {"is_smoothed": True}),
            "long row": RowQuantKey(1, 36864, 0, "bf16", "i8"), "group": RowQuantKey(5, 1024, 128, "bf16", "fp8")},
-    backends=(Backend("hip", _row_quant_hip, refusal=parts.refusal, space=_hip_space),
+    backends=(Backend("hip", _row_quant_hip, refusal=parts.refusal, space=rows.lanes_of("input", is_8bit=True)),
               Backend("triton", "ops.quant.triton.row_quant:row_quant", refusal=parts.refusal,
                       space=tune_shapes.row_space),
               Backend("torch", row_quant_ref)))
@@ -154,8 +143,7 @@ def per_token_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
         num_rows: one int32 on the device, or None: only the first num_rows · num_rows_factor rows are quantised.
         num_rows_factor: ≥ 1.
 
-    Returns:
-        q [..., K] and the scales [..., 1] fp32.
+    Returns: q [..., K] and the scales [..., 1] fp32.
 
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
@@ -180,8 +168,7 @@ def per_group_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
         transpose_scale: the scales lie in memory with groups outermost: that of row m, group g at g · M + m.
         scale_type: torch.float32.
 
-    Returns:
-        q [..., K] and the scales [..., K / group_size] fp32.
+    Returns: q [..., K] and the scales [..., K / group_size] fp32.
 
     Source: AITER's `per_group_quant_hip`.
     """

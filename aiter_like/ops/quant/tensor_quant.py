@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
@@ -51,10 +50,8 @@ def tensor_quant_ref(call: TensorQuantCall) -> None:
 
 
 def _instance(call: TensorQuantCall, *, vectors: int = 4) -> Instance:
-    input, out_dtype = call.input, call.out.dtype
-    name = f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}_v{vectors}"
-    return Instance(name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "VECTORS": vectors,
-                           "VEC": 16 // input.element_size()})
+    name, macros = parts.kinds(call)
+    return Instance(f"{name}_v{vectors}", {**macros, "VECTORS": vectors, "VEC": 16 // call.input.element_size()})
 
 
 @compile_ops("quant/tensor_quant.hip", gen_func=_instance)
@@ -83,9 +80,7 @@ class TensorQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: TensorQuantCall) -> TensorQuantKey:
-        columns = call.input.shape[-1]
-        return cls(call.input.numel() // columns, columns, call.is_dynamic, dtypes.name(call.input.dtype),
-                   dtypes.name(call.out.dtype))
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.is_dynamic, *parts.names(call))
 
     def make(self, device: torch.device, seed: int, *, num_rows: int | None = None) -> TensorQuantCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
@@ -111,10 +106,9 @@ _tensor_quant = Op(
     cases={"dynamic": TensorQuantKey(5, 4096, True, "bf16", "i8"),
            "first rows": (TensorQuantKey(5, 4096, True, "bf16", "i8"), {"num_rows": 3}),
            "fp8": TensorQuantKey(5, 4096, True, "bf16", "fp8")},
-    backends=(Backend("hip", _tensor_quant_hip, refusal=_hip_refusal,
-                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
+    backends=(Backend("hip", _tensor_quant_hip, refusal=_hip_refusal, space=tune_shapes.every(vectors=(1, 2, 4, 8))),
               Backend("triton", "ops.quant.triton.tensor_quant:tensor_quant", refusal=parts.refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
+                      space=tune_shapes.every(num_warps=(2, 4, 8, 16))),
               Backend("torch", tensor_quant_ref)))
 
 
@@ -130,8 +124,7 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
         num_rows: one int32 on the device, or None: only the first num_rows · num_rows_factor rows are quantised.
         num_rows_factor: ≥ 1.
 
-    Returns:
-        q [..., K] and the scale [1] fp32.
+    Returns: q [..., K] and the scale [1] fp32.
 
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
@@ -154,8 +147,7 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
         input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         scale: one fp32 number on the device.
 
-    Notes:
-        To nearest even; NaN stays NaN in fp8, becomes 0 in int8.
+    Notes: To nearest even; NaN stays NaN in fp8, becomes 0 in int8. Deterministic.
 
     Source: AITER's `static_per_tensor_quant`.
     """
@@ -163,13 +155,10 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """Quantises a tensor with one scale, which is found and written. As `static_per_tensor_quant`, but for:
+    """Quantises a tensor with the scale that `per_tensor_quant_hip` finds. As `static_per_tensor_quant`, but for:
 
     Args:
         scale: one fp32 number on the device, written; what it holds before does not matter.
-
-    Notes:
-        Rounded as by `per_tensor_quant_hip`; deterministic.
 
     Source: AITER's `dynamic_per_tensor_quant`.
     """
@@ -194,15 +183,12 @@ def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *
 
 def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
                                     backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises a tensor with one scale, which is found. As `static_per_tensor_quant_fp8_i8`, but for:
+    """As `static_per_tensor_quant_fp8_i8`, with the scale that `per_tensor_quant_hip` finds.
 
     Args:
         scale_out: one fp32 number on the device, written; what it holds before does not matter.
 
     Returns: `qx` and `scale_out`.
-
-    Notes:
-        Rounded as by `per_tensor_quant_hip`; deterministic.
 
     Source: AITER's `dynamic_per_tensor_quant_fp8_i8`.
     """

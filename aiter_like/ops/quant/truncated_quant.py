@@ -44,7 +44,7 @@ def truncated_quant_ref(call: TruncatedQuantCall) -> None:
     if call.is_dynamic:
         own = quant_rule.row_scales(x, torch.int8)
         if call.scale_ub is not None:
-            own = own.minimum(quant_rule.divided(call.scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX), 127.0))
+            own = parts.bounded(own, call.scale_ub, torch.int8)
         parts.write_rows(call.scale, own, is_used)
     y = (x * (1 / own if call.is_dynamic else 1 / own.reshape(()))).clamp(-128, 127).trunc().nan_to_num(0.0)
     parts.write_rows(call.out, y.to(torch.int8), is_used)
@@ -82,8 +82,7 @@ class TruncatedQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: TruncatedQuantCall) -> TruncatedQuantKey:
-        columns = call.input.shape[-1]
-        return cls(call.input.numel() // columns, columns, call.is_dynamic, dtypes.name(call.input.dtype))
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.is_dynamic, dtypes.name(call.input.dtype))
 
     def make(self, device: torch.device, seed: int, *, scale_ub: float | None = None,
              num_rows: int | None = None) -> TruncatedQuantCall:
@@ -100,8 +99,7 @@ _truncated_quant = Op(
            "bounded row": (TruncatedQuantKey(5, 1024, True, "bf16"), {"scale_ub": 2.0}),
            "first rows": (TruncatedQuantKey(5, 1024, True, "bf16"), {"num_rows": 3}),
            "long row": TruncatedQuantKey(1, 36864, True, "bf16"), "given": TruncatedQuantKey(5, 1000, False, "bf16")},
-    backends=(Backend("hip", _truncated_quant_hip, refusal=parts.refusal,
-                      space=lambda target, call: rows.lane_space(target, call.input)),
+    backends=(Backend("hip", _truncated_quant_hip, refusal=parts.refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.truncated_quant:truncated_quant", refusal=parts.refusal,
                       space=tune_shapes.row_space),
               Backend("torch", truncated_quant_ref)))

@@ -26,8 +26,7 @@ def fused_qk_norm_rope_group_quant(
         batch_id_per_token: Tensor | None = None, *,
         backend: str | None = None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """RMSNorm of latent attention's queries and its only key, rotary position embedding of their last pe elements, and
-    fp8 with a power-of-two scale per group of the others.
-
+    fp8 with a power-of-two scale per group of the others:
     `y = norm(x) · weight`; an entry is `round(y[:nope] / scale)`, then each group's scale twice, as its exponent's byte
     (e8m0), with `scale = 2^ceil(log2(amax / largest))`; beside it `rope(y[nope:])`, not quantised.
 
@@ -49,9 +48,8 @@ def fused_qk_norm_rope_group_quant(
         scale_dtype: "e8m0".
         swa_nope_scale_buff: written: entries of the key once more, [rows, head_dim] in the device's fp8.
         swa_rope_buff: written beside it: [rows, pe], dtype of `q`.
-        swa_block_tables: [sequences, blocks] int32|int64: blocks of `swa_block_size` rows; a negative one: none.
+        swa_block_tables, swa_block_size: [sequences, blocks] int32|int64: blocks of so many rows; a negative one: none.
         swa_dest_row: instead: [num_tokens] int32|int64, each token's row; a negative one: none.
-        swa_block_size: rows of a block.
         batch_id_per_token: [num_tokens] int32|int64: each token's sequence; a negative one has no row.
 
     Returns:
@@ -109,8 +107,7 @@ def fused_kv_norm_rope_group_quant(
         k_rope_buff: [num_blocks, page_size, pe], dtype of `kv`; written.
         quant_group_size: elements with a scale: 32, 64 or 128, which divides what is not rotated.
 
-    Returns:
-        (k_nope_scale_buff, k_rope_buff), of which only the named slots are written, and not behind their scales.
+    Returns: (k_nope_scale_buff, k_rope_buff), of which only the named slots are written, and not behind their scales.
 
     Source: AITER's function of this name; DeepSeek-V4 (2026).
     """

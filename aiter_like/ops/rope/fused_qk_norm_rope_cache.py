@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.ops.rope import parts
-from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache, layout_of
+from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle"]
 
@@ -20,8 +20,7 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
         per_tensor_v_scale: Tensor, k_out: Tensor | None, v_out: Tensor | None, return_kv: bool,
         use_shuffle_layout: bool, block_size: int, x: int, rotary_dim: int = 0, *,
         backend: str | None = None) -> None:
-    """RMSNorm of q and k heads, rotary position embedding, and the write of k and v into a paged cache.
-
+    """RMSNorm of q and k heads, rotary position embedding, and the write of k and v into a paged cache:
     `q_out = rope(norm(q) · qw)`; `k = rope(norm(k) · kw)` and `v` into the cache, in fp8 `round(x · (1 / scale))`.
 
     Args:
@@ -40,11 +39,9 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
         slot_mapping: [≤ num_tokens] int32|int64.
         per_tensor_k_scale, per_tensor_v_scale: 1 fp32 element; read where the cache is fp8. On the CPU, as AITER has
             it, its present value counts; on the device, the one that it has when the kernel runs.
-        k_out, v_out: with `return_kv` k and v as they are before quantisation, like `q_out`; written. Or of the dtype
-            of an fp8 `k_cache`: what the cache gets, [num_tokens, num_heads_k, head_size]. Or None.
-        return_kv: whether `k_out` and `v_out` are written.
-        use_shuffle_layout: the packed caches, in blocks of `block_size` tokens, with `x` elements in 16 bytes.
-        block_size, x: sizes of the packed caches.
+        k_out, v_out, return_kv: with `return_kv` written: k and v as they are before quantisation, like `q_out`; or of
+            the dtype of an fp8 `k_cache` what the cache gets, [num_tokens, num_heads_k, head_size]; or None.
+        use_shuffle_layout, block_size, x: the packed caches, in blocks of so many tokens, `x` elements in 16 bytes.
         rotary_dim: rotated elements of a head, its first; 0: all.
 
     Notes:
@@ -85,7 +82,7 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
     call = FusedQkRopeCacheCall(
         *outs, keys, value_cache=values, q=q, k=k, v=v, q_weight=qw, k_weight=kw, cos=cos, sin=sin,
         positions=positions, offsets=None, slot_mapping=slot_mapping, k_scale=found[0], v_scale=found[1], epsilon=eps,
-        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, {"k_cache": keys, "v_cache": values}))
+        rotate_style=0 if is_neox_style else 1, layout=parts.layout_of(name, {"k_cache": keys, "v_cache": values}))
     is_as_cached = keys.dtype != qkv.dtype and None not in (k_out, v_out) and (
         k_out.dtype == v_out.dtype == keys.dtype)
     if not is_as_cached:

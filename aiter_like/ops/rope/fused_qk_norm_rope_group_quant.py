@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm, rotary position embedding and quantisation by groups of latent attention's queries and keys, in one kernel.
-
-Kernel: csrc/rope/fused_qk_norm_rope_group_quant.hip; the functions: ops/rope/fused_norm_rope_entries.py.
+"""RMSNorm, rotary position embedding and quantisation by groups of latent attention's queries and keys, in one kernel
+(csrc/rope/fused_qk_norm_rope_group_quant.hip). The functions: ops/rope/fused_norm_rope_entries.py.
 """
 
 from __future__ import annotations
@@ -164,9 +163,8 @@ def _check(call: FusedQkNormRopeGroupQuantCall) -> object:
     _check_group("quant_group_size", call.quant_group_size, head_dim - pe, pe)
     if call.slot_mapping is None:
         check.tensor(_OP, "k_nope_scale_buff", call.k_nope_scale_buff, shape=(tokens, 1, head_dim))
-    elif call.k_nope_scale_buff.shape[1] == 0:
-        raise ValueError(f"{_OP}: k_nope_scale_buff must have pages of at least 1 token, got shape "
-                         f"{tuple(call.k_nope_scale_buff.shape)}")
+    else:
+        paged_cache.check_pages(_OP, "k_nope_scale_buff", call.k_nope_scale_buff, call.k_nope_scale_buff.shape[1])
     _check_queries(call, pe)
     _check_pool(call)
     for name in ("k_rope_buff", "q_rope_buff", "swa_rope_buff"):
@@ -225,9 +223,8 @@ def _hip_refusal(target: Target, call: FusedQkNormRopeGroupQuantCall) -> str | N
         if not isinstance(tensor, Tensor) or tensor.dtype in elements.INTEGERS:
             continue
         need = min(16 // tensor.element_size(), _VEC)
-        for size, step in zip(tensor.shape[:-1], tensor.stride()):
-            if size > 1 and step % need:
-                return f"{name} has rows at multiples of {need} elements, got strides {tensor.stride()}"
+        if any(step % need for step in parts.steps(tensor)):
+            return f"{name} has rows at multiples of {need} elements, got strides {tensor.stride()}"
     pool = 0 if call.swa_nope_scale_buff is None else call.swa_nope_scale_buff.shape[1]
     return paged_cache.too_many_slots(*call.k_nope_scale_buff.shape[:2]) or paged_cache.too_many_slots(1, pool)
 

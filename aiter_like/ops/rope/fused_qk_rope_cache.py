@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm of q and k, rotary position embedding and the KV cache's write in one kernel.
+"""RMSNorm of q and k, rotary position embedding and the KV cache's write in one kernel (csrc/rope/, ops/rope/triton/).
 
-Kernels: csrc/rope/fused_qk_rope_cache.hip, ops/rope/triton/fused_qk_rope_cache.py. The public function with norms is in
-ops/rope/fused_qk_norm_rope_cache.py.
+The public function with norms is in ops/rope/fused_qk_norm_rope_cache.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes, vectors
+from aiter_like.ops.common import elements, paged_cache, tune_shapes, vectors
 from aiter_like.ops.rope import parts
 
 __all__ = ["fused_qk_rope_reshape_and_cache"]
@@ -28,7 +27,6 @@ __all__ = ["fused_qk_rope_reshape_and_cache"]
 _OP = "fused_qk_rope_cache"
 _NAMES = paged_cache.Names(_OP, "k", "v")
 _IN_VECTORS = ("q_out", "k_out", "v_out", "q", "k", "v", "q_weight", "k_weight", "cos", "sin")
-_LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # by the ranks of K and V
 
 
 class FusedQkRopeCacheCall(NamedTuple):
@@ -86,9 +84,7 @@ class FusedQkRopeCacheCall(NamedTuple):
     @property
     def vec(self) -> int:
         """Elements of an access: 16 bytes of them, or fewer where pairs, heads or rows of the tables lie closer."""
-        heads = [x for x in (self.q, self.k, self.v, self.q_out, self.k_out, self.v_out) if x is not None]
-        steps = [step for tensor in (*heads, self.cos, self.sin)
-                 for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
+        steps = parts.steps(self.q, self.k, self.v, self.q_out, self.k_out, self.v_out, self.cos, self.sin)
         return math.gcd(16 // self.q.element_size(), self.q.shape[-1] // 2, self.rotary_dim // 2, *steps)
 
 
@@ -105,37 +101,28 @@ def _fused_ref(call: FusedQkRopeCacheCall) -> None:
     for out, x in zip((call.q_out, call.k_out, call.v_out), (*found, call.v)):
         if out is not None:
             out.copy_(x)
-    kept = [x if scale is None else x * (1 / scale)
+    kept = [parts.stored(x, scale, call.key_cache.dtype)
             for x, scale in ((found[1], call.k_scale), (call.v.float(), call.v_scale))]
-    dtype = call.key_cache.dtype
-    kept = [quant_rule.rounded(x, dtype) if call.is_fp8 else x.to(dtype) for x in kept]
     paged_cache.put(call.key_cache, call.value_cache, *kept, call.slot_mapping)
 
 
 def _instance(call: FusedQkRopeCacheCall, *, threads: int | None = None, share: int = 4) -> Instance:
     dtype, table_dtype, head_dim = call.q.dtype, call.cos.dtype, call.q.shape[-1]
-    is_fp8, has_norm = call.key_cache.dtype != dtype, call.q_weight is not None
-    is_shared, vec = call.reuse_freqs_front_part, call.vec
+    has_norm, is_shared, vec = call.q_weight is not None, call.reuse_freqs_front_part, call.vec
     threads = threads or (64 if call.layout == "rows" else 128)  # more for a tile of V
-    name = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
-            *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}", f"t{threads}", f"s{share}")
-    return Instance("_".join(name), {
+    name = (f"{dtypes.name(dtype)}_table_{dtypes.name(table_dtype)}{'_fp8' * call.is_fp8}_d{head_dim}"
+            f"{'_norm' * has_norm}{'' if is_shared else '_whole'}_v{vec}_t{threads}_s{share}")
+    return Instance(name, {
         "ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table_dtype],
-        "CACHE": "fp8" if is_fp8 else elements.CPP[dtype], "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm),
+        "CACHE": elements.CPP[call.key_cache.dtype], "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm),
         "IS_SHARED": int(is_shared), "VEC": vec, "THREADS": threads, "SHARE": share})
 
 
 def _prebuild() -> list[FusedQkRopeCacheCall]:
     """Heads of 128 in bf16 into whole rows, with and without norm, as they are and as fp8."""
-    x, index = torch.empty(1, 1, 128, dtype=torch.bfloat16), torch.empty(1, dtype=torch.int64)
-    cos = x[0, :, :64]
-    calls = []
-    for dtype, weight in itertools.product((x.dtype, torch.float8_e4m3fn), (None, x[0, 0])):
-        cache = torch.empty(1, 1, 1, 128, dtype=dtype)
-        calls.append(FusedQkRopeCacheCall(x, x, x, cache, value_cache=cache, q=x, k=x, v=x, q_weight=weight,
-                                          k_weight=weight, cos=cos, sin=cos, positions=index, offsets=None,
-                                          slot_mapping=index))
-    return calls
+    keys = (FusedQkRopeCacheKey(1, 1, 1, 128, 128, 1, "rows", has_norm, "bf16", cache_dtype)
+            for cache_dtype, has_norm in itertools.product(("bf16", "fp8_e4m3fn"), (False, True)))
+    return [key.make(torch.device("cpu"), 0) for key in keys]
 
 
 @compile_ops("rope/fused_qk_rope_cache.hip", gen_func=_instance, prebuild=_prebuild)
@@ -167,10 +154,6 @@ def _hip_refusal(target: Target, call: FusedQkRopeCacheCall) -> str | None:
     if tokens * (heads + 2 * kv_heads) * lanes >= 2**31:
         return f"too many heads for one launch: {tokens} tokens of {heads} + 2 · {kv_heads}"
     return paged_cache.too_many_slots(call.key_cache.shape[0], call.page_size)
-
-
-def _hip_space(target: Target, call: FusedQkRopeCacheCall) -> list[dict[str, int]]:
-    return [{"threads": threads, "share": share} for threads in (64, 128, 256) for share in (1, 4, 8)]
 
 
 def _triton_refusal(target: Target, call: FusedQkRopeCacheCall) -> str | None:
@@ -225,10 +208,7 @@ class FusedQkRopeCacheKey(NamedTuple):
 
 
 def _traffic(call: FusedQkRopeCacheCall) -> tuple[int, int]:
-    """Of the caches, only what the tokens write."""
-    others = sum(tensor.nbytes for name, tensor in call._asdict().items()
-                 if isinstance(tensor, Tensor) and name not in ("key_cache", "value_cache"))
-    return others + 2 * call.k.numel() * call.key_cache.element_size(), 0
+    return parts.traffic(call, 2 * call.k.numel() * call.key_cache.element_size(), "key_cache", "value_cache")
 
 
 fused_qk_rope_cache = Op(
@@ -238,7 +218,8 @@ fused_qk_rope_cache = Op(
         ("shuffled fp8 with norm", (16, "shuffled", True, "bf16", "fp8")),
         ("rows", (4, "rows", False, "bf16", "bf16")), ("columns with norm", (4, "columns", True, "bf16", "bf16")))},
     in_place={"q_out": ("q",), "k_out": ("k",)},
-    backends=(Backend("hip", _fused_qk_rope_cache_hip, refusal=_hip_refusal, space=_hip_space,
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, refusal=_hip_refusal,
+                      space=tune_shapes.every(threads=(64, 128, 256), share=(1, 4, 8)),
                       address_refusal=vectors.begin_at(lambda call: dict.fromkeys(_IN_VECTORS, call.vec))),
               Backend("triton", "ops.rope.triton.fused_qk_rope_cache:fused_qk_rope_cache",
                       refusal=_triton_refusal, space=parts.triton_space),
@@ -251,8 +232,7 @@ def fused_qk_rope_reshape_and_cache(
         apply_scale: bool = True, offs: Tensor | None = None, q_out: Tensor | None = None,
         k_out: Tensor | None = None, output_zeros: bool = True, zeros_out: Tensor | None = None,
         upcast_operand: bool = False, *, backend: str | None = None) -> tuple[Tensor, ...]:
-    """Rotary position embedding of q and k, and the write of k and v into a paged cache.
-
+    """Rotary position embedding of q and k, and the write of k and v into a paged cache:
     `q_out = rope(q)`, `k_out = rope(k)`, `key_cache[slot] = round(rope(k) · (1 / k_scale))`, `value_cache[slot] =
     round(v · (1 / v_scale))`.
 
@@ -266,18 +246,15 @@ def fused_qk_rope_reshape_and_cache(
         slot_mapping: int32|int64, a slot per token; those beyond num_tokens are not read.
         pos: [num_tokens] int32|int64: rows of `cos` and `sin`.
         cos, sin: [max_position, head_dim / 2] or [max_position, head_dim], or with two dimensions of 1 between.
-        k_scale, v_scale: 1 fp32 element, what an element of an fp8 cache counts, or None: 1.
+        k_scale, v_scale, apply_scale: 1 fp32 element that an fp8 one counts, or None: 1; not read unless `apply_scale`.
         is_neox: True: pairs (i, i + head_dim / 2); False: pairs (2i, 2i + 1).
         flash_layout: which layout the caches have.
-        apply_scale: False: the scales are not read.
         offs: [num_tokens] int32|int64 added to `pos`, or None.
         q_out, k_out: like `q` and `k`, which they may be; written; default: new tensors.
-        output_zeros: True: a tensor of zeros like `q` is returned too.
-        zeros_out: the tensor for them; it also asks for them.
+        output_zeros, zeros_out: True, or the tensor for them: zeros like `q` are returned too.
         upcast_operand: without effect: the rotation is always in fp32.
 
-    Returns:
-        q_out, k_out, key_cache, value_cache, and zeros_out where asked for.
+    Returns: q_out, k_out, key_cache, value_cache, and zeros_out where asked for.
 
     Notes:
         fp32 throughout, each result rounded to nearest even once, the cache's from the fp32 value; fp8 saturates. A
@@ -298,7 +275,7 @@ def fused_qk_rope_reshape_and_cache(
         check.dense(name, "zeros_out", zeros_out)
         if zeros_out.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: zeros_out must not require grad, unless under torch.no_grad()")
-    layout = layout_of(name, {"key_cache": key_cache, "value_cache": value_cache})
+    layout = parts.layout_of(name, {"key_cache": key_cache, "value_cache": value_cache})
     if (layout == "rows") != flash_layout:
         raise ValueError(f"{name}: flash_layout is {flash_layout}, but key_cache has shape {tuple(key_cache.shape)}")
     q_out = torch.empty_like(q, memory_format=torch.contiguous_format) if q_out is None else q_out
@@ -307,25 +284,9 @@ def fused_qk_rope_reshape_and_cache(
         refuse_overlap(name, "zeros_out", zeros_out, q_out=q_out, k_out=k_out, key_cache=key_cache,
                        value_cache=value_cache)
     found = (k_scale, v_scale) if apply_scale else (None, None)
-    fused_qk_rope_cache.run(q_out, k_out, None, key_cache, value_cache=value_cache, q=q, k=k, v=v, q_weight=None,
-                            k_weight=None, cos=cos, sin=sin, positions=pos, offsets=offs,
-                            slot_mapping=slot_mapping[:q.shape[0]], k_scale=found[0], v_scale=found[1],
-                            rotate_style=0 if is_neox else 1, reuse_freqs_front_part=2 * cos.shape[-1] == q.shape[-1],
-                            layout=layout, backend=backend)
+    fused_qk_rope_cache.run(q_out, k_out, None, key_cache, value_cache, q, k, v, None, None, cos, sin, pos, offs,
+                            slot_mapping[:q.shape[0]], *found, rotate_style=0 if is_neox else 1, layout=layout,
+                            reuse_freqs_front_part=2 * cos.shape[-1] == q.shape[-1], backend=backend)
     if zeros_out is None and not output_zeros:
         return q_out, k_out, key_cache, value_cache
     return q_out, k_out, key_cache, value_cache, torch.zeros_like(q_out) if zeros_out is None else zeros_out.zero_()
-
-
-def layout_of(name: str, caches: Mapping[str, Tensor]) -> str:
-    """The layout that caches of these ranks have; `name` is the public function's, the keys are its parameters'.
-
-    Raises:
-        ValueError: none has them.
-    """
-    ranks = tuple(cache.ndim for cache in caches.values())
-    if ranks not in _LAYOUTS:
-        shapes = " and ".join(str(tuple(cache.shape)) for cache in caches.values())
-        raise ValueError(f"{name}: {' and '.join(caches)} must have 4 and 4, 5 and 4, or 5 and 5 dimensions, got "
-                         f"shapes {shapes}")
-    return _LAYOUTS[ranks]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding of latent attention's queries and keys, and the cache's write, in one kernel.
-
-Kernel: csrc/rope/fused_qk_rope_concat_and_cache_mla.hip.
-"""
+"""Rotary position embedding of latent attention's queries and keys, and the cache's write. Kernel: csrc/rope/."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes, vectors
+from aiter_like.ops.common import elements, paged_cache, tune_shapes, vectors
 from aiter_like.ops.rope import parts
 
 __all__ = ["fused_qk_rope_concat_and_cache_mla"]
@@ -59,8 +56,7 @@ class FusedMlaCacheCall(NamedTuple):
     @property
     def vec(self) -> int:
         """Elements of an access: 16 bytes of them, or fewer where parts, heads or rows of the tables lie closer."""
-        tensors = (self.q_out, self.q_nope, self.q_pe, self.kv_c, self.k_pe, self.cos, self.sin)
-        steps = [step for tensor in tensors for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
+        steps = parts.steps(self.q_out, self.q_nope, self.q_pe, self.kv_c, self.k_pe, self.cos, self.sin)
         return math.gcd(16 // self.q_nope.element_size(), self.kv_c.shape[-1] // 2, self.k_pe.shape[-1] // 2, *steps)
 
 
@@ -74,10 +70,8 @@ def fused_ref(call: FusedMlaCacheCall) -> None:
         both = [latent[:tokens].float(),
                 parts.rotated(pe[:tokens].float(), *angles, 0 if call.is_neox else 1, True, False, False)]
         found.append(torch.cat(both if call.is_nope_first else both[::-1], -1))
-    found = [x * (1 / scale) if scale is not None and like.dtype.itemsize == 1 else x
-             for x, scale, like in zip(found, (call.q_scale, call.k_scale), (call.q_out, call.kv_cache))]
-    q, k = (quant_rule.rounded(x, like.dtype) if like.dtype.itemsize == 1 else x.to(like.dtype)
-            for x, like in zip(found, (call.q_out, call.kv_cache)))
+    q, k = (parts.stored(x, scale if out.dtype.itemsize == 1 else None, out.dtype)
+            for x, scale, out in zip(found, (call.q_scale, call.k_scale), (call.q_out, call.kv_cache)))
     blocks, page_size = call.kv_cache.shape[:2]
     kept, block, offset = paged_cache.places(call.slot_mapping, page_size, blocks)
     rows = torch.arange(tokens, device=q.device) if call.compute_all_q_rope else kept
@@ -87,11 +81,11 @@ def fused_ref(call: FusedMlaCacheCall) -> None:
 
 def _instance(call: FusedMlaCacheCall) -> Instance:
     dtype, table = call.q_nope.dtype, call.cos.dtype
-    kinds = [elements.CPP[tensor.dtype] for tensor in (call.q_out, call.kv_cache)]
-    name = (dtypes.name(dtype), f"table_{dtypes.name(table)}", *(f"{place}_fp8" for place, kind in zip(
-        ("q", "kv"), kinds) if kind == "fp8"), f"v{call.vec}")
-    return Instance("_".join(name), {"ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table], "Q_OUT": kinds[0],
-                                     "CACHE": kinds[1], "VEC": call.vec})
+    q_out, cache = (elements.CPP[tensor.dtype] for tensor in (call.q_out, call.kv_cache))
+    name = (f"{dtypes.name(dtype)}_table_{dtypes.name(table)}{'_q_fp8' * (q_out == 'fp8')}"
+            f"{'_kv_fp8' * (cache == 'fp8')}_v{call.vec}")
+    return Instance(name, {"ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table], "Q_OUT": q_out,
+                           "CACHE": cache, "VEC": call.vec})
 
 
 @compile_ops("rope/fused_qk_rope_concat_and_cache_mla.hip", gen_func=_instance)
@@ -106,9 +100,7 @@ def _check(call: FusedMlaCacheCall) -> object:
                                 ("kv_cache", call.kv_cache, (None, None, kv_heads, rank + pe))):
         paged_cache.check_fp8(_OP, name, tensor, (call.q_nope.dtype,))
         check.tensor(_OP, name, tensor, shape=shape, device=device)
-    if call.kv_cache.shape[1] == 0:
-        raise ValueError(f"{_OP}: kv_cache must have pages of at least 1 token, got shape "
-                         f"{tuple(call.kv_cache.shape)}")
+    paged_cache.check_pages(_OP, "kv_cache", call.kv_cache, call.kv_cache.shape[1])
     paged_cache.check_slots(_OP, call.slot_mapping, tokens, device)
     if call.positions.shape[0] < call.slot_mapping.shape[0]:
         raise ValueError(f"{_OP}: positions must have at least {call.slot_mapping.shape[0]} elements, one for each "
@@ -168,10 +160,7 @@ class FusedMlaCacheKey(NamedTuple):
 
 
 def _traffic(call: FusedMlaCacheCall) -> tuple[int, int]:
-    """Of the cache, only what the tokens write."""
-    others = sum(tensor.nbytes for name, tensor in call._asdict().items()
-                 if isinstance(tensor, Tensor) and name != "kv_cache")
-    return others + call.slot_mapping.shape[0] * call.kv_cache[0, :1].numel() * call.kv_cache.element_size(), 0
+    return parts.traffic(call, call.slot_mapping.shape[0] * call.kv_cache[0, :1].nbytes, "kv_cache")
 
 
 fused_mla_cache = Op(
@@ -217,19 +206,14 @@ def fused_qk_rope_concat_and_cache_mla(
 
     Source: AITER's `fused_qk_rope_concat_and_cache_mla`.
     """
-    for name, tensor, ranks in (("kv_c", kv_c, (2, 3)), ("k_pe", k_pe, (2, 3)), ("kv_cache", kv_cache, (3, 4))):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{_OP}: {name} must be a tensor, got {type(tensor).__name__}")
-        if tensor.ndim not in ranks:
-            raise ValueError(f"{_OP}: {name} must have {' or '.join(map(str, ranks))} dimensions, got shape "
-                             f"{tuple(tensor.shape)}")
+    for name, tensor, rank in (("kv_c", kv_c, 2), ("k_pe", k_pe, 2), ("kv_cache", kv_cache, 3)):
+        parts.has_rank(_OP, name, tensor, rank, rank + 1)
     kv_c, k_pe = (tensor.unsqueeze(1) if tensor.ndim == 2 else tensor for tensor in (kv_c, k_pe))
     cache = kv_cache.unsqueeze(2) if kv_cache.ndim == 3 else kv_cache
     if isinstance(slot_mapping, Tensor) and isinstance(positions, Tensor) and slot_mapping.ndim == positions.ndim == 1:
         parts.check_positions(_OP, "positions", positions[:slot_mapping.shape[0]], None, cos_cache)
-    fused_mla_cache.run(q_out, cache, q_nope, q_pe, kv_c, k_pe, slot_mapping, positions, cos=cos_cache, sin=sin_cache,
-               k_scale=k_scale, q_scale=q_scale, is_neox=is_neox, is_nope_first=is_nope_first,
-               compute_all_q_rope=compute_all_q_rope, backend=backend)
+    fused_mla_cache.run(q_out, cache, q_nope, q_pe, kv_c, k_pe, slot_mapping, positions, cos_cache, sin_cache, k_scale,
+                        q_scale, is_neox, is_nope_first, compute_all_q_rope, backend=backend)
 
 
 fused_mla_cache.public.append(fused_qk_rope_concat_and_cache_mla)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding: the operator `rope` and the functions that AITER makes of it.
-
-Kernels: csrc/rope/rope.hip, ops/rope/triton/rope.py. Images: ops/rope/rope_2d.py; what engines call:
-ops/rope/rotary.py.
+"""Rotary position embedding: the operator `rope` and the functions that AITER makes of it. Kernels: csrc/rope/rope.hip,
+ops/rope/triton/rope.py. Images: ops/rope/rope_2d.py; what engines call: ops/rope/rotary.py.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -177,26 +176,6 @@ _rope = Op(
               Backend("torch", rope_ref, differentiable=True)))
 
 
-def _functions(stem: str, tables: Sequence[str], summary: str, *, is_two: bool = False) -> tuple[Callable, ...]:
-    """The functions _fwd, _fwd_inplace, _bwd and _bwd_inplace of one way to find a token's angles."""
-    made = []
-    for is_backward in (False, True):
-        for is_in_place in (False, True):
-            tensors = ("output_grads" if is_backward else "input",)
-            if is_two:
-                tensors = (f"{tensors[0]}_x", f"{tensors[0]}_y")
-            name = f"{stem}_{'bwd' if is_backward else 'fwd'}{'_inplace' if is_in_place else ''}"
-            names = [*tensors, *tables, "rotate_style", "reuse_freqs_front_part", "nope_first"]
-            if not is_in_place and "cu_seqlens" not in tables:
-                names.append("transpose_output")
-            what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
-            where = ", in place" if is_in_place else ""
-            result = f"{'The two tensors' if is_two else 'The tensor'}{', which are written' if is_in_place else ''}."
-            made.append(signatures.public(name, names, _runner(name, tensors, tables, is_backward, is_in_place),
-                                          f"{what} {summary}{where}.", result))
-    return tuple(made)
-
-
 def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward: bool, is_in_place: bool) -> Callable:
     count, is_packed = len(names), "cu_seqlens" in tables
     first_flag, rank = count + len(tables), 3 if is_packed else 4
@@ -213,10 +192,8 @@ def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward:
             parts.has_rank(name, "positions", positions, 2)
             parts.check_positions(name, "positions", positions, offsets, cos)
         out_y, input_y = (outs[1], tensors[1]) if count == 2 else (None, None)
-        rotate_style, reuse_freqs_front_part, nope_first = flags
-        _rope.run(outs[0], out_y, tensors[0], input_y, cos=cos, sin=sin, positions=positions, offsets=offsets,
-                  rotate_style=rotate_style, reuse_freqs_front_part=reuse_freqs_front_part, nope_first=nope_first,
-                  is_backward=is_backward, backend=backend)
+        _rope.run(outs[0], out_y, tensors[0], input_y, cos, sin, positions, offsets, *flags, is_backward,
+                  backend=backend)
         return tuple(outs) if count == 2 else outs[0]
 
     return run
@@ -245,27 +222,26 @@ def _empty(name: str, x: Tensor, is_transposed: bool) -> Tensor:
     return torch.empty((b, s, heads, head_dim), dtype=x.dtype, device=x.device).transpose(0, 1)
 
 
+_functions = functools.partial(signatures.four, _runner)
 rope_fwd, rope_fwd_inplace, rope_bwd, rope_bwd_inplace = _functions("rope", ("freqs",), "by angles")
-rope_2c_fwd, rope_2c_fwd_inplace, rope_2c_bwd, rope_2c_bwd_inplace = _functions(
-    "rope_2c", ("freqs",), "of two tensors by angles", is_two=True)
+rope_2c_fwd, rope_2c_fwd_inplace, rope_2c_bwd, rope_2c_bwd_inplace = _functions("rope_2c", ("freqs",), "by angles")
 rope_cached_fwd, rope_cached_fwd_inplace, rope_cached_bwd, rope_cached_bwd_inplace = _functions(
     "rope_cached", ("cos", "sin"), "by cosines and sines")
 rope_cached_2c_fwd, rope_cached_2c_fwd_inplace, rope_cached_2c_bwd, rope_cached_2c_bwd_inplace = _functions(
-    "rope_cached_2c", ("cos", "sin"), "of two tensors by cosines and sines", is_two=True)
+    "rope_cached_2c", ("cos", "sin"), "by cosines and sines")
 (rope_cached_positions_fwd, rope_cached_positions_fwd_inplace, rope_cached_positions_bwd,
  rope_cached_positions_bwd_inplace) = _functions(
-    "rope_cached_positions", ("cos", "sin", "positions"), "of tokens at given positions")
+    "rope_cached_positions", ("cos", "sin", "positions"), "at given positions")
 (rope_cached_positions_2c_fwd, rope_cached_positions_2c_fwd_inplace, rope_cached_positions_2c_bwd,
  rope_cached_positions_2c_bwd_inplace) = _functions(
-    "rope_cached_positions_2c", ("cos", "sin", "positions"), "of two tensors at given positions", is_two=True)
+    "rope_cached_positions_2c", ("cos", "sin", "positions"), "at given positions")
 (rope_cached_positions_offsets_fwd, rope_cached_positions_offsets_fwd_inplace, rope_cached_positions_offsets_bwd,
  rope_cached_positions_offsets_bwd_inplace) = _functions(
-    "rope_cached_positions_offsets", ("cos", "sin", "positions", "offsets"), "of tokens at positions plus offsets")
+    "rope_cached_positions_offsets", ("cos", "sin", "positions", "offsets"), "at positions plus offsets")
 (rope_cached_positions_offsets_2c_fwd, rope_cached_positions_offsets_2c_fwd_inplace,
  rope_cached_positions_offsets_2c_bwd, rope_cached_positions_offsets_2c_bwd_inplace) = _functions(
-    "rope_cached_positions_offsets_2c", ("cos", "sin", "positions", "offsets"),
-    "of two tensors at positions plus offsets", is_two=True)
+    "rope_cached_positions_offsets_2c", ("cos", "sin", "positions", "offsets"), "at positions plus offsets")
 rope_thd_fwd, rope_thd_fwd_inplace, rope_thd_bwd, rope_thd_bwd_inplace = _functions(
-    "rope_thd", ("cu_seqlens", "freqs"), "of packed sequences [tokens, heads, head_dim]")
+    "rope_thd", ("cu_seqlens", "freqs"), "of packed sequences [tokens, heads, head_dim]", transposes=False)
 
 torch_ops.register(_rope, rope_cached_positions_2c_fwd)

@@ -124,22 +124,17 @@ _rope_2d = Op(
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 
-def _function(name: str) -> Callable:
-    is_backward, is_in_place = "_bwd" in name, "_inplace" in name
-    names = ("output_grads" if is_backward else "input", "cos_h", "sin_h", "cos_w", "sin_w", "img_height", "img_width",
-             "rotate_style", "reuse_freqs_front_part", "nope_first")
-
+def _runner(name: str, tensors: Sequence[str], _: Sequence[str], is_backward: bool, is_in_place: bool) -> Callable:
     def run(args: Sequence[Any], backend: str | None) -> Tensor:
-        parts.has_rank(name, names[0], args[0], 4)
+        parts.has_rank(name, tensors[0], args[0], 4)
         out = args[0] if is_in_place else torch.empty_like(args[0], memory_format=torch.contiguous_format)
         _rope_2d.run(out, *args, is_backward=is_backward, backend=backend)
         return out
 
-    what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
-    return signatures.public(name, names, run, f"{what} of image patches [b, img_height · img_width, heads, head_dim]: "
-                             "the first half\nof a head turns by the patch's row, the second by its column"
-                             f"{', in place' * is_in_place}.", f"The tensor{', which is written' * is_in_place}.")
+    return run
 
 
-rope_2d_fwd, rope_2d_fwd_inplace, rope_2d_bwd, rope_2d_bwd_inplace = (_function(name) for name in (
-    "rope_2d_fwd", "rope_2d_fwd_inplace", "rope_2d_bwd", "rope_2d_bwd_inplace"))
+rope_2d_fwd, rope_2d_fwd_inplace, rope_2d_bwd, rope_2d_bwd_inplace = signatures.four(
+    _runner, "rope_2d", ("cos_h", "sin_h", "cos_w", "sin_w", "img_height", "img_width"),
+    "of image patches [b, img_height · img_width, heads, head_dim]: the first half\nof a head turns by the patch's "
+    "row, the second by its column", transposes=False)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding whose every product is rounded, as a program of 16-bit tensors does.
-
-Kernels: csrc/rope/rope_rounded.hip, ops/rope/triton/rope_rounded.py.
-"""
+"""Rotary position embedding with every product rounded, as a program of 16-bit tensors does. Kernels: csrc/rope/."""
 
 from __future__ import annotations
 
@@ -107,8 +104,7 @@ def rope_rounded(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tens
                  rotate_style: int = 0, reuse_freqs_front_part: bool = True, nope_first: bool = False,
                  is_backward: bool = False, *, out: tuple[Tensor, Tensor] | None = None,
                  backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Rotary position embedding of two tensors of tokens, with every product rounded to their dtype.
-
+    """Rotary position embedding of two tensors of tokens, with every product rounded to their dtype:
     `first' = R(R(first · cos) - R(second · sin)), second' = R(R(second · cos) + R(first · sin))`, where R rounds to the
     dtype of `x`: bit for bit what a program of 16-bit tensors in torch gives, with up to twice the error of
     `rope_cached_positions_2c_fwd`, which rounds once.
@@ -116,9 +112,8 @@ def rope_rounded(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tens
     Args:
         x, y: [tokens, heads, head_dim] bf16|fp16 of one dtype, heads of their own; last dimension contiguous.
         cos, sin: tables [rows, width], or with dimensions of 1 between, dtype of `x`.
-        positions: [tokens] int32|int64, each token's row of the tables; heads of tokens whose row the tables do not
-            have become NaN.
-        offsets: [tokens] int32|int64, added to the positions.
+        positions, offsets: [tokens] int32|int64, whose sum is each token's row of the tables; heads of tokens whose row
+            the tables do not have become NaN.
         rotate_style: 0 pairs elements i and i + rotary_dim / 2, 1 elements 2i and 2i + 1.
         reuse_freqs_front_part: a row of the tables has a value per pair, not one per rotated element.
         nope_first: the rotated part is the head's last, not its first.

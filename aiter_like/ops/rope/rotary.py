@@ -23,8 +23,7 @@ __all__ = ["RoPE", "RoPE2D", "RoPECached", "RoPETHD", "RotaryEmbedding", "batche
 
 def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_cache: Tensor,
                          sin_cache: Tensor, is_neox: bool, is_nope_first: bool, *, backend: str | None = None) -> None:
-    """Rotary position embedding of query and key, in place.
-
+    """Rotary position embedding of query and key, in place:
     `first' = first · cos - second · sin`, `second' = second · cos + first · sin` for each pair of a head.
 
     Args:
@@ -36,8 +35,7 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
         is_neox: True: the pairs are elements i and i + rotary_dim / 2; False: elements 2i and 2i + 1.
         is_nope_first: the rotated part is the head's last, not its first.
 
-    Notes:
-        Rotated in fp32, rounded to nearest even once; deterministic.
+    Notes: Rotated in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `rotary_embedding_fwd`.
     """
@@ -249,8 +247,7 @@ def get_rope(head_size: int, rotary_dim: int, max_position: int, base: float, is
         partial_rotary_factor: below 1: the part of `rotary_dim` that is rotated.
         dual_chunk_attention_config: None; the dual-chunk form is not offered.
 
-    Returns:
-        The module: `module(positions, query, key)` writes query and key in place and returns them.
+    Returns: The module: `module(positions, query, key)` writes query and key in place and returns them.
 
     Raises:
         ValueError: an unknown rope_type, or a missing entry.

@@ -7,10 +7,11 @@ Here each gets its signature, its docstring and its arguments in order; the oper
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiter_like.call import handing_on
+from aiter_like.call import with_parameters
 
 _ABOUT = {
     "input": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
@@ -39,14 +40,33 @@ _ABOUT = {
 }
 
 
-def public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | None], Any], summary: str,
+def four(runner: Callable[..., Callable], stem: str, tables: Sequence[str], how: str, *,
+         transposes: bool = True) -> list[Callable]:
+    """The functions _fwd, _fwd_inplace, _bwd and _bwd_inplace of one way to find angles. `runner` makes what one runs:
+    of its name, its tensors, the tables, whether it is backward and whether in place.
+    """
+    made = []
+    for is_backward, is_in_place in itertools.product((False, True), repeat=2):
+        first, is_two = "output_grads" if is_backward else "input", "_2c" in stem
+        tensors = (f"{first}_x", f"{first}_y") if is_two else (first,)
+        name = f"{stem}_{'bwd' if is_backward else 'fwd'}{'_inplace' * is_in_place}"
+        names = [*tensors, *tables, "rotate_style", "reuse_freqs_front_part", "nope_first",
+                 *["transpose_output"] * (transposes and not is_in_place)]
+        what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
+        result = f"{'The two tensors' if is_two else 'The tensor'}{', which are written' if is_in_place else ''}."
+        made.append(_public(name, names, runner(name, tensors, tables, is_backward, is_in_place),
+                            f"{what}{' of two tensors' * is_two} {how}{', in place' * is_in_place}.", result))
+    return made
+
+
+def _public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | None], Any], summary: str,
            returns: str) -> Callable:
     """The function `name`, with these parameters by position or keyword and `backend`; `run` gets them in order."""
     kinds = {"rotate_style": "int", "img_height": "int", "img_width": "int", "reuse_freqs_front_part": "bool",
              "nope_first": "bool", "transpose_output": "bool"}
     empty = inspect.Parameter.empty
     given = {each: False if each == "transpose_output" else empty for each in names}
-    function = handing_on(name, given, {"backend": None}, [f"return run(({', '.join(names)}), backend)"], run=run)
+    function = with_parameters(name, run, given, {"backend": None})
     parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default,
                                     annotation=kinds.get(each, "Tensor")) for each, default in given.items()]
     parameters.append(inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None,

@@ -52,6 +52,8 @@ constexpr DLDataType kElement<f16> = {kDLFloat, 16, 1};
 template <>
 constexpr DLDataType kElement<float> = {kDLFloat, 32, 1};
 template <>
+constexpr DLDataType kElement<uint8_t> = {kDLUInt, 8, 1};
+template <>
 constexpr DLDataType kElement<int8_t> = {kDLInt, 8, 1};
 template <>
 constexpr DLDataType kElement<int32_t> = {kDLInt, 32, 1};
@@ -173,10 +175,6 @@ Rows rows(const Tensor& tensor, const char* name) {
 #define AITER_LIKE_TEXT_OF(name) #name
 
 /// Exports `function`, of a plain C++ signature, to Python as `name`. Not inside a namespace.
-#if defined(__HIP__)
 #include "aiter_like/export.h"
-#else
-#define AITER_LIKE_EXPORT(name, function) TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, function)
-#endif
 
 #endif
