@@ -71,7 +71,8 @@ def flash_attn_with_kvcache(
         cache_batch_idx: int32 [batch]: the sequence of the caches that belongs to each of `q`; different ones with `k`.
         cache_leftpad: int32 [batch]: the first key of each sequence; those before it do not exist.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2] bf16|fp16|fp32: `k` is rotated at the positions where it
-            goes in the cache, `q` at the same ones, without mask and window at the first of them; all are rows of the tables.
+            goes in the cache, `q` at the same ones, without mask and window at the first of them; all are rows of the
+            tables.
         rotary_seqlens: int32 [batch]: the first position instead of `cache_seqlens`.
         cu_seqlens_q, cu_seqlens_k_new: int32 [batch + 1]: `q`, or `k` and `v`, have the sequences one after the other.
         rotary_interleaved: elements 2i and 2i + 1 are a pair; False: i and i + rotary_dim / 2.

@@ -5,8 +5,8 @@ paged_attention.hip, ops/attention/triton/paged_attention.py. AITER's entries: p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
 from aiter_like.ops.attention.paged_attention_call import (
@@ -25,7 +24,8 @@ from aiter_like.ops.attention.paged_attention_call import (
     workspace_bytes,
 )
 from aiter_like.ops.attention.paged_attention_hip import hip_refusal, paged_attention_hip
-from aiter_like.ops.attention.reference import product_with, softmax_of
+from aiter_like.ops.attention.reference import pages_of, product_with, rows_in, softmax_of
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.common.contents import check_lengths, check_pages
 
 __all__ = ["paged_attention", "paged_attention_workspace_bytes"]
@@ -56,25 +56,13 @@ def _rows_of(call: PagedAttentionCall, index: int) -> slice:
 
 def _keys_of(call: PagedAttentionCall, index: int) -> tuple[Tensor, Tensor]:
     """Keys and values of a sequence in fp32, scaled, [keys, num_kv_heads, dim]."""
-    size = call.page_size
-    if call.page_starts is None:
-        count = min(max(int(call.seqlens_k[index]), 0), call.block_table.shape[1] * size)
-        entries = call.block_table[index, :-(-count // size)]
-    else:
-        first, last = call.page_starts[index:index + 2].clamp(0, call.block_table.shape[0]).tolist()
-        entries = call.block_table[first:last]
-        tail = size if call.seqlens_k is None else min(max(int(call.seqlens_k[index]), 0), size)
-        count = (len(entries) - 1) * size + tail if len(entries) else 0
-    entries, rows = entries.long().clamp(0, call.k.shape[0] - 1), []
-    for pages, scale in ((call.k, call.k_scale), (call.v, call.v_scale)):
-        bits = pages.view(torch.uint8) if pages.dtype in FP8 else pages  # fp8 cannot be indexed
-        gathered = bits[entries].view(pages.dtype).float()
-        if gathered.ndim == 5:
-            gathered = gathered.flatten(3) if pages is call.k else gathered.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    (entries, count), found = pages_of(call, index), []
+    for is_value, pages, scale in ((False, call.k, call.k_scale), (True, call.v, call.v_scale)):
+        rows = rows_in(pages, entries, is_value)
         if scale is not None:
-            gathered = gathered * (scale.view(1) if scale.numel() == 1 else scale[entries][..., None])
-        rows.append(gathered.flatten(0, 1)[:count])
-    return rows[0], rows[1]
+            rows = rows * (scale.view(1) if scale.numel() == 1 else scale[entries][..., None])
+        found.append(rows.flatten(0, 1)[:count])
+    return found[0], found[1]
 
 
 def _sequence_ref(call: PagedAttentionCall, index: int, rows: slice, keys: Tensor, values: Tensor) -> None:
@@ -138,62 +126,72 @@ def _triton_refusal(target: Target, call: PagedAttentionCall) -> str | None:
     return None
 
 
-def _tune_key(call: PagedAttentionCall) -> dict[str, int | str]:
-    return {"batch": call.batch, "seqlen_q": call.max_seqlen_q, "seqlen_k": call.max_seqlen_k,
-            "num_heads": call.num_heads, "num_kv_heads": call.num_kv_heads, "head_dim": call.head_dim,
-            "page_size": call.page_size, "layout": call.layout, "features": "+".join(call.features) or "none",
-            "scale_layout": call.scales, "dtype": dtypes.name(call.q.dtype), "kv_dtype": dtypes.name(call.k.dtype)}
+class PagedAttentionKey(NamedTuple):
+    """What a tuned row of paged_attention is chosen by."""
 
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    layout: str
+    features: str
+    scale_layout: str
+    dtype: str
+    kv_dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PagedAttentionCall:
-    """Sequences of equal lengths on pages in random order."""
-    generator = torch.Generator(device).manual_seed(seed)
-    batch, size, heads, dim = key["batch"], key["page_size"], key["num_kv_heads"], key["head_dim"]
-    pages, kv_dtype = -(-key["seqlen_k"] // size), dtypes.DTYPES[key["kv_dtype"]]
+    @classmethod
+    def of(cls, call: PagedAttentionCall) -> PagedAttentionKey:
+        return cls(call.batch, call.max_seqlen_q, call.max_seqlen_k, call.num_heads, call.num_kv_heads, call.head_dim,
+                   call.page_size, call.layout, "+".join(call.features) or "none", call.scales,
+                   dtypes.name(call.q.dtype), dtypes.name(call.k.dtype))
 
-    def random(*shape: int, dtype: torch.dtype) -> Tensor:
-        values = torch.randn(*shape, generator=generator, device=device)
-        return (values * 40 if dtype == torch.int8 else values).to(dtype)
+    def make(self, device: torch.device, seed: int) -> PagedAttentionCall:
+        """Sequences of equal lengths on pages in random order."""
+        batch, size, heads, dim = self.batch, self.page_size, self.num_kv_heads, self.head_dim
+        pages, x = -(-self.seqlen_k // size), 16 // dtypes.DTYPES[self.kv_dtype].itemsize
+        q = tune_shapes.normal(device, seed, self.dtype)(batch * self.seqlen_q, self.num_heads, dim)
+        random, is_packed = tune_shapes.normal(device, seed + 1, self.kv_dtype), self.layout != "rows"
+        shape_k, shape_v = ((heads, dim // x, size, x), (heads, dim, size)) if is_packed else ((size, heads, dim),) * 2
+        if self.layout == "shuffled":
+            shape_v = (heads, size // x, dim, x)
+        k, v = views_of(random(batch * pages, *shape_k), random(batch * pages, *shape_v),
+                        "packed" if is_packed else "NHD")
+        scales = {}
+        if self.scale_layout != "none":
+            random = tune_shapes.normal(device, seed, "fp32")
+            shape = k.shape[:3] if self.scale_layout == "token" else (1,)
+            scales = {name: random(*shape).sigmoid() * 0.02 + 0.01 for name in ("k_scale", "v_scale")}
+        out = torch.empty_like(q, dtype=q.dtype if q.dtype.itemsize == 2 else torch.bfloat16)
+        return PagedAttentionCall(
+            out, None, q, k, v, tune_shapes.page_table(device, seed, batch, pages),
+            torch.full((batch,), self.seqlen_k, device=device, dtype=torch.int32), **scales,
+            max_seqlen_q=self.seqlen_q, max_seqlen_k=self.seqlen_k, softmax_scale=dim ** -0.5)
 
-    q = random(batch * key["seqlen_q"], key["num_heads"], dim, dtype=dtypes.DTYPES[key["dtype"]])
-    x = 16 // kv_dtype.itemsize
-    if key["layout"] == "rows":
-        k, v = (random(batch * pages, size, heads, dim, dtype=kv_dtype) for _ in range(2))
-    else:
-        shape_v = (heads, dim, size) if key["layout"] == "packed" else (heads, size // x, dim, x)
-        k, v = views_of(random(batch * pages, heads, dim // x, size, x, dtype=kv_dtype),
-                        random(batch * pages, *shape_v, dtype=kv_dtype), "packed")
-    scales = {}
-    if key["scale_layout"] != "none":
-        shape = (1,) if key["scale_layout"] == "tensor" else k.shape[:3]
-        scales = {name: torch.rand(shape, generator=generator, device=device) * 0.02 + 0.01
-                  for name in ("k_scale", "v_scale")}
-    table = torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
-    used = torch.full((batch,), key["seqlen_k"], device=device, dtype=torch.int32)
-    out_dtype = q.dtype if q.dtype.itemsize == 2 else torch.bfloat16
-    return PagedAttentionCall(torch.empty_like(q, dtype=out_dtype), None, q, k, v, table, used, **scales,
-                              max_seqlen_q=key["seqlen_q"], max_seqlen_k=key["seqlen_k"], softmax_scale=dim ** -0.5)
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[PagedAttentionKey]:
+        """Decoding `tokens` sequences of 4096 keys."""
+        if not model.kv_lora_rank and tokens <= 256:
+            yield cls(tokens, 1, 4096, model.num_heads // tp, max(model.num_kv_heads // tp, 1), model.head_dim, 16,
+                      "rows", "none", "none", model.dtype, model.dtype)
 
 
 def _cases(device: torch.device) -> dict[str, PagedAttentionCall]:
     """One part and several; rows and shuffled pages; bytes with scales; all that changes or hides a score."""
-    key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
-           "page_size": 16, "layout": "rows", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+    key = PagedAttentionKey(2, 1, 70, 4, 2, 64, 16, "rows", "none", "none", "bf16", "bf16")
     fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
-    generator = torch.Generator(device).manual_seed(1)
-    case = _tune_case({**key, "seqlen_q": 3, "seqlen_k": 300}, device, 0)
+    random, case = tune_shapes.normal(device, 1, "fp32"), key._replace(seqlen_q=3, seqlen_k=300).make(device, 0)
     tree = torch.eye(3, dtype=torch.bool, device=device)
     tree[:, 0] = True
     return {
-        "one part": _tune_case(key, device, 0),
+        "one part": key.make(device, 0),
         "several parts": case._replace(
-            sink=torch.randn(4, generator=generator, device=device), softcap=2.0, window_left=290, tree_mask=tree,
-            alibi_slopes=torch.rand(4, generator=generator, device=device), num_splits=3,
+            sink=random(4), softcap=2.0, window_left=290, tree_mask=tree, alibi_slopes=random(4).abs(), num_splits=3,
             lse=torch.empty(4, len(case.q), device=device)),
-        "shuffled pages of fp8": _tune_case(
-            {**key, "layout": "shuffled", "kv_dtype": fp8, "scale_layout": "token"}, device, 0),
-        "int8": _tune_case({**key, "dtype": "fp16", "kv_dtype": dtypes.name(torch.int8), "scale_layout": "tensor"},
-                           device, 0)}
+        "shuffled pages of fp8": key._replace(layout="shuffled", kv_dtype=fp8, scale_layout="token").make(device, 0),
+        "int8": key._replace(dtype="fp16", kv_dtype="i8", scale_layout="tensor").make(device, 0)}
 
 
 def _traffic(call: PagedAttentionCall) -> tuple[int, int]:
@@ -202,32 +200,16 @@ def _traffic(call: PagedAttentionCall) -> tuple[int, int]:
     if call.window_left >= 0:
         longest = min(longest, call.window_left + call.max_seqlen_q)
     moved = call.batch * longest * call.num_kv_heads * widths * call.k.element_size()
-    moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
+    moved += call.q.nbytes + call.out.nbytes
     return moved, 2 * call.num_heads * call.q.shape[0] * longest * widths
 
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Decoding `tokens` sequences of 4096 keys."""
-    if not model.kv_lora_rank and tokens <= 256:
-        yield {"batch": tokens, "seqlen_q": 1, "seqlen_k": 4096, "num_heads": model.num_heads // tp,
-               "num_kv_heads": max(model.num_kv_heads // tp, 1), "head_dim": model.head_dim, "page_size": 16,
-               "layout": "rows", "features": "none", "scale_layout": "none", "dtype": model.dtype,
-               "kv_dtype": model.dtype}
-
-
-def _triton_space(target: Target, call: PagedAttentionCall) -> Iterator[dict[str, int]]:
-    return decoding_space()
-
-
 paged_attention_op = Op(
-    OP, call=PagedAttentionCall, reference=paged_attention_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size", "layout",
-                 "features", "scale_layout", "dtype", "kv_dtype"),
-    writes=("out", "lse", "workspace"), cases=_cases,
-    tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("workspace",)),
+    OP, call=PagedAttentionCall, reference=paged_attention_ref, check=_check, key=PagedAttentionKey,
+    writes=("out", "lse", "workspace"), cases=_cases, traffic=_traffic, scratch=("workspace",),
     backends=(Backend("hip", paged_attention_hip, refusal=hip_refusal),
               Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
-                      space=_triton_space),
+                      space=lambda *_: decoding_space()),
               Backend("torch", paged_attention_ref)))
 
 

@@ -41,11 +41,6 @@ def row_sizes(x: Tensor) -> tuple[int, int, str]:
     return x.numel() // max(x.shape[-1], 1), x.shape[-1], dtypes.name(x.dtype)
 
 
-def sizes_of(input: Tensor) -> tuple[int, int]:
-    """(rows, columns) of a tensor of rows."""
-    return input.shape[:-1].numel(), input.shape[-1]
-
-
 def every(**values: Sequence[int]) -> Callable[..., list[dict[str, int]]]:
     """A backend's `space` of all combinations of these values, whatever the call."""
     found = [dict(zip(values, each)) for each in itertools.product(*values.values())]

@@ -86,10 +86,6 @@ def _is_for_hopper(target: Target, call: BatchedGemmCall) -> bool:
     return target.arch == "sm_90" and hopper.serves(call.a, call.b)
 
 
-def _triton_kernels(target: Target, call: BatchedGemmCall, **params: int) -> list[str]:
-    return hopper.kernels(_OP, _is_for_hopper(target, call), params)
-
-
 def _triton_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, int]]:
     (_, m, k), n = call.a.shape, call.b.shape[1]
     return problems.triton_space(m, n, k, call.a, target, _is_for_hopper(target, call))
@@ -147,7 +143,7 @@ _batched_gemm = Op(
     traffic=parts.traffic, sums_in_fp32=True,
     backends=(Backend("ck", _batched_gemm_ck, refusal=parts.ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=parts.sum_refusal,
-                      kernels=_triton_kernels, space=_triton_space),
+                      kernels=hopper.kernels_of(_OP, _is_for_hopper), space=_triton_space),
               Backend("vendor", vendor.bmm, refusal=_vendor_refusal),
               Backend("torch", batched_gemm_ref, differentiable=True)))
 
@@ -184,9 +180,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
 def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                       dtype: torch.dtype = torch.bfloat16, splitK: int | None = None, *, out: Tensor | None = None,
                       backend: str | None = None) -> Tensor:
-    """As `batched_gemm_bf16`, of quantised matrices.
-
-    `out[i] = x_scale[i] · (XQ[i] · WQ[i]ᵀ) · w_scale[i] + bias[i]`.
+    """As `batched_gemm_bf16`, of 8 bits: `out[i] = x_scale[i] · (XQ[i] · WQ[i]ᵀ) · w_scale[i] + bias[i]`.
 
     Args:
         XQ: [batch, m, k] int8, or the hardware's fp8 (FNUZ on gfx942), of any strides.
@@ -219,8 +213,7 @@ def _check_operands(XQ: Any, WQ: Any, dtype: Any, splitK: Any, out: Any) -> None
     """What has to hold before a result can be made."""
     problems.check_matrices(_OP, XQ=XQ, WQ=WQ)
     for name, matrices in (("XQ", XQ), ("WQ", WQ)):
-        if matrices.ndim != 3:
-            raise ValueError(f"{_OP}: {name} must have 3 dimensions, got shape {tuple(matrices.shape)}")
+        check.tensor(_OP, name, matrices, rank=3, last_contiguous=False)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if splitK is not None:

@@ -38,11 +38,11 @@ class GemmA16w16Call(NamedTuple):
         is_shuffled: whether `b` is in the order of shuffle_weight, layout (16, 16); it is contiguous then.
     """
 
-    out: Annotated[Tensor, "m _", elements.FLOATS, STRIDED]
+    out: Annotated[Tensor, "_ _", elements.FLOATS, STRIDED]
     a: Annotated[Tensor, "m k", DTYPES, STRIDED]
     b: Annotated[Tensor, "n k", "a", STRIDED]
     bias: Annotated[Tensor | None, "n", ("a", torch.float32)] = None
-    residual: Annotated[Tensor | None, "m _", "out", STRIDED] = None
+    residual: Annotated[Tensor | None, "_ _", "out", STRIDED] = None
     activation: str = "none"
     is_shuffled: bool = False
 
@@ -71,8 +71,9 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
     if tile in tiles.PIPELINED and tile not in names:  # a row of the same weights without gates
         tile = None
     tile, splits = tiles.chosen(m, n, k, tile, splits, names=names)
-    return builds.of(call, f"{tile}_s{splits}", {**tiles.macros(_OP, m, n, tile, splits, names),
-                                                 "IS_SHUFFLED": int(call.is_shuffled)})
+    return builds.of(call, f"{tile}_s{splits}", {
+        **tiles.macros(_OP, m, n, tile, splits, names), "IS_SHUFFLED": int(call.is_shuffled),
+        "IS_GATED": int(call.activation in GATED)})
 
 
 def _skinny_instance(call: GemmA16w16Call, **given: int) -> Instance:
@@ -80,7 +81,8 @@ def _skinny_instance(call: GemmA16w16Call, **given: int) -> Instance:
     m, n = call.out.shape
     target = target_of(call.b.device)  # adapters of engines decide on an `a` without memory, of no device
     block = skinny.suited(n, call.a.shape[1], target)._replace(**given)
-    return builds.of(call, *skinny.build(m, block))
+    name, macros = skinny.build(m, block)
+    return builds.of(call, name, {**macros, "IS_GATED": int(call.activation in GATED)})
 
 
 @compile_ops("gemm/gemm_a16w16.hip", gen_func=_instance, platforms=("hip",))
@@ -110,12 +112,8 @@ def _columns(b_rows: int, activation: str | None) -> int:
     return b_rows // 2 if activation in GATED else b_rows
 
 
-def _hip_refusal(target: Target, call: GemmA16w16Call) -> str | None:
-    return skinny.refusal(target, call.a, call.b, call.is_shuffled)
-
-
 def _hip_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
-    if _hip_refusal(target, call) is None:
+    if skinny.refusal(target, call) is None:
         yield from (block._asdict() for block in skinny.trials(call.a.shape[1], target))
 
 
@@ -139,10 +137,6 @@ def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, s
 
 def _is_for_hopper(target: Target, call: GemmA16w16Call) -> bool:
     return target.arch == "sm_90" and not call.is_shuffled and hopper.serves(call.a, call.b)
-
-
-def _triton_kernels(target: Target, call: GemmA16w16Call, **params: int) -> list[str]:
-    return hopper.kernels(_OP, _is_for_hopper(target, call), params)
 
 
 def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
@@ -227,9 +221,9 @@ _gemm_a16w16 = Op(
            "shuffled": GemmA16w16Key(70, 144, 160, "bf16", "bf16", is_shuffled=True)},
     prefers=_prefers, in_place={"out": ("residual",)}, traffic=parts.traffic,
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
-              Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
-                      space=_triton_space),
-              Backend("hip", _gemm_a16w16_hip, refusal=_hip_refusal, space=_hip_space),
+              Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", space=_triton_space,
+                      kernels=hopper.kernels_of(_OP, _is_for_hopper)),
+              Backend("hip", _gemm_a16w16_hip, refusal=skinny.refusal, space=_hip_space),
               Backend("vendor", vendor.linear, refusal=_vendor_refusal),
               Backend("torch", gemm_a16w16_ref, differentiable=True)))
 
@@ -245,22 +239,18 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Args:
         A: [..., k] bf16|fp16, of any strides.
-        B: [n, k], with a gated activation [2n, k]: the weights, dtype of `A`, of any strides; or marked by
-            `shuffle_weight`, layout (16, 16).
+        B: [n, k], or gated [2n, k], dtype of `A`, of any strides; or marked by `shuffle_weight`, layout (16, 16).
         bias: one for each row of `B`, dtype of `A` or fp32, contiguous.
         otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
         scale_a, scale_b, scale_c: None; 16-bit operands have no scales.
         residual: [..., n], added after the activation; dtype of the result.
         activation: None, "silu", "gelu" (erf), "gelu_tanh", or one of these with "_and_mul": gated.
 
-    Raises:
-        ValueError: a scale is given; shuffled `B` has another layout or padding, or is asked for a derivative.
-
     Notes:
         Sums in fp32, rounded to nearest even once; equal calls give equal results. Backend ck takes contiguous rows
         with k a multiple of 8 and n of 4, hip contiguous rows of `A` and `B`, at most 16 of `A`, triton everything;
         vendor is hipBLASLt or cuBLAS. Where an argument requires grad, the derivative is two products of this operator;
-        the activation's and residual's are torch's.
+        the activation's and residual's are torch's. Shuffled weights have none.
 
     Source: AITER's `gemm_a16w16` and `tgemm.mm`.
     """

@@ -118,10 +118,6 @@ def _is_for_hopper(target: Target, call: GemmA8w8Call) -> bool:
     return target.arch == "sm_90" and not call.band and hopper.serves(call.a, call.b)
 
 
-def _triton_kernels(target: Target, call: GemmA8w8Call, **params: int) -> list[str]:
-    return hopper.kernels(_OP, _is_for_hopper(target, call), params)
-
-
 def _triton_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, int]]:
     """Blocks that suit the rows; deep ones for few rows, which are bound by memory. On Hopper the kernel for it is
     alone where it serves."""
@@ -183,7 +179,7 @@ _gemm_a8w8 = Op(
     prefers=vendor.prefers_scaled, traffic=parts.traffic, sums_in_fp32=True,
     backends=(Backend("ck", _gemm_a8w8_ck, refusal=parts.ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a8w8:gemm_a8w8", refusal=parts.sum_refusal,
-                      kernels=_triton_kernels, space=_triton_space),
+                      kernels=hopper.kernels_of(_OP, _is_for_hopper), space=_triton_space),
               Backend("vendor", vendor.scaled, refusal=vendor.scaled_refusal), Backend("torch", gemm_a8w8_ref)))
 
 
@@ -220,9 +216,8 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
                           dtype: torch.dtype = torch.bfloat16, check: bool = False, *,
                           layout: tuple[int, int] | None = None, use_fast_accum: bool = False,
                           out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """As `gemm_a8w8`, with weights in the order of `shuffle_weight`.
-
-    The result equals bit by bit that of the weights before they were shuffled, by the same backend and tile.
+    """As `gemm_a8w8`, with weights in the order of `shuffle_weight`; equal bit by bit to it on the weights before they
+    were shuffled, by the same backend and tile.
 
     Args:
         WQ: [n, k or more], dtype of `XQ`, contiguous, as `shuffle_weight` returns it; columns beyond k are not read,
@@ -247,6 +242,7 @@ def _product(x: Tensor, weight: Tensor, x_scale: Tensor, w_scale: Tensor, bias: 
     """Both public functions; what the operator does not see of their arguments is checked here."""
     for name, tensor in (("XQ", x), ("WQ", weight), ("x_scale", x_scale), ("w_scale", w_scale)):
         check.dense(_OP, name, tensor)
+        check.tensor(_OP, name, tensor, device=x.device, last_contiguous=False)
     if x.ndim == 0:
         raise ValueError(f"{_OP}: XQ must have at least 1 dimension, got a scalar")
     if weight.ndim != 2:
@@ -264,8 +260,6 @@ def _product(x: Tensor, weight: Tensor, x_scale: Tensor, w_scale: Tensor, bias: 
     b_scale = _scales("w_scale", w_scale, (n, 1), (n,), (1, n))
     if isinstance(bias, Tensor) and bias.shape == (1, n):
         bias = bias[0]
-    for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
-        check.tensor(_OP, name, scale, device=x.device, last_contiguous=False)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=x.device)
     a = parts.matrix(x, x.shape[-1])

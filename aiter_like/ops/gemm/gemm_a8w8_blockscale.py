@@ -130,13 +130,8 @@ def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None =
     return tiles.clocks(m, n, k, tiles.parse(tile, CK_TILES), splits, element_bytes=1, names=_tiles(call))
 
 
-def _hopper_serves(call: GemmA8w8BlockscaleCall) -> bool:
-    """Whether triton/gemm_a8w8_blockscale_hopper.py takes the call."""
-    return not call.is_preshuffled and hopper.serves(call.a, call.b)
-
-
-def _triton_kernels(target: Target, call: GemmA8w8BlockscaleCall, **params: int) -> list[str]:
-    return hopper.kernels(_OP, target.arch == "sm_90" and _hopper_serves(call), params)
+def _is_for_hopper(target: Target, call: GemmA8w8BlockscaleCall) -> bool:
+    return target.arch == "sm_90" and not call.is_preshuffled and hopper.serves(call.a, call.b)
 
 
 def hopper_stages(block_m: int, block_n: int, num_warps: int, splits: int, out_bytes: int) -> int:
@@ -166,7 +161,7 @@ def _triton_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict
     """Blocks that suit the rows; a step is always a block of the depth. On Hopper the other kernel is tried for few
     rows alone."""
     m = call.a.shape[0]
-    if target.arch == "sm_90" and _hopper_serves(call):
+    if _is_for_hopper(target, call):
         yield from (dict(zip(HOPPER_NAMES, one)) for one in _hopper_space(call, target))
         if m >= 64:
             return
@@ -218,8 +213,8 @@ _gemm_a8w8_blockscale = Op(
            "scales of any strides": (GemmA8w8BlockscaleKey(70, 132, 272), {"turns_scales": True})},
     prefers=vendor.prefers_scaled, traffic=parts.traffic, sums_in_fp32=True,
     backends=(Backend("ck", _gemm_a8w8_blockscale_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
-              Backend("triton", "ops.gemm.triton.gemm_a8w8_blockscale:gemm_a8w8_blockscale", kernels=_triton_kernels,
-                      space=_triton_space),
+              Backend("triton", "ops.gemm.triton.gemm_a8w8_blockscale:gemm_a8w8_blockscale", space=_triton_space,
+                      kernels=hopper.kernels_of(_OP, _is_for_hopper)),
               Backend("vendor", vendor.block_scaled, refusal=vendor.block_refusal),
               Backend("torch", gemm_a8w8_blockscale_ref)))
 
@@ -232,21 +227,17 @@ def gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale
 
     Args:
         XQ: [m, k] fp8 of the device, of any strides; or bf16|fp16, last dimension contiguous, which is quantised first.
-        WQ: [n, k] fp8, the weights, of any strides.
+        WQ: [n, k] fp8, the weights, of any strides; shuffled only with isBpreshuffled.
         x_scale: [m, ceil(k / 128)] fp32, of any strides; None where `XQ` is bf16 or fp16.
         w_scale: [ceil(n / 128), ceil(k / 128)] fp32, of any strides; the last block in either direction may be a part.
         dtype: of the result, bf16|fp16|fp32.
         isBpreshuffled: `WQ` and `x_scale` are as `gemm_a8w8_blockscale_bpreshuffle` takes them.
 
-    Raises:
-        ValueError: `WQ` is marked as shuffled and isBpreshuffled is False.
-
     Notes:
         Sums in fp32, rounded to nearest even once; equal calls give equal results. On Hopper the matrix units keep 14
         bits of the sums within a block. Backend ck takes contiguous rows with k a multiple of 16 and n of 4, triton
-        everything; vendor is cuBLAS. 16-bit `XQ` is quantised by the rule of per_group_quant_hip, in launches of its
-        own that write and read again m · k bytes and the scales: the product reads an element of `XQ` once for each
-        tile along n, in half the bytes. A last block that is a part takes a second such launch.
+        everything; vendor is cuBLAS. 16-bit `XQ` is quantised by the rule of per_group_quant_hip, in a launch of its
+        own, and one for a last block that is a part: the product reads an element once for each tile along n.
 
     Source: AITER's `gemm_a8w8_blockscale`.
     """
@@ -261,19 +252,14 @@ def gemm_a8w8_blockscale_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor | N
                                      dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None, *,
                                      backend: str | None = None) -> Tensor:
     """As `gemm_a8w8_blockscale`, with weights that `shuffle_weight` has put in order, and scales with blocks outermost.
-
-    Backend ck reads the weights straight to registers; on NVIDIA their order gains nothing.
+    Backend ck reads such weights straight to registers; on NVIDIA their order gains nothing.
 
     Args:
         WQ: [n, k] fp8, contiguous: `shuffle_weight(weights, layout=(16, 16))`, with its mark or without; n a multiple
             of 16, k of 32.
         x_scale: [m, ceil(k / 128)] fp32, that of row m and block g at g · M + m in memory: either contiguous by its
             strides, or with strides (1, M) that say so; None where `XQ` is bf16 or fp16.
-        w_scale: [ceil(n / 128), ceil(k / 128)] fp32, of any strides, not shuffled.
         backend: "ck", "triton" or "torch" instead of the automatic choice.
-
-    Raises:
-        ValueError: the layout of `x_scale` is none of these.
 
     Source: AITER's `gemm_a8w8_blockscale_bpreshuffle`.
     """

@@ -18,7 +18,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import few_rows, parts, problems, tiles, weight_only
+from aiter_like.ops.gemm import builds, few_rows, parts, problems, tiles, weight_only
 from aiter_like.ops.gemm.parts import ACTIVATIONS, after_product, matrix
 
 __all__ = ["gemm_a16w4", "gemm_a16w8"]
@@ -88,24 +88,14 @@ def _instance(call: GemmWeightOnlyCall, *, tile: str | None = None, splits: int 
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
     tile, splits = few_rows.or_tiles(m, n, k, tile, splits)
-    bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
-    kind = "fp8" if is_fp8(call) else f"w{call.bits}"
-    names = [f"{dtypes.name(call.a.dtype)}_{kind}", f"g{call.group_size}", tile, f"s{splits}",
+    block = ["fp8" if is_fp8(call) else f"w{call.bits}", f"g{call.group_size}", tile, f"s{splits}",
              *([] if call.scale_rows == 1 else ["blocks" if call.scale_rows else "one"]),
              *([] if call.scale.dtype == torch.float32 else ["scale16"]),
-             *([] if call.zero_points is None else ["zero"]),
-             *([] if call.out.dtype == call.a.dtype else [f"o{dtypes.name(call.out.dtype)}"]),
-             *([] if call.activation == "none" else [call.activation]),
-             *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]),
-             *([] if call.residual is None else ["residual"])]
-    return Instance("_".join(names), {
-        "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
-        "BIAS_ELEMENT": elements.CPP[bias_dtype], "SCALE_ELEMENT": elements.CPP[call.scale.dtype], "BITS": call.bits,
-        "IS_FP8": int(is_fp8(call)), "GROUP_SIZE": call.group_size, "SCALE_ROWS": call.scale_rows,
-        **tiles.macros(_OP, m, n, tile, splits, CK_TILES),
-        "HAS_ZERO_POINTS": int(call.zero_points is not None), "HAS_BIAS": int(call.bias is not None),
-        "HAS_RESIDUAL": int(call.residual is not None), "HAS_ACTIVATION": int(call.activation != "none"),
-        "ACTIVATION": "silu" if call.activation == "none" else call.activation})
+             *([] if call.zero_points is None else ["zero"])]
+    return builds.of(call, "_".join(block), {
+        **tiles.macros(_OP, m, n, tile, splits, CK_TILES), "SCALE_ELEMENT": elements.CPP[call.scale.dtype],
+        "BITS": call.bits, "IS_FP8": int(is_fp8(call)), "GROUP_SIZE": call.group_size, "SCALE_ROWS": call.scale_rows,
+        "HAS_ZERO_POINTS": int(call.zero_points is not None)})
 
 
 @compile_ops("gemm/gemm_weight_only.hip", gen_func=_instance, platforms=("hip",))
@@ -216,34 +206,26 @@ _gemm_weight_only = Op(
 def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
                group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
                activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product of a linear layer whose weights are int8 or fp8, and whose activations keep their 16 bits.
-
-    `out = act(A · ((B − zero_points) · scale)ᵀ + bias) + residual`.
+    """As `gemm_a16w16`, with weights of int8 or fp8: `out = act(A · ((B − zero_points) · scale)ᵀ + bias) + residual`.
 
     Args:
-        A: [..., k] bf16|fp16, of any strides.
         B: [n, k] int8 or fp8 of the device, the weights, of any strides; not shuffled.
         scale: [n, ceil(k / group_size)], or [n] or [n, 1] for one per row of `B`, or a single number; with
             `group_size` 128 also [ceil(n / 128), ceil(k / 128)], one per block of 128 × 128; fp32 or the dtype of `A`,
             contiguous.
-        bias: [n], dtype of `A` or fp32, contiguous.
-        otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
         group_size: 32, 64 or 128 weights along k that share a scale, of which the last group may have fewer; default:
             a whole row.
-        zero_points: of int8, like `scale` of each row, int8, contiguous; default: zeros.
-        residual: [..., n], added after the activation; dtype of the result.
+        zero_points: of int8 weights, like `scale` of each row, int8, contiguous; default: zeros.
         activation: None, "silu", "gelu" (erf) or "gelu_tanh".
 
     Notes:
         Weights are multiplied as the numbers that they are, exactly; the sum over a group, in fp32, is scaled, so
-        that products of unscaled weights must stay within fp32. Rounded to nearest even once. Backend triton may scale
-        the weights of groups first, each rounded to the dtype of `A` once, which takes [n, k] of that dtype as scratch:
-        without a tuned row it does so for more than 256 rows on Hopper. Equal calls give equal results. Backend ck
-        takes contiguous rows with k a multiple of 8 and n of 4, triton everything. Where `A` requires grad, torch
-        serves.
+        that products of unscaled weights must stay within fp32. Rounded to nearest even once; equal calls give equal
+        results. Backend triton may scale weights first, each rounded to the dtype of `A`, with [n, k] of it as scratch:
+        without a tuned row for more than 256 rows on Hopper. Backend ck takes contiguous rows with k a multiple of 8
+        and n of 4, triton everything. Where `A` requires grad, torch serves.
 
-    Source: weight-only quantisation in groups, as GPTQ and AWQ store it; of blocks of fp8 AITER's Triton
-        `gemm_a16w8_blockscale`.
+    Source: groups as GPTQ and AWQ store them; of blocks of fp8 AITER's Triton `gemm_a16w8_blockscale`.
     """
     return _product("gemm_a16w8", 8, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
                     backend)
@@ -252,9 +234,8 @@ def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
 def gemm_a16w4(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
                group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
                activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """As `gemm_a16w8`, with weights of 4 bits, from −8 to 7.
-
-    `out = act(A · ((unpack_int4(B) − zero_points) · scale)ᵀ + bias) + residual`.
+    """As `gemm_a16w8`, with weights of 4 bits, from −8 to 7: `out = act(A · ((unpack_int4(B) − zero_points) · scale)ᵀ +
+    bias) + residual`.
 
     Args:
         A: [..., k] bf16|fp16, k even, of any strides.
@@ -263,7 +244,7 @@ def gemm_a16w4(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
         zero_points: like `scale`, int8, contiguous; default: zeros. Weights and zero points from 0 to 15, as AWQ and
             GPTQ store them, both become these when 8 is taken away.
 
-    Source: weight-only quantisation in groups, as GPTQ and AWQ store it; the byte order of `pack_int4`.
+    Source: groups as GPTQ and AWQ store them; the byte order of `pack_int4`.
     """
     return _product("gemm_a16w4", 4, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
                     backend)

@@ -36,7 +36,7 @@ class GroupedGemmCall(NamedTuple):
         is_shuffled: whether each matrix of `b` is in the order of `shuffle_weight`, layout (16, 16).
     """
 
-    out: Annotated[Tensor, "rows n", elements.FLOATS, STRIDED]
+    out: Annotated[Tensor, "_ _", elements.FLOATS, STRIDED]
     a: Annotated[Tensor, "tokens k", problems.DTYPES, STRIDED]
     b: Annotated[Tensor, "groups n k", "a", STRIDED]
     group_offsets: Annotated[Tensor, "_", torch.int32]
@@ -102,10 +102,10 @@ def _check(call: GroupedGemmCall) -> object:
     if call.is_shuffled:
         parts.check_shuffled(_OP, call.b, n)
     check.tensor(_OP, "group_offsets", call.group_offsets, shape=(groups + 1,))
-    if call.row_index is None:
-        check.tensor(_OP, "out", call.out, shape=(tokens, n), last_contiguous=False)
-    if any(size >= 2**31 for size in (call.out.shape[0], tokens)):
-        raise ValueError(f"{_OP}: a must have less than 2^31 rows, got {max(call.out.shape[0], tokens)}")
+    rows = tokens if call.row_index is None else call.row_index.shape[0]
+    if max(rows, tokens) >= 2**31:
+        raise ValueError(f"{_OP}: a must have less than 2^31 rows, got {max(rows, tokens)}")
+    check.tensor(_OP, "out", call.out, shape=(rows, n), last_contiguous=False)
     return SKIP if call.out.numel() == 0 or groups == 0 or tokens == 0 else None
 
 
@@ -138,10 +138,6 @@ def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) 
 def _is_for_hopper(target: Target, call: GroupedGemmCall) -> bool:
     moved = (call.b,) if call.row_index is not None else (call.a, call.b)
     return target.arch == "sm_90" and not call.is_shuffled and hopper.serves(*moved)
-
-
-def _triton_kernels(target: Target, call: GroupedGemmCall, **params: int) -> list[str]:
-    return hopper.kernels(_OP, _is_for_hopper(target, call), params)
 
 
 def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, int]]:
@@ -221,23 +217,22 @@ _grouped_gemm = Op(
     traffic=parts.traffic, sums_in_fp32=True,
     backends=(Backend("ck", _grouped_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=parts.sum_refusal,
-                      kernels=_triton_kernels, space=_triton_space),
+                      kernels=hopper.kernels_of(_OP, _is_for_hopper), space=_triton_space),
               Backend("torch", grouped_gemm_ref, differentiable=True)))
 
 
 def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | None = None,
                  b_scale: Tensor | None = None, bias: Tensor | None = None, *, row_index: Tensor | None = None,
                  dtype: torch.dtype | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The products of groups of rows with a matrix per group.
-
-    `out[r] = a_scale · (a[r] · b[g]ᵀ) · b_scale[g] + bias[g]` for the rows r of group g.
+    """The products of groups of rows with a matrix per group: `out[r] = a_scale · (a[r] · b[g]ᵀ) · b_scale[g] +
+    bias[g]` for the rows r of group g.
 
     Args:
         a: [rows, k] bf16|fp16, int8 or the hardware's fp8 (FNUZ on gfx942), of any strides, sorted by group; with
             `row_index` any rows.
         b: [groups, n, k], dtype of `a`, of any strides; or with the mark of `shuffle_weight`, layout (16, 16).
         group_offsets: [groups + 1] int32 on the device, ascending from 0 on: group g has the rows group_offsets[g] to
-            group_offsets[g + 1] of `out`. The host does not look at it.
+            group_offsets[g + 1] of `out`. The host looks at those of the simulated device alone.
         a_scale: [rows of a] or [rows of a, 1] fp32: a factor per row, given with fp8 and int8 alone.
         b_scale: [groups, n], [groups, n, 1] or [groups, 1, n] fp32: a factor per column, likewise.
         bias: [groups, n] bf16|fp16|fp32.
@@ -249,27 +244,21 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
     Returns:
         `out`. Rows that no group has, or that `row_index` leaves out, are as they were; undefined in a new tensor.
 
-    Raises:
-        ValueError: (tensors of the simulated device) the offsets do not ascend from 0 on within the rows.
-
     Notes:
         Sums in fp32, of int8 exact in int32; rounded to nearest even once. Equal calls give equal results. Can be
-        captured in a graph, and replayed with other offsets and indices: on a GPU these are never checked, but no value
-        of theirs makes a kernel read or write outside of the tensors. Backend ck takes contiguous rows with k a
-        multiple of 16 bytes and n of 4, triton everything. No derivative.
+        captured in a graph, and replayed with other offsets and indices, of which no value makes a kernel read or write
+        outside of the tensors. Backend ck takes contiguous rows with k a multiple of 16 bytes and n of 4, triton
+        everything. No derivative.
 
     Source: `torch._grouped_mm` and AITER's `deepgemm` compute the same without `row_index`.
     """
     problems.check_matrices(_OP, a=a)
-    if not isinstance(b, Tensor):
-        raise TypeError(f"{_OP}: b must be a tensor, got {type(b).__name__}")
+    check.tensor(_OP, "b", b, rank=3, last_contiguous=False)
     is_shuffled = parts.is_shuffled(_OP, "b", b)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if isinstance(out, Tensor) and dtype is not None and out.dtype != dtype:
         raise TypeError(f"{_OP}: out must have dtype {dtype}, the argument dtype, got {out.dtype}")
-    if b.ndim != 3:
-        raise ValueError(f"{_OP}: b must have 3 dimensions, got shape {tuple(b.shape)}")
     if isinstance(a_scale, Tensor) and a_scale.ndim == 2 and a_scale.shape[1] == 1:
         a_scale = a_scale[:, 0]
     if isinstance(b_scale, Tensor) and b_scale.ndim == 3:

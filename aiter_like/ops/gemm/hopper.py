@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -136,10 +136,13 @@ def plain_space(m: int, blocks: Iterable[tuple[int, ...]] = PLAIN,
             yield from (dict(zip(names, (*block, num_stages))) for num_stages in (2, 3, 4))
 
 
-def kernels(name: str, is_for_hopper: bool, params: Mapping[str, Any]) -> list[str]:
-    """The Triton kernels of an operator: the one for Hopper comes first where it serves; only it has the parameter
+def kernels_of(name: str, is_for_hopper: Callable[[Target, Any], bool]) -> Callable[..., list[str]]:
+    """The `kernels` of a Triton backend: the one for Hopper comes first where it serves; only it has the parameter
     swap."""
-    own = [f"{name}_hopper"] if is_for_hopper else []
-    if params:
-        return own if "swap" in params else [name]
-    return [*own, name]
+    def kernels(target: Target, call: Any, **params: int) -> list[str]:
+        own = [f"{name}_hopper"] if is_for_hopper(target, call) else []
+        if params:
+            return own if "swap" in params else [name]
+        return [*own, name]
+
+    return kernels

@@ -9,7 +9,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import MAX_ROWS, MIN_SCALE, scale_refusal
 from aiter_like.ops.common import contents, plans
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
@@ -17,7 +17,6 @@ from aiter_like.ops.mla.call import MlaDecodeCall
 OP = "mla_decode"
 MOST_SPLITS = 1024
 
-_MIN_SCALE = 1e-8  # that of flash_attn_fwd
 _WIDEST = 512, 128  # columns of the latent and of the rotated part that a tile holds
 
 
@@ -48,7 +47,7 @@ def _check_numbers(call: MlaDecodeCall) -> None:
     check.integer(OP, "num_kv_splits", call.num_kv_splits, low=0, high=MOST_SPLITS)
     check.integer(OP, "cp_world_size", call.cp_world_size, low=1)
     check.integer(OP, "cp_rank", call.cp_rank, low=0, high=call.cp_world_size - 1)
-    check.real(OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
+    check.real(OP, "softmax_scale", call.softmax_scale, low=MIN_SCALE)
     check.real(OP, "softcap", call.softcap, low=0.0)
     if call.cp_world_size > 1 and call.causal and call.g_kv_indptr is None:
         raise ValueError(f"{OP}: with cp_world_size {call.cp_world_size}, g_kv_indptr must be given")

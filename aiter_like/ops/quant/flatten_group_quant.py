@@ -104,8 +104,7 @@ _flatten_group_quant = Op(
     round_field="tokens", writes=("out", "scale"),
     cases={"int8": FlattenGroupQuantKey(5, 3, 256, 128, "bf16", "i8"),
            "fp8": FlattenGroupQuantKey(5, 3, 256, 32, "bf16", "fp8")},
-    backends=(Backend("hip", _flatten_group_quant_hip, refusal=_refusal, space=lambda target, call: rows.lane_space(
-                  target, call.input, group_size=call.group_size)),
+    backends=(Backend("hip", _flatten_group_quant_hip, refusal=_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.flatten_group_quant:flatten_group_quant", refusal=_refusal,
                       space=tune_shapes.every(num_warps=(1, 2, 4, 8))),
               Backend("torch", flatten_group_quant_ref)))

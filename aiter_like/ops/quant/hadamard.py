@@ -13,7 +13,6 @@ from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
-from aiter_like.ops.quant import parts
 
 __all__ = ["hadamard_transform"]
 
@@ -78,7 +77,7 @@ class HadamardKey(NamedTuple):
 
     @classmethod
     def of(cls, call: HadamardCall) -> HadamardKey:
-        return cls(*tune_shapes.sizes_of(call.input), *parts.names(call))
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype))
 
     def make(self, device: torch.device, seed: int) -> HadamardCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)

@@ -109,8 +109,7 @@ _moe_smoothquant = Op(
     round_field="tokens", writes=("out", "scale"),
     cases={name: (MoeSmoothquantKey(5, 1024, 2, 4, "bf16", out_dtype), {"lowest_id": -1})  # some slots have no expert
            for name, out_dtype in (("int8", "i8"), ("fp8", "fp8"))},
-    backends=(Backend("hip", _moe_smoothquant_hip, refusal=_refusal,
-                      space=lambda target, call: rows.lane_space(target, call.input)),
+    backends=(Backend("hip", _moe_smoothquant_hip, refusal=_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.moe_smoothquant:moe_smoothquant", refusal=_refusal,
                       space=tune_shapes.row_space),
               Backend("torch", moe_smoothquant_ref)))

@@ -96,7 +96,7 @@ class Mxfp4QuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: Mxfp4QuantCall) -> Mxfp4QuantKey:
-        return cls(*tune_shapes.sizes_of(call.input), dtypes.name(call.input.dtype))
+        return cls(*tune_shapes.row_sizes(call.input))
 
     def make(self, device: torch.device, seed: int, *, round_mode: int = 1) -> Mxfp4QuantCall:
         return _call(tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns), round_mode)

@@ -99,7 +99,7 @@ class RowQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: RowQuantCall) -> RowQuantKey:
-        return cls(*tune_shapes.sizes_of(call.input), call.group_size, *parts.names(call))
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.group_size, *parts.names(call))
 
     def make(self, device: torch.device, seed: int, *, is_smoothed: bool = False, scale_ub: float | None = None,
              num_rows: int | None = None) -> RowQuantCall:
@@ -125,8 +125,7 @@ _row_quant = Op(
            "first rows": (RowQuantKey(5, 4096, 0, "bf16", "i8"), {"num_rows": 3}),
            "smoothed": (RowQuantKey(5, 1024, 0, "bf16", "i8"), {"is_smoothed": True}),
            "long row": RowQuantKey(1, 36864, 0, "bf16", "i8"), "group": RowQuantKey(5, 1024, 128, "bf16", "fp8")},
-    backends=(Backend("hip", _row_quant_hip, refusal=parts.refusal, space=lambda target, call: rows.lane_space(
-                  target, call.input, group_size=call.group_size, is_8bit=True)),
+    backends=(Backend("hip", _row_quant_hip, refusal=parts.refusal, space=rows.lanes_of("input", is_8bit=True)),
               Backend("triton", "ops.quant.triton.row_quant:row_quant", refusal=parts.refusal,
                       space=tune_shapes.row_space),
               Backend("torch", row_quant_ref)))

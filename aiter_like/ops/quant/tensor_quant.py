@@ -80,7 +80,7 @@ class TensorQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: TensorQuantCall) -> TensorQuantKey:
-        return cls(*tune_shapes.sizes_of(call.input), call.is_dynamic, *parts.names(call))
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.is_dynamic, *parts.names(call))
 
     def make(self, device: torch.device, seed: int, *, num_rows: int | None = None) -> TensorQuantCall:
         x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)

@@ -82,7 +82,7 @@ class TruncatedQuantKey(NamedTuple):
 
     @classmethod
     def of(cls, call: TruncatedQuantCall) -> TruncatedQuantKey:
-        return cls(*tune_shapes.sizes_of(call.input), call.is_dynamic, dtypes.name(call.input.dtype))
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.is_dynamic, dtypes.name(call.input.dtype))
 
     def make(self, device: torch.device, seed: int, *, scale_ub: float | None = None,
              num_rows: int | None = None) -> TruncatedQuantCall:
@@ -99,8 +99,7 @@ _truncated_quant = Op(
            "bounded row": (TruncatedQuantKey(5, 1024, True, "bf16"), {"scale_ub": 2.0}),
            "first rows": (TruncatedQuantKey(5, 1024, True, "bf16"), {"num_rows": 3}),
            "long row": TruncatedQuantKey(1, 36864, True, "bf16"), "given": TruncatedQuantKey(5, 1000, False, "bf16")},
-    backends=(Backend("hip", _truncated_quant_hip, refusal=parts.refusal,
-                      space=lambda target, call: rows.lane_space(target, call.input)),
+    backends=(Backend("hip", _truncated_quant_hip, refusal=parts.refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.truncated_quant:truncated_quant", refusal=parts.refusal,
                       space=tune_shapes.row_space),
               Backend("torch", truncated_quant_ref)))
