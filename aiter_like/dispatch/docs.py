@@ -89,9 +89,7 @@ def _add(section: dict[str, str], line: str, has_entries: bool) -> None:
 
 
 def _of_name(name: str) -> Callable:
-    import aiter_like
-
-    return inspect.unwrap(getattr(aiter_like, name))
+    return inspect.unwrap(getattr(sys.modules["aiter_like"], name))  # what serves names is imported by no file of it
 
 
 def _default(parameter: str, function: Callable) -> str:

@@ -72,9 +72,9 @@ def check_linear(op: str, A: Any, B: Any, otype: Any) -> None:
     Raises:
         TypeError, ValueError: they have not, or are of another kind.
     """
-    for name, tensor in (("A", A), ("B", B)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+    if not isinstance(A, Tensor) or not isinstance(B, Tensor):
+        name, tensor = ("B", B) if isinstance(A, Tensor) else ("A", A)
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
     if A.ndim == 0:
         raise ValueError(f"{op}: A must have at least 1 dimension, got a scalar")
     if B.ndim != 2:
@@ -104,9 +104,12 @@ def matrix(x: Any, columns: int) -> Any:
 
 def write_rows(out: Tensor, write: Callable[[Tensor], None]) -> Tensor:
     """`out` [..., columns], written by write(rows): a view of it as [rows, columns], else a matrix that is copied."""
+    if out.ndim == 2:
+        write(out)
+        return out
     rows = matrix(out, out.shape[-1])
     write(rows)
-    if rows is not out and rows.data_ptr() != out.data_ptr():
+    if rows.data_ptr() != out.data_ptr():
         out.copy_(rows.view(out.shape))
     return out
 
