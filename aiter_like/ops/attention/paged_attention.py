@@ -273,9 +273,8 @@ def paged_attention(
 
     Notes:
         Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
-        are planned on the device from the lengths, and parts added up in a fixed order: deterministic, no
-        synchronisation, can be captured in a graph and replayed with other lengths. Lengths and pages outside their
-        tensors are clamped: memory outside is never touched.
+        are planned on the device from the lengths, parts added up in a fixed order: deterministic; can be captured in a
+        graph and replayed with other lengths. What points outside its tensor is clamped: memory outside is not touched.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
     """

@@ -217,9 +217,8 @@ def unified_attention(
 
     Notes:
         Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: fp16). Where few rows meet many keys, the
-        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation. Lengths and
-        pages outside their tensors are clamped, so memory outside is never touched. A row that sees no key gives 0;
-        rows of no sequence are not written.
+        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation. What points
+        outside its tensor is clamped. A row that sees no key gives 0; rows of no sequence are not written.
 
     Source: vLLM's `unified_attention`; Kwon et al., PagedAttention (2023).
     """
