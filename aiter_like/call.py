@@ -43,17 +43,22 @@ def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0
     return taking_fields
 
 
-def entry(call: type, serve: Callable[[tuple, str | None], None], first: str = "", **used: Any) -> Callable[..., None]:
-    """`serve(fields, backend)` as a function of the fields of a call object, by position or name, and of `backend=`.
-
-    Args:
-        first: a statement before that, in which FIELDS stands for the fields and which sees `used`.
+def entry(call: type, run: Callable[..., None], first: str, **used: Any) -> Callable[..., None]:
+    """`run(*fields, backend=backend)` with the fields of a call object as parameters, and a statement before it, in
+    which FIELDS stands for the fields and which sees `used`.
     """
     empty = inspect.Parameter.empty
     fields = {name: call._field_defaults.get(name, empty) for name in call._fields}
     given = ", ".join(fields)
-    statements = [*first.replace("FIELDS", given).splitlines(), f"serve(({given},), backend)"]
-    return handing_on("run", fields, {"backend": None}, statements, serve=serve, **used)
+    statements = [*first.replace("FIELDS", given).splitlines(), f"cold({given}, backend=backend)"]
+    return handing_on("run", fields, {"backend": None}, statements, cold=run, **used)
+
+
+def with_parameters(name: str, function: Callable[..., Any], positional: Mapping[str, Any],
+                    named: Mapping[str, Any] = types.MappingProxyType({})) -> Callable[..., Any]:
+    """`function(positional, *named)` as `name`, with these parameters: name → default, or Parameter.empty."""
+    given = ", ".join([f"({', '.join(positional)},)", *named])
+    return handing_on(name, positional, named, [f"return function({given})"], function=function)
 
 
 def guarded(name: str, function: Callable[..., Any], flags: Iterable[str], refuse_flags: Callable[[tuple], None],

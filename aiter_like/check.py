@@ -117,6 +117,18 @@ def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
         raise ValueError(f"{op}: {name} must be {_either(map(repr, accepted))}, got {_show(value)}")
 
 
+def together(op: str, **given: Any) -> None:
+    """All of these arguments are given, or none.
+
+    Raises:
+        ValueError: some are None.
+    """
+    if len({value is None for value in given.values()}) > 1:
+        *first, last = given
+        raise ValueError(f"{op}: {', '.join(first)} and {last} must come together, got "
+                         f"{'one' if len(given) == 2 else 'some'} of them")
+
+
 def is_on_host(value: Any) -> bool:
     """Whether the values of a tensor can be looked at without waiting: one on the CPU, and no tracing."""
     return not torch.compiler.is_compiling() and type(value) is Tensor and value.device.type == "cpu"

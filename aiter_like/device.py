@@ -67,18 +67,18 @@ def use_simulator(enable: bool) -> None:
 
 
 @contextmanager
-def planning_for(arch: str) -> Iterator[Target]:
+def planning_for(arch: str, cu_num: int | None = None) -> Iterator[Target]:
     """Within the block tensors of the CPU, or without memory, count as tensors of such a device: what it decides about
     a call can be asked.
 
-    An architecture without a file counts as large as the one of its platform that has a file.
+    An architecture without a file counts as large as the one of its platform that has a file, unless `cu_num` is given.
     """
     platform, likest = ("hip", "gfx942") if arch.startswith("gfx") else ("cuda", "sm_90")
     try:
         facts = arch_facts(arch)
     except ValueError:
         facts = arch_facts(likest)
-    target = Target(platform, arch, facts["cu_num"], facts["wave_size"])
+    target = Target(platform, arch, cu_num or facts["cu_num"], facts["wave_size"])
     with _replaced({torch.device("cpu"): target, torch.device("meta"): target}):
         yield target
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aiter_like import enums
+from aiter_like import device, enums
 from aiter_like.enums import ActivationType, QuantType
 
 NAMES: dict[torch.dtype, str] = {getattr(torch, name): short for name, short in enums.DTYPES.items()}
@@ -60,8 +60,6 @@ def fp8_of(arch: str) -> torch.dtype:
 
 def get_dtype_fp8() -> torch.dtype:
     """The e4m3 format of this machine's device."""
-    from aiter_like import device
-
     return fp8_of(device.default_target().arch)
 
 

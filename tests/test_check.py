@@ -89,6 +89,14 @@ class TestScalars:
         with raises(TypeError, "op: causal must be True or False, got int 1"):
             check.flag("op", "causal", 1)
 
+    def test_together(self):
+        check.together("op", bias=1, ids=0)
+        check.together("op", bias=None, ids=None, out=None)
+        with raises(ValueError, "op: bias and ids must come together, got one of them"):
+            check.together("op", bias=None, ids=0)
+        with raises(ValueError, "op: bias, ids and out must come together, got some of them"):
+            check.together("op", bias=1, ids=0, out=None)
+
     def test_choice(self):
         check.choice("op", "mode", 1, (0, 1))
         check.choice("op", "mode", "a", ("a",))

@@ -61,7 +61,6 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_moe", "layer_of",  # which takes what that is given of the weights
     "tree_speculative_sampling_target_only",
     "attention_ref"}  # all options of the attention functions above at once
-DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
 CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
 
 ENGINES = {"transformers", "vllm", "sglang"}
@@ -169,22 +168,6 @@ def test_every_source_starts_with_its_licence():
 def test_every_module_says_what_it_is_for():
     missing = [name for name in files(".py") if text(name).count("\n") > 1 and not ast.get_docstring(tree(name))]
     assert not missing
-
-
-def test_public_operators_have_all_docstring_sections():
-    faults = []
-    for name in families():
-        public = public_names(name)
-        for node in tree(name).body:
-            if isinstance(node, ast.FunctionDef) and node.name in public:
-                doc = ast.get_docstring(node) or ""
-                places = [doc.find(section) for section in DOCSTRING_SECTIONS]
-                if -1 in places or places != sorted(places):
-                    faults.append(f"{name}:{node.lineno}: {node.name} needs {DOCSTRING_SECTIONS} in this order")
-                faults += [f"{name}:{node.lineno}: {node.name} does not describe {argument.arg}"
-                           for argument in node.args.args + node.args.kwonlyargs
-                           if not re.search(rf"\b{argument.arg}\b", doc)]
-    assert families() and not faults, "\n".join(faults)
 
 
 def test_public_names_are_unique_and_no_module_names():

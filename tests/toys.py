@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, paths
+from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS, SKIP, Backend, Op
 
@@ -54,13 +54,14 @@ def scale_key(out: Tensor, x: Tensor, factor: float, flag: int = 0) -> dict[str,
 class FakeJit:
     """What `compile_ops` returns, as far as dispatch looks at it; runs `function`, or raises `error` in bind."""
 
-    source = paths.csrc() / "norm/rms_norm.hip"
-
     def __init__(self, function: Callable = scale_ref, error: Exception | None = None,
                  instance: Callable | None = None):
         self.function, self.error, self.instance = function, error, instance
         self.binds: list[dict] = []
         self.calls = 0
+
+    def text_revision(self, platform: str) -> str:
+        return f"{platform:0<8}"
 
     def kernel_name(self, args: tuple, **params: object) -> str:
         return f"scale[{self.instance(*args, **params)}]" if self.instance else "scale"

@@ -263,13 +263,11 @@ def _lines_of_tables(found: dict[str, Any]) -> Iterator[str]:
 def _stale(op: Any, here: Collection[tuple[str, int]]) -> list[str]:
     """What to do about the rows of an operator that timed something else than what would run now, on the devices `here`
     (architecture, compute units): no other row is asked for."""
-    backends = {backend.name: backend for backend in op.backends}
     notes = []
     for kind, is_modelled, again in (("tuned", False, "measure again: aiter-like tune {} --shapes {}"),
                                      ("modelled", True, "model again: aiter-like tune {} --device sim --shapes {}")):
         rows = [row for row in op.table.rows() if row.is_modelled == is_modelled and row.key[:2] in here]
-        reasons = {row.source: reason for row in rows
-                   if (reason := backends[row.backend].staleness(row)) is not None}
+        reasons = {row.source: reason for row in rows if (reason := op.staleness(row)) is not None}
         if reasons:
             first, reason = next(iter(reasons.items()))
             notes.append(f"{op.name}: {len(reasons)} of {len(rows)} {kind} rows are stale and not used, the first: "

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from aiter_like.dispatch.backend import Backend
     from aiter_like.dispatch.declaration import SKIP, Declaration, find_op
     from aiter_like.dispatch.explanation import Explanation, explain
+    from aiter_like.dispatch.kinds import STRIDED
     from aiter_like.dispatch.op import Op, reset, use_backend
     from aiter_like.dispatch.tuned_rows import is_tuned
 
-__all__ = ["OPS", "SKIP", "Backend", "Declaration", "Explanation", "Op", "explain", "find_op", "is_tuned",
+__all__ = ["OPS", "SKIP", "STRIDED", "Backend", "Declaration", "Explanation", "Op", "explain", "find_op", "is_tuned",
            "reset", "use_backend"]
 
 _MODULES = {"Backend": "backend", "Declaration": "declaration", "Explanation": "explanation", "Op": "op",
-            "SKIP": "declaration", "explain": "explanation", "find_op": "declaration", "is_tuned": "tuned_rows",
-            "reset": "op", "use_backend": "op"}
+            "SKIP": "declaration", "STRIDED": "kinds", "explain": "explanation", "find_op": "declaration",
+            "is_tuned": "tuned_rows", "reset": "op", "use_backend": "op"}
 
 
 def __getattr__(name: str) -> Any:

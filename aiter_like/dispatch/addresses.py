@@ -141,12 +141,12 @@ class AddressCheck:
         Raises:
             ValueError: an address is wrong.
         """
-        tensors = {index: arg for index, arg in enumerate(args)
-                   if isinstance(arg, Tensor) and not arg.is_meta and arg.numel()}
-        places = {index: one.data_ptr() for index, one in tensors.items()}
-        key = tuple((index, at, tensors[index].shape, tensors[index].stride()) for index, at in places.items())
+        key = tuple([(arg.data_ptr(), arg.shape, arg.stride(), arg.dtype)
+                     if isinstance(arg, Tensor) and not arg.is_meta else None for arg in args])
         if key in self._cleared:
             return
+        tensors = {index: args[index] for index, facts in enumerate(key) if facts is not None and args[index].numel()}
+        places = {index: key[index][0] for index in tensors}
         for index, one in tensors.items():
             size = one.element_size()
             refuse_missing(self._op, self._fields[index], one, places[index])

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aiter_like import env
-from aiter_like.build import revision
+from aiter_like.build import revision_python
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.surroundings import with_defaults, without_autocast
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 OWN_KINDS = ("hip", "ck", "asm", "triton")
 KINDS = (*OWN_KINDS, "vendor", "torch")
@@ -49,7 +50,6 @@ class Backend:
             ops/common/vectors.py tells it; then the call goes on to the next backend. A launcher's own check, an
             AddressError, is for those that call it past dispatch.
         call: the operator's call object, which `Op` enters.
-        home: the operator's module, which `Op` enters: it counts in the kernel's revision.
     """
 
     name: str
@@ -62,7 +62,6 @@ class Backend:
     self_check: Callable[..., tuple] | None = None
     address_refusal: Callable[..., str | None] | None = None
     call: type | None = None
-    home: str = ""
 
     def __post_init__(self):
         if self.name not in KINDS:
@@ -73,14 +72,14 @@ class Backend:
         """Whether it is a module of our own that is built on first use."""
         return hasattr(self.function, "bind")
 
-    def taking_fields(self, call: type, home: str) -> Backend:
+    def taking_fields(self, call: type) -> Backend:
         """This backend as dispatch has it: its functions take the fields of `call` by position (call.py)."""
         after_target = {name: with_fields(call, getattr(self, name), before=1)
                         for name in ("refusal", "kernels", "space", "cost", "self_check")}
         after_target["self_check"] = with_defaults(after_target["self_check"])
         is_torch = self.name in ("torch", "vendor") and callable(self.function)
         return replace(self, function=without_autocast(self.function) if is_torch else self.function, call=call,
-                       home=home, address_refusal=with_fields(call, self.address_refusal), **after_target)
+                       address_refusal=with_fields(call, self.address_refusal), **after_target)
 
     def kernel_names(self, target: Target, args: tuple, params: Mapping[str, Any]) -> list[str]:
         """The kernels that can serve the call, best first."""
@@ -97,8 +96,8 @@ class Backend:
         return frozenset(self.kernel_names(None, (), {}))
 
     def revision(self, platform: str) -> str:
-        """What a tuned row's kernel_rev is compared with: a hash of the operator's file and of the kernel's source,
-        with all that they use for "hip" or "cuda" (build/revision.py); "" for a function in Python."""
+        """What a tuned row's kernel_rev begins with: a hash of what the device runs, for "hip" or "cuda"
+        (build/revision.py); "" for a function in Python."""
         if platform not in self._revisions:
             self._revisions[platform] = self._revision(platform)
         return self._revisions[platform]
@@ -109,13 +108,11 @@ class Backend:
 
     def _revision(self, platform: str) -> str:
         if self.is_jit:
-            path = self.function.source
-        elif isinstance(self.function, str):
-            path = Path(__file__).parents[1] / f"{self.function.partition(':')[0].replace('.', '/')}.py"
-        else:
+            return self.function.text_revision(platform)
+        if not isinstance(self.function, str):
             return ""
-        home = getattr(sys.modules.get(self.home), "__file__", None)
-        return revision.source_hash(path, *([Path(home)] if home else []), platform=platform)
+        module, _, launcher = self.function.partition(":")
+        return revision_python.text_revision(_PACKAGE / f"{module.replace('.', '/')}.py", launcher)
 
     def toolchain(self, platform: str) -> str:
         """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; without a compiler, what made the
@@ -133,10 +130,12 @@ class Backend:
         return f"{found.name} {'.'.join(map(str, found.version[:2]))}"
 
     def staleness(self, row: Row) -> str | None:
-        """Why a tuned row no longer speaks of this backend's kernel, or None. An empty cell makes no claim."""
+        """Why a tuned row no longer speaks of this backend's kernel, or None, as far as a call asks: not how it is
+        launched (declaration.py). An empty cell makes no claim."""
         platform = "hip" if row.key[0].startswith("gfx") else "cuda"
-        if row.kernel_rev and row.kernel_rev != (here := self.revision(platform)):
-            return f"it timed revision {row.kernel_rev} of the kernel, this is {here or 'unknown'}"
+        text = row.kernel_rev.partition("-")[0]
+        if text and text != (here := self.revision(platform)):
+            return f"it timed revision {text} of the kernel, this is {here or 'unknown'}"
         if row.is_modelled:
             from aiter_like.sim import modelling  # which most machines' calls have no use for
 

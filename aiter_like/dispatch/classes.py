@@ -95,6 +95,8 @@ class CallClass:
         self._names = parameters(len(args))
         self._used = {"selector": selector, "is_grad_enabled": _is_grad_enabled, "refusals": _REFUSALS,
                       "metadata": metadata, **_FUNCTIONS, **used}
+        self._tensors: list[str] = []
+        self._floats = {f"arg{index}" for index, arg in enumerate(args) if type(arg) is float}
         self._questions = self._kind(args, trace)
         self.serves = self._make_serves
         self.admits = self._make_admits
@@ -124,30 +126,58 @@ class CallClass:
             tensors, places = [args[index] for index in first.values()], list(first.values())
             name["check"] = _guard(tensors, *([[trace.exact.get(f"{letter}{place}_{dim}") for dim in range(one.ndim)]
                                                for place, one in zip(places, tensors)] for letter in "st"))
-            names = [f"arg{place}" for place in places]
+            self._tensors = [f"arg{place}" for place in places]
             # Nested tensors have no strides: TensorGuards would end the process.
-            asked[:0] = [f"not ({' or '.join(f'{each}.is_nested' for each in names)})", f"check({', '.join(names)})"]
-            asked += [f"{names[place]}.data_ptr() == {trace.exact[f'a{index}']}" for place, index in enumerate(places)
-                      if f"a{index}" in trace.exact]
+            asked.insert(0, f"not ({' or '.join(f'{each}.is_nested' for each in self._tensors)})")
+            asked += [f"{self._tensors[place]}.data_ptr() == {trace.exact[f'a{index}']}"
+                      for place, index in enumerate(places) if f"a{index}" in trace.exact]
         return ["chosen == selector", *asked, f"is_grad_enabled() is {_is_grad_enabled()}"]
 
     def _text(self, runs: bool) -> list[str]:
         """The statements of `serves`, or of `admits`; an expression that none of them names is left out."""
-        kept: list[str] = []
         last = [self._addresses or "pass", *self._body * runs]
         words = set(_WORD.findall("\n".join(last)))
-        steps = sorted(self._steps, key=lambda step: any(_ADDRESS.fullmatch(leaf) for leaf in step[2]))
-        for name, text, _ in reversed(steps):  # addresses are read last: of another class, they are not
+        of_sizes: list[str] = []
+        of_addresses: list[str] = []  # read last: of another class, they are not
+        for name, text, leaves in reversed(self._steps):
             if not name or name in words:
-                kept.append(f"{name} = {text}" if name else f"if not ({text}): return False")
+                line = f"{name} = {text}" if name else f"if not ({text}): return False"
+                (of_addresses if any(map(_ADDRESS.fullmatch, leaves)) else of_sizes).append(line)
                 words.update(_WORD.findall(text))
-        read, lines = _Readings(self.trace, words), [f"if not ({' and '.join(self._questions)}): return False"]
-        for line in kept[::-1]:
+        read = _Readings(self.trace, words)
+        lines = [f"if not ({' and '.join(self._questions)}): return False"]
+        if self._tensors:
+            lines += self._sizes(of_sizes[::-1], [*of_addresses, *last], read, runs)
+        for line in of_addresses[::-1]:
             lines += [*read.of(line), line]
         lines += read.of("\n".join(last))
         return ["try:", *(f"    {line}" for line in _joined(lines)),
                 "except (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError): return False", "try:",
                 *(f"    {line}" for line in last), "except refusals: return False", "return True"]
+
+    def _sizes(self, asked: Sequence[str], later: Sequence[str], read: _Readings, runs: bool) -> list[str]:
+        """What is asked of metadata, and what it says to later statements. Of tensors that are like those of the calls
+        before, which is asked at once, nothing else is asked.
+        """
+        tensors = ", ".join(self._tensors)
+        lines = [f"if not (check({tensors})): return False"]
+        before = read.unread
+        for line in asked:
+            lines += [*read.of(line), line]
+        words = set(_WORD.findall("\n".join(asked)))
+        leaves = known = sorted(before - read.unread)
+        numbers = [name for name in self._names if name in words and name not in self._used]
+        if not runs or not known or not self._floats.isdisjoint(numbers):
+            return lines
+        held = [f"held_{name}" for name in numbers]
+        known = [*known, *(line.partition(" = ")[0] for line in asked if not line.startswith("if "))]
+        known = [name for name in known if name in set(_WORD.findall("\n".join(later)))]
+        is_same = "".join(f" and {name} == {was}" for name, was in zip(numbers, held))
+        said = "".join(f"{name}, " for name in (*numbers, *known))
+        self._used["held"] = _Held(len(numbers) + len(known))
+        return [f"{', '.join(['is_held', *held, *known])}, = held.last", f"if not (is_held({tensors}){is_same}):",
+                *(f"    {line}" for line in _joined(lines)),
+                f"    held.keep(({', '.join(leaves)},), ({said}), {tensors})"]
 
     def _made(self, name: str, runs: bool) -> Callable[..., bool]:
         every, text = dict.fromkeys(("chosen", *self._names), Parameter.empty), self._text(runs)
@@ -161,6 +191,23 @@ class CallClass:
     def _make_admits(self, *args: Any) -> bool:
         self.admits = self._made("admits", False)
         return self.admits(*args)
+
+
+class _Held:
+    """What metadata said to the class's last calls, once two in turn had the same."""
+
+    def __init__(self, count: int):
+        self.last: tuple = (_serves_nothing, *[None] * count)
+        self._leaves: tuple | None = None
+
+    def keep(self, leaves: tuple, said: tuple, *tensors: Tensor) -> None:
+        """Notes what the metadata of a call says: its leaves, and what follows from them. A guard costs as much as a
+        call does, and is made for what comes twice.
+        """
+        if leaves == self._leaves:
+            sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+            self.last = (_guard(tensors, sizes, strides), *said)
+        self._leaves = leaves
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
@@ -184,14 +231,19 @@ class _Readings:
         """words: all that any line names."""
         self._groups = {}
         for index, rank in trace.ranks.items():
-            for letter, whole, one in (("s", "shape", "size"), ("t", "stride()", "stride")):
+            for letter, whole in (("s", "shape"), ("t", "stride()")):
                 leaves = [f"{letter}{index}_{dim}" for dim in range(rank)]
                 named = [dim for dim, leaf in enumerate(leaves) if leaf in words and leaf not in trace.exact]
                 places = "".join(f"{leaf if dim in named else '_'}, " for dim, leaf in enumerate(leaves))
                 line = f"{places}= arg{index}.{whole}" if len(named) > 1 else \
-                    "".join(f"{leaves[dim]} = arg{index}.{one}({dim})" for dim in named)
+                    "".join(f"{leaves[dim]} = arg{index}.{whole}[{dim}]" for dim in named)  # faster than stride(dim)
                 self._groups |= {leaves[dim]: line for dim in named}
             self._groups[f"a{index}"] = f"a{index} = arg{index}.data_ptr()"
+
+    @property
+    def unread(self) -> set[str]:
+        """The sizes and strides that no statement has read."""
+        return {word for word in self._groups if not _ADDRESS.fullmatch(word)}
 
     def of(self, line: str) -> list[str]:
         """Those that a line needs and none before it has needed."""

@@ -17,10 +17,11 @@ from aiter_like import env
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import table
-from aiter_like.dispatch.backend import Backend
+from aiter_like.dispatch.backend import Backend, Candidate
+from aiter_like.dispatch.kinds import check_kinds, check_shapes
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.surroundings import into_inference_tensors, with_defaults, without_autocast
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch.tuning import Tuning, calls_of, columns_of, tuning_of
 from aiter_like.errors import did_you_mean
 
 _log = logging.getLogger("aiter_like")
@@ -41,15 +42,18 @@ class Declaration:
         backends: in order of preference.
         prefers: of (target, call): the name of the backend that goes before that order, or None.
         check: of (call): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
-        tune_key: of (call): the key of tuned rows, a dict with the names `tune_fields`.
+        key: what tuned rows are chosen by, a NamedTuple with `of` and `make` (dispatch/tuning.py); None: it cannot be
+            tuned. `tune_key` is its `of` as a dict with the names `tune_fields`; `tuning` has its other methods.
         round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
         writes: names of the arguments that are written.
         in_place: output → inputs that it may be: each element is read by whoever writes it, before that. Any other
             memory that an output shares with an argument is refused (addresses.py).
-        cases: of (device): a few small calls by name that together reach every kernel of every compiled backend. Each
+        cases: a few small calls by name that together reach every kernel of every compiled backend: keys, (key, options
+            of its `make`), or a function of the device that makes the calls. Each
             is what a kernel must pass on hardware before its first automatic use (dispatch/self_check.py), and what
             verify, prebuilding and the tests over all operators run.
-        tuning: what the tuner needs to know of it (dispatch/tuning.py); None: it cannot be tuned.
+        traffic: of (call): (bytes, flops) that the operation needs; default: each tensor once, no flops.
+        scratch: names of written arguments that are memory for the kernels, and no result.
         sums_in_fp32: nothing between inputs and results is rounded to fewer bits than fp32 has: the self-check then
             allows what results of their dtype are rounded by, however coarse the dtypes of inputs are.
         public: the public functions made of it (torch_ops.register).
@@ -62,8 +66,13 @@ class Declaration:
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
                  in_place: Mapping[str, Sequence[str]] = MappingProxyType({}),
-                 cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
-                 tuning: Tuning | None = None, sums_in_fp32: bool = False):
+                 cases: Callable[[torch.device], Mapping[str, tuple]] | Mapping[str, Any] | None = None,
+                 tuning: Tuning | None = None, sums_in_fp32: bool = False, key: type | None = None,
+                 traffic: Callable[..., tuple[int, int]] | None = None, scratch: Sequence[str] = ()):
+        if key is not None:
+            tune_key, tune_fields, tuning = (lambda call: columns_of(key.of(call))), key._fields, tuning_of(
+                key, traffic, scratch)
+        cases = calls_of(cases) if isinstance(cases, Mapping) else cases
         if name in OPS.declared:
             raise ValueError(f"operator {name} exists already")
         if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
@@ -74,7 +83,7 @@ class Declaration:
         self.reference = without_autocast(with_fields(call, reference))
         self.prefers = with_fields(call, prefers, before=1)
         self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)
-        self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
+        self.backends = tuple(backend.taking_fields(call) for backend in backends)
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
         self.tuning = tuning and replace(tuning, case=with_defaults(tuning.case),
                                          traffic=with_fields(call, tuning.traffic))
@@ -101,10 +110,45 @@ class Declaration:
         kernels = {backend.name: backend.fixed_kernels() for backend in self.backends}
         return table.load(self.name, self.tune_fields, kernels, self.round_field)
 
+    def is_empty(self, args: tuple) -> bool:
+        """Checks the arguments, but for what is written; whether there is nothing to compute.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong.
+        """
+        check_kinds(self.name, self.call, args)
+        check_shapes(self.name, self.call, args, self.write_indices)
+        return self.check is not None and self.check(*args) is SKIP
+
     def stale_rows(self) -> list[str]:
         """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
-        backends = {backend.name: backend for backend in self.backends}
-        return [row.source for row in self.table.rows() if backends[row.backend].staleness(row) is not None]
+        return [row.source for row in self.table.rows() if self.staleness(row) is not None]
+
+    def staleness(self, row: table.Row) -> str | None:
+        """Why a tuned row no longer speaks of its kernel, or None: also where the kernel would be launched otherwise,
+        which no call asks."""
+        backend = self.backend(row.backend)
+        if (reason := backend.staleness(row)) is not None or "-" not in row.kernel_rev:
+            return reason
+        here = self.revision(Candidate(backend, row.kernel, row.params, row.source), row.key)
+        is_known = here in (row.kernel_rev, row.kernel_rev.partition("-")[0])
+        return None if is_known else f"it timed {row.kernel_rev} of kernel and launch, this is {here}"
+
+    def revision(self, candidate: Candidate, key: Sequence[Any]) -> str:
+        """The kernel_rev of a tuned row with this key: what the kernel runs and, where that can be told without data,
+        how it is launched (dispatch/launched.py)."""
+        from aiter_like.dispatch import launched  # which no call has use for
+
+        arch, cu_num, *values = key
+        text = candidate.backend.revision("hip" if arch.startswith("gfx") else "cuda")
+        if not text or self.tuning is None:
+            return text
+        key = dict(zip(self.tune_fields, values))
+        return "-".join(filter(None, (text, launched.launch_revision(candidate, self.tuning, key, arch, cu_num))))
+
+    def backend(self, name: str) -> Backend:
+        """The backend of a name."""
+        return next(backend for backend in self.backends if backend.name == name)
 
     def tell_once(self, what: Any, message: str, *values: Any) -> None:
         """A warning that is given once about `what`."""

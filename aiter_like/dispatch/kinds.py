@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+import typing
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.call import signature
 from aiter_like.dispatch.addresses import overlaps_itself
+
+STRIDED = object()
+"""In the annotation of a tensor: its last dimension may be strided."""
 
 
 def check_kinds(op: str, call: type, args: tuple) -> None:
@@ -30,6 +34,62 @@ def check_kinds(op: str, call: type, args: tuple) -> None:
             check.refuse_kind(op, name, arg, wanted)
         if wanted.startswith("an integer") and arg is not None:
             check.integer(op, name, arg, -2**63, 2**63 - 1)
+
+
+def check_shapes(op: str, call: type, args: tuple, writes: Collection[int]) -> None:
+    """Every tensor is as `Annotated[Tensor, "*rows hidden", ...]` of its field says: sizes by name are equal wherever
+    the name stands, `*name` is any number of dimensions, `_` any size, a number that size. After it comes what its
+    dtype may be: dtypes, or names of fields whose dtype it may have; STRIDED, if its last dimension may be strided.
+    All are on one device. What is written is checked against what is read.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another shape, device, or a strided last dimension.
+    """
+    sizes: dict[str, Any] = {}
+    device = None
+    for field in sorted(_shapes(call), key=lambda field: field.index in writes):
+        value, name = args[field.index], call._fields[field.index]
+        if value is None:
+            continue
+        rank, dtypes = len(field.sizes), field.dtypes and dict.fromkeys(
+            args[call._fields.index(one)].dtype if isinstance(one, str) else one for one in field.dtypes)
+        if field.leading and value.ndim < rank:
+            raise ValueError(f"{op}: {name} must have at least {rank} dimension{'s' * (rank != 1)}, got "
+                             f"{f'shape {tuple(value.shape)}' if value.ndim else 'a scalar'}")
+        leading = value.shape[:value.ndim - rank] if field.leading else ()
+        shape = [*sizes.get(field.leading, leading),
+                 *(int(each) if each.isdecimal() else sizes.get(each) for each in field.sizes)]
+        check.tensor(op, name, value, dtypes=dtypes, rank=len(shape) if None in shape else None, shape=shape,
+                     device=device, last_contiguous=not field.is_strided)
+        device = value.device
+        sizes[field.leading] = leading
+        sizes.update(zip(field.sizes, value.shape[len(leading):]))
+        sizes.pop("_", None)
+
+
+class _Field(NamedTuple):
+    index: int
+    leading: str  # what its first dimensions are called together, "" where there are none
+    sizes: list[str]
+    dtypes: Any
+    is_strided: bool
+
+
+@functools.cache
+def _shapes(call: type) -> list[_Field]:
+    """What the annotations of a call object say of shapes."""
+    found = []
+    for index, hint in enumerate(typing.get_type_hints(call, include_extras=True).values()):
+        hint = next((each for each in typing.get_args(hint) if typing.get_origin(each) is Annotated), hint)
+        if typing.get_origin(hint) is Annotated:
+            shape, *others = hint.__metadata__
+            leading = next((each for each in shape.split() if each.startswith("*")), "")
+            dtypes = next((each for each in others if each is not STRIDED), None)
+            dtypes = (dtypes,) if isinstance(dtypes, (str, torch.dtype)) else dtypes
+            found.append(_Field(index, leading, [each for each in shape.split() if each != leading], dtypes,
+                                any(each is STRIDED for each in others)))
+    return found
 
 
 def check_outputs(op: str, call: type, args: tuple, writes: Iterable[int]) -> None:

@@ -25,9 +25,9 @@ from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
 from aiter_like.dispatch.addresses import AddressCheck, statement
 from aiter_like.dispatch.backend import KINDS, Candidate
 from aiter_like.dispatch.classes import CallClass, Classes
-from aiter_like.dispatch.declaration import SKIP, Declaration, tell_unknown_disabled
+from aiter_like.dispatch.declaration import Declaration, tell_unknown_disabled
 from aiter_like.dispatch.explanation import Explanation, Recorder, conditions, describe, selector
-from aiter_like.dispatch.kinds import check_kinds, check_outputs
+from aiter_like.dispatch.kinds import check_outputs
 from aiter_like.dispatch.plan import Plan, plan_of
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.selection import OfAddresses, Request, Selection, select
@@ -39,8 +39,8 @@ logger = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
-# Most calls take this text; a call that no recent class serves goes on to Op._serve.
-_RECENT = """\
+# What a call costs that is of a class which has served lately: its questions, and its launch. Others go on to Op.run.
+_WARM = """\
 if not is_tracing() and derivatives._current_level < 0:
     chosen = selected()
     chosen = backend if chosen is None else (chosen, backend)
@@ -56,10 +56,6 @@ class Op(Declaration):
     """An operator that can be called. Private to its family's file, which wraps it into the public functions.
 
     Attributes:
-        run: of the fields of the call object, by position or name, and of `backend=`: runs the operator, as `op(call)`
-            does. Public functions call this: it makes no call object, which would cost the host half as much again.
-        prepare: of the same: decides and builds what `run` will do and raises what it would raise, but runs nothing. A
-            function that runs several operators prepares those that come after the first write.
         answers: what callers have concluded from the choice of a backend, under keys of their own; emptied whenever
             calls are decided anew.
     """
@@ -72,12 +68,11 @@ class Op(Declaration):
         self._check_addresses = AddressCheck(name, self.call._fields, self.write_indices, self.in_place)
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
-        self.run = entry(self.call, self._serve, _RECENT, is_tracing=_is_tracing, selected=_selected,
+        self.run = entry(self.call, self.run, _WARM, is_tracing=_is_tracing, selected=_selected,
                          classes=self._classes, derivatives=forward_ad)
-        self.prepare = entry(self.call, self._prepare)
 
     def __call__(self, call: tuple, *, backend: str | None = None) -> None:
-        """Runs the operator. `backend` forces one; then nothing else is tried.
+        """Runs the operator on a call object. `backend` forces one; then nothing else is tried.
 
         Raises:
             ValueError, TypeError: an argument is wrong.
@@ -85,6 +80,19 @@ class Op(Declaration):
             BuildError: the forced backend does not build.
         """
         self._serve(tuple(call), backend)
+
+    def run(self, *args: Any, backend: str | None = None, **fields: Any) -> None:
+        """As `op(call)`, of the fields of a call object, by position or name. Public functions call this. Each operator
+        has it with _WARM before it and the fields as parameters: a call object costs the host half as much again.
+        """
+        self(self.call(*args, **fields), backend=backend)
+
+    def prepare(self, *args: Any, backend: str | None = None, **fields: Any) -> None:
+        """Decides and builds what `run` of the same will do and raises what it would raise, but runs nothing. A
+        function that runs several operators prepares those that come after the first write.
+        """
+        if not _is_tracing() and not isinstance(_selected(), Recorder):
+            self._serve(tuple(self.call(*args, **fields)), backend, runs=False)
 
     def _serve(self, args: tuple, backend: str | None, runs: bool = True) -> None:
         """Serves a call, or, unless it `runs`, decides it and raises what serving it would raise."""
@@ -101,10 +109,6 @@ class Op(Declaration):
         except (ValueError, TypeError, UnsupportedError) as error:
             error.fields = dict(zip(self.call._fields, args))  # public.py looks up which parameters these are
             raise
-
-    def _prepare(self, args: tuple, backend: str | None) -> None:
-        if not _is_tracing() and not isinstance(_selected(), Recorder):
-            self._serve(args, backend, runs=False)
 
     def _serve_plain(self, chosen: Any, args: tuple, runs: bool = True) -> None:
         """Serves a call of tensors that are what they look like: by its class, or by a decision."""
@@ -150,8 +154,7 @@ class Op(Declaration):
             UnsupportedError: there is no such backend, or it is not the forced one.
         """
         forced, forced_by, recorder = _read(self, chosen)
-        check_kinds(self.name, self.call, args)
-        is_empty = self.check is not None and self.check(*args) is SKIP
+        is_empty = self.is_empty(args)
         refused = {}
         for backend in self.backends:
             if forced not in (None, backend.name):
@@ -222,8 +225,7 @@ class Op(Declaration):
         """Check, select, bind. `request` has stand-ins, or the arguments themselves."""
         args, real = request.args, request.real
         with showing(args):
-            check_kinds(self.name, self.call, args)
-            if self.check is not None and self.check(*args) is SKIP:
+            if self.is_empty(args):
                 empty = torch_ops.plan_of_empty(self, request.forced, real)
                 return replace(plan_of(self, empty, args, trace), is_empty=True)
         selection = select(self, request, in_turn=True)
@@ -283,9 +285,9 @@ class Op(Declaration):
         raise UnsupportedError(message, self.name, selection.refused)
 
     def _explain(self, args: tuple, forced: str | None, forced_by: str) -> Explanation:
-        check_kinds(self.name, self.call, args)
+        is_empty = self.is_empty(args)
         request = self._request(args, args, forced, forced_by)
-        if self.check is not None and self.check(*args) is SKIP:
+        if is_empty:
             return Explanation(self.name, request.target, None, None, "", {}, "empty: nothing to compute", {})
         found = describe(self, request, select(self, request))
         return replace(found, conditions=self._conditions(args, forced, forced_by))
@@ -295,8 +297,7 @@ class Op(Declaration):
         request = self._request(trace.fields, args, forced, forced_by)
         try:
             with showing(trace.fields):
-                if self.check is not None:
-                    self.check(*trace.fields)
+                self.is_empty(trace.fields)
             for candidate in select(self, request).candidates[:1]:
                 candidate.backend.kernel_names(request.target, trace.fields, candidate.params)
         except Untraceable:

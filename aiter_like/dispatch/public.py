@@ -17,17 +17,21 @@ from torch import Tensor
 
 from aiter_like import check, env
 from aiter_like.call import guarded
+from aiter_like.dispatch import docs
 from aiter_like.dispatch.kinds import kind_of
 from aiter_like.errors import AiterLikeError, UnsupportedError
 
 
 def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` as `name`, with its signature and docstring; what it raises is told in words of `name`."""
-    flags = [each.name for each in inspect.signature(function).parameters.values() if each.annotation in ("bool", bool)]
+    kinds = {each.name: each.annotation for each in inspect.signature(function).parameters.values()}
+    flags = [each for each, kind in kinds.items() if kind in ("bool", bool)]
     made = guarded(name, function, flags, functools.partial(_refuse_flags, name, flags),
-                   functools.partial(_raise_in_words, name, function))
+                   functools.partial(_raise_in_words, name, kinds))
     made.__module__, made.__qualname__ = "aiter_like", name  # for pickle; and Python's own errors have the name
-    return functools.update_wrapper(made, function, ("__doc__", "__annotations__"))
+    functools.update_wrapper(made, function, ("__annotations__",))
+    made.__doc__ = docs.completed(name, function)
+    return made
 
 
 def _refuse_flags(name: str, flags: list[str], values: tuple) -> None:
@@ -37,21 +41,23 @@ def _refuse_flags(name: str, flags: list[str], values: tuple) -> None:
             check.flag(name, flag, value)
 
 
-def _raise_in_words(name: str, function: Callable[..., Any], error: Exception, values: tuple) -> None:
-    """Rewords a refusal. Where it names no parameter, and of other errors: refuses the argument of a wrong kind."""
+def _raise_in_words(name: str, kinds: Mapping[str, Any], error: Exception, values: tuple) -> None:
+    """Rewords a refusal. Where it names no parameter, and of other errors: refuses the argument of a wrong kind.
+
+    Engines let a layer's calls be refused in every step, so what texts alone decide is remembered.
+    """
     # torch_ops.is_transformed asks the same; importing it here would cost every program that only imports the package.
     if (isinstance(error, RuntimeError) and not isinstance(error, AiterLikeError)
             and torch._C._are_functorch_transforms_active()):
         raise UnsupportedError(f"{name}: does not run under these transforms of torch.func: {error}", name) from error
-    signature = inspect.signature(function)
-    parameters = dict(zip(signature.parameters, values))
+    parameters = dict(zip(kinds, values))
     if isinstance(error, (ValueError, TypeError, UnsupportedError)) and _is_refusal(error):
-        names = _names(getattr(error, "fields", {}), parameters)
+        names = tuple(_names(getattr(error, "fields", {}), parameters).items())
         error.args = (_reworded(error.args[0], name, names), *error.args[1:])
-        if isinstance(error, UnsupportedError) or any(re.search(rf"\b{each}\b", error.args[0]) for each in parameters):
+        if isinstance(error, UnsupportedError) or not _words(error.args[0]).isdisjoint(parameters):
             return
     for parameter, value in parameters.items():
-        is_right, wanted = kind_of(str(signature.parameters[parameter].annotation))
+        is_right, wanted = kind_of(str(kinds[parameter]))
         try:
             if not is_right(value):
                 check.refuse_kind(name, parameter, value, wanted)
@@ -71,12 +77,20 @@ def _is_refusal(error: Exception) -> bool:
     return name.isidentifier() and name not in env.VARIABLES
 
 
-def _reworded(message: str, name: str, names: Mapping[str, str]) -> str:
+@functools.lru_cache(maxsize=256)
+def _words(message: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", message))
+
+
+@functools.lru_cache(maxsize=256)
+def _reworded(message: str, name: str, names: tuple[tuple[str, str], ...]) -> str:
+    """`names`: pairs of a field and its parameter."""
     line, end, more = message.partition(": ")[2].partition("\n")
     if names:
-        pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        parameters = dict(names)
+        pattern = "|".join(map(re.escape, sorted(parameters, key=len, reverse=True)))
         article = r"(?<=\ba) (?!(?:must|and|or|is|has|does|of|in|with)\b)[a-z]"  # the word before it is no argument
-        line = re.sub(rf"(?<![\w.'])({pattern})(?![\w'])(?!{article})", lambda match: names[match[1]], line)
+        line = re.sub(rf"(?<![\w.'])({pattern})(?![\w'])(?!{article})", lambda match: parameters[match[1]], line)
     return f"{name}: {line}{end}{more}"
 
 
@@ -87,9 +101,15 @@ def _names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str
         same = [name for name, value in parameters.items() if _is_same(arg, value)]
         if same and field not in same and (field not in parameters or isinstance(arg, Tensor)):
             # What is no tensor is often the same object by chance, as True and small numbers always are.
-            for closest in difflib.get_close_matches(field, same, 1, 0.0 if isinstance(arg, Tensor) else 0.5):
+            if closest := _closest(field, tuple(same), 0.0 if isinstance(arg, Tensor) else 0.5):
                 names[field] = closest
     return names
+
+
+@functools.lru_cache(maxsize=256)
+def _closest(field: str, names: tuple[str, ...], cutoff: float) -> str:
+    """The most similar name, "" where none is similar enough."""
+    return next(iter(difflib.get_close_matches(field, names, 1, cutoff)), "")
 
 
 def _is_same(arg: Any, value: Any) -> bool:

@@ -89,7 +89,7 @@ def select(op: Declaration, request: Request, in_turn: bool = False) -> Selectio
     def candidates() -> Iterator[Candidate]:
         if row is not None:
             kind = "tuned, modelled" if row.is_modelled else "tuned"
-            backend = next(backend for backend in op.backends if backend.name == row.backend)
+            backend = op.backend(row.backend)
             yield Candidate(backend, row.kernel, row.params, f"{kind}: {row.source}", row)
         for backend in (*order, *(backend for backend in op.backends if backend not in order)):
             if accepts(backend):
@@ -186,7 +186,7 @@ def _is_installed(package: str, find_spec: Callable[[str], Any]) -> bool:
 def _tuned_row(op: Declaration, request: Request, key: Mapping[str, Any],
                accepts: Callable[[Backend], bool]) -> Row | None:
     def usable(row: Row) -> bool:
-        backend = next(backend for backend in op.backends if backend.name == row.backend)
+        backend = op.backend(row.backend)
         if row.source in op.bad_rows or not accepts(backend):
             return False
         reason = backend.staleness(row)

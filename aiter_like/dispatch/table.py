@@ -67,7 +67,7 @@ class Row:
         key: (arch, cu_num, *key fields).
         params: values for the kernel, by name.
         us: measured or modelled time.
-        kernel_rev: revision of the kernel that was timed; "" = any.
+        kernel_rev: what was timed, as `Declaration.revision` gives it; "" = any.
         origin: "measured:DEVICE", or `modelled_origin`.
         source: "file:line".
     """

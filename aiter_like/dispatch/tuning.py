@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: MIT
-"""What an operator declares so that it can be tuned: `Op(..., tuning=Tuning(...))`. Read by the tuner and `bench`.
+"""What a tuned row is chosen by, and what the tuner and `bench` need to know: `Op(..., key=MyOpKey)`.
 
-An operator gets there in three steps, of which rms_norm (ops/norm/rms_norm.py) is the model:
-1. `Tuning(case=fn)`: from a tune key alone, the arguments of a call with that key. Then `aiter-like tune` and
-   `aiter-like bench` work, choosing between its backends as they are.
-2. `Backend(..., space=fn)`: the values of its parameters that are worth a trial, as dicts that a tuned row can hold;
-   `Backend(..., cost=fn)` where most of them can be told hopeless without a trial.
-3. `Tuning(traffic=fn)` where tensors are not read or written just once, or arithmetic counts;
-   `Tuning(shapes=fn)` for the keys that it has in a model (configs/models/); `Tuning(smaller=fn)` where less work for a
-   simulator is more than fewer rows, tokens or other pieces (tuning/candidates.py).
+`MyOpKey` is a NamedTuple: what makes one call slower than another, as text and numbers, in the order of the columns of
+tuned_csv/. rms_norm (ops/norm/rms_norm.py) is the model. It has
+- `of(call)`, a class method: the key of a call;
+- `make(device, seed, **options)`: a call with that key, outputs included, on `device`, with random data that `seed`
+  determines, made there (a shape of 1 GB is common); `options` say what cases have beyond a key;
+- `of_model(model, tp, tokens)`, a class method, if models have such calls: the keys of one forward pass with that many
+  tokens on one of `tp` GPUs (configs/models/, models.Model);
+- `smaller()`, if less work for a simulator is more than fewer rows, tokens or other pieces (tuning/candidates.py): keys
+  of calls that run the same kernels on less work, the mildest first.
+Then `aiter-like tune` and `aiter-like bench` work, choosing between its backends as they are. `Backend(..., space=fn)`
+gives the values of its parameters that are worth a trial, as dicts that a tuned row can hold; `Backend(..., cost=fn)`
+where most of them can be told hopeless without one; `Op(..., traffic=fn)` where tensors are not read or written just
+once, or arithmetic counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from aiter_like import dtypes
+from aiter_like.device import target_of
 
 
 @dataclass(frozen=True)
@@ -46,3 +55,38 @@ class Tuning:
         if self.traffic is not None:
             return self.traffic(*args)
         return sum(arg.numel() * arg.element_size() for arg in args if isinstance(arg, Tensor)), 0
+
+
+def columns_of(key: Any) -> dict[str, int | str]:
+    """A key as tuned rows have it: flags are 0 or 1."""
+    return {name: int(value) if isinstance(value, bool) else value for name, value in key._asdict().items()}
+
+
+def tuning_of(key: type, traffic: Callable[..., tuple[int, int]] | None, scratch: Sequence[str]) -> Tuning:
+    """What the methods of a key say, as functions of dicts, which tuned rows and the tuner have."""
+
+    def case(named: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+        return key(**named).make(device, seed)
+
+    def shapes(model: Any, tp: int, tokens: int) -> Iterable[Mapping[str, Any]]:
+        return map(columns_of, key.of_model(model, tp, tokens))
+
+    def smaller(named: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        return map(columns_of, key(**named).smaller())
+
+    return Tuning(case, traffic, shapes if hasattr(key, "of_model") else None,
+                  smaller if hasattr(key, "smaller") else None, tuple(scratch))
+
+
+def calls_of(cases: Mapping[str, Any]) -> Callable[[torch.device], dict[str, tuple]]:
+    """Cases that are data, as a function of the device: name → key, or (key, options of its `make`). A dtype "fp8" of
+    such a key is the device's own."""
+
+    def calls(device: torch.device) -> dict[str, tuple]:
+        fp8, made = dtypes.name(dtypes.fp8_of(target_of(device).arch)), {}
+        for name, case in cases.items():
+            key, options = (case, {}) if hasattr(case, "make") else case
+            made[name] = type(key)(*(fp8 if value == "fp8" else value for value in key)).make(device, 0, **options)
+        return made
+
+    return calls

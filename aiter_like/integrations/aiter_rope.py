@@ -6,6 +6,7 @@ of 16 bits.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.call import with_parameters
 from aiter_like.ops.common import elements
 from aiter_like.ops.rope import rope, rope_2d, rope_rounded, rotary
 
@@ -23,18 +25,10 @@ _TENSORS = {"input": "x", "output_grads": "x", "input_x": "x", "input_y": "y", "
 
 def _form(function: Callable, name: str, call: Callable[..., Any]) -> Callable:
     """`function` with AITER's names of its tensors and `transpose_output` behind its other parameters."""
-    names = [each for each in inspect.signature(function).parameters if each not in ("backend", "transpose_output")]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([*(inspect.Parameter(_TENSORS.get(each, each), kind) for each in names),
-                                   inspect.Parameter("transpose_output", kind, default=False)])
-
-    def form(*args: Any, **named: Any) -> Any:
-        bound = signature.bind(*args, **named)
-        bound.apply_defaults()
-        return call(function, name, *bound.args)
-
-    form.__signature__, form.__module__ = signature, __name__
-    form.__name__ = form.__qualname__ = name
+    names = [_TENSORS.get(each, each) for each in _names(function) if each not in ("backend", "transpose_output")]
+    parameters = {**dict.fromkeys(names, inspect.Parameter.empty), "transpose_output": False}
+    form = with_parameters(name, functools.partial(call, function, name), parameters)
+    form.__module__, form.__qualname__ = __name__, name
     form.__doc__ = f"`aiter_like.{function.__name__}`."
     return form
 
@@ -44,7 +38,7 @@ def _without_nones(function: Callable, args: tuple) -> tuple[Callable, tuple]:
     these, and those with positions for these, too.
     """
     for index in ("offsets", "positions"):
-        names = list(inspect.signature(function).parameters)
+        names = _names(function)
         if index in names:
             at = names.index(index)
             if args[at] is not None:
@@ -53,10 +47,15 @@ def _without_nones(function: Callable, args: tuple) -> tuple[Callable, tuple]:
     return function, args
 
 
+@functools.cache
+def _names(function: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
 def _transposing(function: Callable) -> Callable:
     """A form of a function that has `transpose_output`, too."""
 
-    def call(function: Callable, name: str, *args: Any) -> Any:
+    def call(function: Callable, name: str, args: tuple) -> Any:
         function, args = _without_nones(function, args)
         return function(*args)
 
@@ -66,7 +65,7 @@ def _transposing(function: Callable) -> Callable:
 def _straight(function: Callable, name: str = "") -> Callable:
     """A form of a function whose result lies as its input does: `transpose_output` must be False."""
 
-    def call(function: Callable, name: str, *args: Any) -> Any:
+    def call(function: Callable, name: str, args: tuple) -> Any:
         _refuse_transposed(name, args[-1])
         function, args = _without_nones(function, args[:-1])
         return function(*args)
@@ -80,8 +79,8 @@ def _of_tokens(function: Callable, name: str) -> Callable:
     """
     is_inplace, is_backward = name.endswith("_inplace"), name.endswith("_bwd")
 
-    def call(function: Callable, name: str, x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, *rest: Any) -> Any:
-        *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = rest
+    def call(function: Callable, name: str, args: tuple) -> Any:
+        x, y, cos, sin, *indices, rotate_style, reuse_freqs_front_part, nope_first, is_transposed = args
         _refuse_transposed(name, is_transposed)
         for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", indices[0], 1)):
             check.tensor(name, argument, tensor, rank=rank, last_contiguous=rank == 3)

@@ -56,6 +56,7 @@ def is_torch_equal_or_newer(target: str) -> bool:
     return _numbers(torch.__version__) >= _numbers(target)
 
 
+@functools.cache
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.match(r"\d+(\.\d+)*", str(version))[0].split(".")))
 

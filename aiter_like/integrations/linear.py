@@ -76,13 +76,23 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, engine: str) -> Tens
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | object:
     if type(weight) not in _PLAIN:  # an engine's kind of parameter
         weight = weight.data
-    return gemm_a16w16(x, weight, bias) if _is_ours(x, weight, bias, None) else LEFT
+    if not _is_ours(x, weight, bias, None):
+        return LEFT
+    if getattr(weight, "is_shuffled", False):
+        return gemm_a16w16(x, weight, bias)
+    n, k = weight.shape  # from here on as gemm_a16w16, without asking again what has been asked
+    out = x.new_empty((*x.shape[:-1], n))
+    if x.ndim == 2:
+        _gemm_a16w16.run(out, x, weight, bias)
+    else:
+        _gemm_a16w16.run(out.view(-1, n), x.reshape(-1, k), weight, bias)
+    return out
 
 
 def write(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """x [m, k] · weightᵀ + bias into `out` [m, n], of any strides: by a kernel of ours, or by torch; no derivative."""
     if _is_ours(x, weight, bias, out.stride()):
-        gemm_a16w16(x, weight, bias, out=out)
+        _gemm_a16w16.run(out, x, weight, bias)
     elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

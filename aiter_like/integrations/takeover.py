@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +51,7 @@ class Counts:
 
 _counts: dict[str, Counts] = {}
 _denied: dict[str, None] = {}
-_told: set[tuple[str, str]] = set()
+_told: set[tuple[str, bytes]] = set()
 _replaced: list[tuple[str, Any, str, Any, Any]] = []  # owner, object, attribute, what was in its __dict__, ours
 
 
@@ -204,8 +203,9 @@ def _tell_unknown() -> None:
 
 def _log_fallback(name: str, error: Exception, falls_back: bool) -> None:
     """One line per reason; reasons that differ in their numbers only, as in shapes, are one."""
-    reason = "; ".join(line.strip() for line in str(error).splitlines())
-    key = (name, re.sub(r"\d+", "#", reason))
+    text = str(error)
+    key = (name, text.encode(errors="replace").translate(None, b"0123456789"))
     if falls_back and key not in _told and sum(other == name for other, _ in _told) < _REASONS_PER_NAME:
         _told.add(key)
+        reason = "; ".join(line.strip() for line in text.splitlines())
         _log.warning("%s falls back to the engine's own: %s", name, reason)

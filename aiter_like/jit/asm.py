@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like import paths
-from aiter_like.build import build, code_object, manifest
+from aiter_like.build import build, code_object, manifest, revision_cpp
 from aiter_like.build.manifest import Row
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import call_type
@@ -97,8 +97,13 @@ class AsmFunction:
 
     @property
     def source(self) -> Path:
-        """The file whose content, with what it includes, is the kernels' revision."""
+        """The file of the kernels."""
         return paths.hsa() / self.module
+
+    def text_revision(self, platform: str) -> str:
+        """8 hex digits: what the kernels run, and what the manifest says of them."""
+        rows = [f"{row.kernel} {row.symbol} {row.dtype} {sorted(row.constraints.items())}" for row in self._rows()]
+        return revision_cpp.assembly_revision(self.source, "\n".join(rows))
 
     @property
     def stem(self) -> str:
@@ -158,8 +163,7 @@ class AsmFunction:
         return self.__wrapped__(self.call(*args)) if self.call else self.__wrapped__(*args)
 
     def _row(self, facts: Mapping[str, int | str]) -> Row:
-        rows = [row for row in manifest.read(self.source.parent)
-                if row.op == self.op and row.source == self.source.name]
+        rows = self._rows()
         for row in rows:
             if row.dtype == facts["dtype"] and all(facts.get(name) == value for name, value in row.constraints.items()):
                 return row
@@ -167,6 +171,10 @@ class AsmFunction:
                          for row in rows)
         asked = " ".join(f"{name}={value}" for name, value in facts.items())
         raise UnsupportedError(f"no assembly kernel for {asked}; there are: {have or 'none'}", self.op)
+
+    def _rows(self) -> list[Row]:
+        return [row for row in manifest.read(self.source.parent)
+                if row.op == self.op and row.source == self.source.name]
 
     def _load(self, target: Target, row: Row) -> tuple[ctypes.c_void_p, str]:
         key = (target, row.kernel)

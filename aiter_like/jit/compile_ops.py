@@ -14,13 +14,13 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
 
 from aiter_like import paths
-from aiter_like.build import build
+from aiter_like.build import build, revision_cpp
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import call_type, signature
 from aiter_like.device import Target, target_of
@@ -119,10 +119,9 @@ class JitFunction:
         """The built function's signature as the stub declares it, annotations evaluated."""
         return signature(self.call) if self.call else inspect.signature(self.__wrapped__, eval_str=True)
 
-    @property
-    def source(self) -> Path:
-        """The file whose content, with what it includes, is the kernel's revision."""
-        return paths.csrc() / self.module
+    def text_revision(self, platform: str) -> str:
+        """8 hex digits: what the device runs of the source, for "hip" or "cuda"."""
+        return revision_cpp.text_revision(paths.csrc() / self.module, platform)
 
     @property
     def stem(self) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Runs a Triton kernel by Triton's own launcher, on a GPU or the simulated MI300X. Launchers have it by way of
-ops/common/triton/launch.py; as all that stands outside of ops/, it does not count in a kernel's revision.
+ops/common/triton/launch.py.
 
 A launch is data: a launcher is a function of a call that returns its launches, and starts none. Called with stand-ins
 (traced/) it returns launches whose numbers and addresses are texts: those of a whole class of calls.
@@ -242,11 +242,14 @@ def overlaps(target: Target) -> bool:
 
 def driver_of(target: Target) -> AbstractContextManager:
     """Triton's own driver for a GPU; the simulator's for the simulated one."""
-    if not target.simulated:
-        return nullcontext()
-    from aiter_like.sim import triton as simulated
+    return _simulators_driver()() if target.simulated else nullcontext()
 
-    return simulated.active()
+
+@cache
+def _simulators_driver() -> Callable[[], AbstractContextManager]:
+    from aiter_like.sim.triton import active  # a GPU needs no simulator
+
+    return active
 
 
 def _ordered(kernel: triton.JITFunction, given: int, constants: Mapping[str, Any]) -> list[Any]:

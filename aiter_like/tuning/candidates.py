@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiter_like.device import Target
 from aiter_like.dispatch.selection import Backend, Candidate, Request, select
+from aiter_like.dispatch.table import normalised
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
@@ -54,8 +55,7 @@ class Trial:
         Raises:
             StopIteration: the operator has no such backend.
         """
-        backend = next(backend for backend in op.backends if backend.name == self.backend)
-        return Candidate(backend, self.kernel, self.params, "tuner")
+        return Candidate(op.backend(self.backend), self.kernel, self.params, "tuner")
 
 
 @dataclass
@@ -135,11 +135,11 @@ def plan(op: Op, target: Target, args: tuple) -> Plan:
     for backend in op.backends:
         if backend.name not in left_out:
             for params in _affordable(backend, target, args, left_out):
-                for trial in _trials(backend, target, args, params):
+                for trial in _trials(op, backend, target, args, params):
                     found[_identity(backend, trial)] = trial  # explicit parameters go before a default of that effect
     chosen = selection.candidates[:1] or [_nothing_serves(op, selection.refused)]
     own = next((candidate for candidate in selection.candidates if candidate.row is None), chosen[0])
-    first, second = (_find(found, target, args, candidate) for candidate in (chosen[0], own))
+    first, second = (_find(found, op, target, args, candidate) for candidate in (chosen[0], own))
     others = [trial for trial in found.values() if trial is not first]
     trials = [first, *others]
     needs = op.tuning.needs(args)
@@ -169,20 +169,21 @@ def _affordable(backend: Backend, target: Target, args: tuple, left_out: dict[st
             left_out[name] = f"expected to cost {cost:.3g}, more than {limit:.3g}"
 
 
-def _trials(backend: Backend, target: Target, args: tuple, params: Mapping[str, Any]) -> Iterator[Trial]:
+def _trials(op: Op, backend: Backend, target: Target, args: tuple, params: Mapping[str, Any]) -> Iterator[Trial]:
     for kernel in backend.kernel_names(target, args, params):
-        yield _trial(Candidate(backend, kernel, params, "tuner"), target, args)
+        yield _trial(op, Candidate(backend, kernel, params, "tuner"), target, args)
 
 
-def _trial(candidate: Candidate, target: Target, args: tuple) -> Trial:
+def _trial(op: Op, candidate: Candidate, target: Target, args: tuple) -> Trial:
     backend, module = candidate.backend, None
     if backend.is_jit and hasattr(backend.function, "spec"):
         extra = {"kernel": candidate.kernel} if backend.kernels is not None else {}
         spec = backend.function.spec(target, args, **candidate.params, **extra)
         module = {"name": spec.name, "sources": list(spec.sources), "kind": spec.kind, "arch": spec.arch,
                   "defines": dict(spec.defines), "flags": list(spec.flags), "root": str(spec.root)}
-    return Trial(backend.name, candidate.kernel, dict(sorted(candidate.params.items())),
-                 backend.revision(target.platform), backend.toolchain(target.platform), module)
+    key = (target.arch, target.cu_num, *normalised(op.name, op.tune_fields, op.tune_key(*args)))
+    return Trial(backend.name, candidate.kernel, dict(sorted(candidate.params.items())), op.revision(candidate, key),
+                 backend.toolchain(target.platform), module)
 
 
 def _identity(backend: Backend, trial: Trial) -> tuple:
@@ -192,7 +193,7 @@ def _identity(backend: Backend, trial: Trial) -> tuple:
     return trial.backend, trial.kernel, tuple(trial.params.items())
 
 
-def _find(found: dict[tuple, Trial], target: Target, args: tuple, candidate: Candidate) -> Trial:
+def _find(found: dict[tuple, Trial], op: Op, target: Target, args: tuple, candidate: Candidate) -> Trial:
     """The trial of a candidate that select names; a row's own parameters may lie outside the backend's space."""
-    trial = _trial(candidate, target, args)
+    trial = _trial(op, candidate, target, args)
     return found.setdefault(_identity(candidate.backend, trial), trial)

@@ -6,18 +6,13 @@ Read by `aiter-like build`.
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
-
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.dispatch.selection import Request, select
+from aiter_like.dispatch.without_memory import call_of, quiet
 from aiter_like.errors import TuningError
 from aiter_like.tuning import models, shapes
 
@@ -31,8 +26,6 @@ TOKENS = (*range(1, 17), *range(24, 257, 8), *range(320, 1025, 64), *range(2048,
 another tile between any two powers of two."""
 
 Keys = list[dict[str, Any]]
-_META = torch.device("meta")
-_LARGE = 1 << 24  # elements: no table of indices has as many, and weights need no numbers
 
 
 def of_model(model: models.Model, tp: int) -> Callable[[Op], Keys | None]:
@@ -79,57 +72,9 @@ def of_keys(op: Op, keys: Keys, target: Target) -> Iterator[tuple[Backend, Modul
     vendor's library or Triton does not.
     """
     for key in keys:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns where an address is asked of a tensor that has none
-            args = _call(op, key)
+        with quiet():
+            args = call_of(op.tuning, key)
             compiled = select(op, Request(target, args, compiled_only=True)).candidates
         first, untuned = compiled[:1], [candidate for candidate in compiled if candidate.row is None][:1]
         for chosen in (*first, *(one for one in untuned if one not in first)):
             yield chosen.backend, chosen.backend.module(target, args, chosen)
-
-
-def _call(op: Op, key: Mapping[str, Any]) -> tuple:
-    """Arguments of a call without memory behind them, or behind small ones only where the case computes with these."""
-    cpu = torch.device("cpu")
-    with torch.no_grad():
-        try:
-            with _WithoutMemory():
-                return op.tuning.case(key, cpu, 0)
-        except RuntimeError:  # it asks for data, or its own fault, which the next lines tell
-            with _LargeAreFake():
-                return op.tuning.case(key, cpu, 0)
-
-
-class _WithoutMemory(TorchFunctionMode):
-    """Makes every tensor on torch's device without memory, whatever device is asked for."""
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        named = {name: _META if isinstance(value, torch.device) else value for name, value in (kwargs or {}).items()
-                 if name != "generator"}
-        if func in (torch.ones, torch.rand, torch.randn, torch.zeros):  # alike without memory, at less cost
-            func = torch.empty
-        return func(*(_META if isinstance(arg, torch.device) else arg for arg in args), **named)
-
-
-class _LargeAreFake(TorchFunctionMode):
-    """Makes large tensors without memory, and small ones as they are."""
-
-    def __init__(self):
-        super().__init__()
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in _FACTORIES or math.prod(_sizes(args, kwargs)) <= _LARGE:
-            return func(*args, **kwargs)
-        with self._fake:
-            return func(*args, **kwargs)
-
-
-_FACTORIES = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
-
-
-def _sizes(args: tuple, kwargs: Mapping[str, Any]) -> Iterable[int]:
-    """The sizes that a factory gets: in one sequence, or as numbers."""
-    return next((one for one in (kwargs.get("size"), *args) if isinstance(one, (tuple, list, torch.Size))),
-                [one for one in args if isinstance(one, int)])

@@ -167,10 +167,9 @@ class Run:
             return {}, []
         writer.prepare(self.table.parent)
         rows = writer.existing(self.table, self.op)
-        backends = {backend.name: backend for backend in self.op.backends}
         skipped = [] if self.options.retune else [
             key for key in keys
-            if any(backends[row.backend].staleness(row) is None for row in rows.get(self.row_key(key), ()))]
+            if any(self.op.staleness(row) is None for row in rows.get(self.row_key(key), ()))]
         return rows, skipped
 
     def row_key(self, key: Mapping[str, Any]) -> tuple:

@@ -9,6 +9,7 @@
 
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
+#include "aiter_like/philox.h"
 
 namespace aiter_like {
 
@@ -26,22 +27,6 @@ struct RandvalArgs {
 namespace randval {
 
 constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kVec = 4;
-
-/// Philox4x32-10 with a counter of 128 bits; philox.h's has 64.
-__device__ inline Vec<uint32_t, kVec> words(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53u} * c0, b = uint64_t{0xCD9E8D57u} * c2;
-    c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-    c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-    c1 = static_cast<uint32_t>(b);
-    c3 = static_cast<uint32_t>(a);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return {{c0, c1, c2, c3}};
-}
 
 struct Place {
   int sequence, row;  // the row's number in its sequence
@@ -78,8 +63,8 @@ __device__ inline void write_row(const RandvalArgs& args, int row, uint32_t head
   const uint32_t number = static_cast<uint32_t>(place.sequence) * args.heads + head;
   const bool is_aligned = reinterpret_cast<uintptr_t>(out) % kVec == 0;
   for (int column = lane_index() * kVec; column < args.columns; column += kWaveSize * kVec) {
-    const auto random = words(seed, static_cast<uint32_t>(column / kVec), static_cast<uint32_t>(place.row), number,
-                              offset);
+    const Vec<uint32_t, kVec> random =
+        philox(seed, static_cast<uint32_t>(column / kVec), static_cast<uint32_t>(place.row), number, offset);
     Vec<uint8_t, kVec> bytes;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) bytes[i] = place.is_there ? byte_of(args, random[i]) : uint8_t{0};

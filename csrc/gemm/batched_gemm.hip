@@ -35,9 +35,7 @@ using Args = Body::Args;
 }  // namespace
 
 __global__ __launch_bounds__(Shape::kThreads) void batched_gemm_kernel(Args args) {
-  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
-  __shared__ Body::Memory lds;
-  Body::multiply(args, workgroup_index(), lds);
+  gemm::multiply_tile<Body>(args);
 }
 
 __global__ __launch_bounds__(gemm::kSumThreads) void batched_gemm_sum_kernel(Args args) {

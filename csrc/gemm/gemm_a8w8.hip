@@ -36,9 +36,7 @@ using Args = Body::Args;
 }  // namespace
 
 __global__ __launch_bounds__(Shape::kThreads) void gemm_a8w8_kernel(Args args) {
-  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
-  __shared__ Body::Memory lds;
-  Body::multiply(args, workgroup_index(), lds);
+  gemm::multiply_tile<Body>(args);
 }
 
 __global__ __launch_bounds__(gemm::kSumThreads) void gemm_a8w8_sum_kernel(Args args) {

@@ -40,9 +40,7 @@ using Args = Body::Args;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Body::kWavesPerSimd)))
 void gemm_a8w8_blockscale_kernel(Args args) {
-  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
-  __shared__ Body::Memory lds;
-  Body::multiply(args, workgroup_index(), lds);
+  gemm::multiply_tile<Body>(args);
 }
 
 __global__ __launch_bounds__(gemm::kSumThreads) void gemm_a8w8_blockscale_sum_kernel(Args args) {

@@ -514,6 +514,14 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
   });
 }
 
+/// What the kernel of a body does. Where two steps are under way, the lines of its arguments are waited for at once.
+template <class Body>
+__device__ __forceinline__ void multiply_tile(const typename Body::Args& args) {
+  if constexpr (Body::Shape::kAhead > 1) fetch_arguments<typename Body::Args>();
+  __shared__ typename Body::Memory lds;
+  Body::multiply(args, workgroup_index(), lds);
+}
+
 /// A vector for each matrix of a batch, or group.
 template <class T>
 struct VectorPerMatrix {

@@ -37,9 +37,7 @@ using Args = Body::Args;
 }  // namespace
 
 __global__ __launch_bounds__(Shape::kThreads) void grouped_gemm_kernel(Args args) {
-  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
-  __shared__ Body::Memory lds;
-  Body::multiply(args, workgroup_index(), lds);
+  gemm::multiply_tile<Body>(args);
 }
 
 void launch_grouped_gemm(const Args& args, Stream stream) {

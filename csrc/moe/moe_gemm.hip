@@ -48,9 +48,7 @@ using Args = Body::Args;
 #endif
 
 __global__ __launch_bounds__(Shape::kThreads) WAVES void moe_gemm_kernel(Args args) {
-  if constexpr (Shape::kAhead > 1) fetch_arguments<Args>();
-  __shared__ Body::Memory lds;
-  Body::multiply(args, workgroup_index(), lds);
+  gemm::multiply_tile<Body>(args);
 }
 
 void launch_moe_gemm(const Args& args, Stream stream) {

@@ -312,8 +312,8 @@ def bench() -> None:
 
     def case(batch: int, keys: int, heads: int, kv_heads: int, kv_dtype: str, seed: int) -> benching.Case:
         key = {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "num_kv_heads": kv_heads,
-               "head_dim": 128, "page_size": 16, "layout": "rows", "dtype": "bf16", "kv_dtype": kv_dtype,
-               "scale_layout": "none" if kv_dtype == "bf16" else "tensor"}
+               "head_dim": 128, "page_size": 16, "layout": "rows", "features": "none", "dtype": "bf16",
+               "kv_dtype": kv_dtype, "scale_layout": "none" if kv_dtype == "bf16" else "tensor"}
         call = paged_attention_op.tuning.case(key, device, seed) if keys else _ragged(key, device, seed)
         starts, out = torch.arange(batch + 1, dtype=torch.int32, device=device), torch.empty_like(call.q)
         calls = benching.by_backend(

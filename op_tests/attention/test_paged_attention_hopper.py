@@ -22,7 +22,8 @@ def decoding(kv_dtype: str, most: int) -> Any:
     """64 sequences of up to `most` keys, whose tensors nobody reads."""
     scales = "none" if kv_dtype == "bf16" else "tensor"
     key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 32, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
-           "page_size": 16, "layout": "rows", "scale_layout": scales, "dtype": "bf16", "kv_dtype": kv_dtype}
+           "page_size": 16, "layout": "rows", "features": "none", "scale_layout": scales, "dtype": "bf16",
+           "kv_dtype": kv_dtype}
     call = paged_attention_op.tuning.case(key, torch.device("cpu"), 0)
     return call._replace(max_seqlen_k=most, block_table=call.block_table.repeat(32, most // 1024), num_splits=1,
                          q=call.q.repeat(32, 1, 1), seqlens_k=call.seqlens_k.repeat(32), out=call.out.repeat(32, 1, 1))

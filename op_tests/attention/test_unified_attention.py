@@ -364,7 +364,8 @@ def bench() -> None:
     print(f"{'sequences':>24} {'H,HK,D':>10} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8}")
     for batch, queries, keys in ((1, 1, 8192), (16, 1, 4096), (128, 1, 2048), (4, 512, 4096), (1, 8192, 8192)):
         key = {"mask": "causal", "batch": batch, "seqlen_q": queries, "seqlen_k": keys, "num_heads": 32,
-               "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bf16", "kv_dtype": "bf16"}
+               "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "features": "none", "dtype": "bf16",
+               "kv_dtype": "bf16"}
         tuning = unified_attention_op.tuning
         sets = [tuning.case(key, device, seed) for seed in (0, 1)]
         us = time_us(unified_attention_op, sets)

@@ -143,7 +143,8 @@ def test_registers(device, head_dim):
         pytest.skip("static: the code for gfx942 is the same wherever the tests run")
     call = unified_attention_op.tuning.case(
         {"mask": "causal", "batch": 1, "seqlen_q": 64, "seqlen_k": 64, "num_heads": 4, "num_kv_heads": 2,
-         "head_dim": head_dim, "page_size": 16, "dtype": "bf16", "kv_dtype": "bf16"}, torch.device("cpu"), 0)
+         "head_dim": head_dim, "page_size": 16, "features": "none", "dtype": "bf16", "kv_dtype": "bf16"},
+        torch.device("cpu"), 0)
     spec = tiles.unified_attention_ck.instance_spec(tiles._instance(call), "hip", "gfx942")
     image = build.ensure(spec).path.read_bytes()
     bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]

@@ -199,7 +199,7 @@ def test_bad_input_is_named(device):
     for error, match, args, options in (
             (TypeError, "gemm_a8w8: XQ must be a tensor, got list", ([1.0], w, *scales), {}),
             (TypeError, "gemm_a8w8: XQ must have dtype", (x.float(), w, *scales), {}),
-            (TypeError, "gemm_a8w8: XQ must have the fp8 that this device computes with, fp8 on .* is .*, got",
+            (TypeError, "gemm_a8w8: XQ must have the fp8 of this device, fp8 on .* is .*, got",
              (x.view(torch.uint8).view(other), bits.view(other), *scales), {}),
             (TypeError, "gemm_a8w8: WQ must have dtype", (x, bits.view(other), *scales), {}),
             (TypeError, "gemm_a8w8: WQ must have dtype", (x, w.view(torch.int8), *scales), {}),

@@ -223,7 +223,7 @@ def bench() -> None:
             "mxfp4": (torch.bfloat16, "mxfp4", 32)}[form]
         arch = "" if form == "mxfp4" else target_of(device).arch
         block = 1 if tokens == 1 else block_for(tokens * slots, experts, arch)
-        call = moe_gemm_tuning.case(
+        call = OPS["moe_gemm"].tuning.case(
             {"pairs": tokens * slots, "experts": experts, "n": n, "k": k, "slots": slots, "block": block,
              "dtype": dtypes.name(dtype), "b_dtype": b_format, "group_size": group_size, "is_gated": int(not is_down),
              "is_of_pairs": int(is_down), "is_shuffled": 0}, device, seed)

@@ -157,12 +157,12 @@ def test_calls_for_the_tuner_have_their_keys(device, form, is_few):
            "dtype": dtypes.name(dtype), "b_dtype": "mxfp4" if form.endswith("weights") else "same",
            "group_size": {"blocks": 128, "mxfp4 weights": 32}.get(form, 0), "is_gated": 1, "is_of_pairs": 0,
            "is_shuffled": 0}
-    call = moe_gemm_tuning.case(key, device, 3)
+    call = OPS["moe_gemm"].tuning.case(key, device, 3)
     assert OPS["moe_gemm"].tune_key(*call) == key
     multiply("triton", call)
     assert call.out.isfinite().all()
-    for smaller in moe_gemm_tuning.smaller(key):
-        assert OPS["moe_gemm"].tune_key(*moe_gemm_tuning.case(smaller, device, 0)) == smaller
+    for smaller in OPS["moe_gemm"].tuning.smaller(key):
+        assert OPS["moe_gemm"].tune_key(*OPS["moe_gemm"].tuning.case(smaller, device, 0)) == smaller
 
 
 def test_traffic_counts_experts_once(device):
@@ -200,7 +200,7 @@ def test_code_for_hopper(monkeypatch, tmp_path, form, rows, kernel):
     key = {"pairs": 4 * rows, "experts": 4, "n": 256, "k": 512, "slots": 1, "block": rows, "dtype": dtypes.name(dtype),
            "b_dtype": form.split()[-2] if form.endswith("weights") else "same", "is_gated": 1, "is_of_pairs": 1,
            "is_shuffled": 0, "group_size": {"blocks": 128, "mxfp4 weights": 32}.get(form, 0)}
-    call = moe_gemm_tuning.case(key, torch.device("cpu"), 0)
+    call = OPS["moe_gemm"].tuning.case(key, torch.device("cpu"), 0)
     with compiled_for_hopper(monkeypatch, moe_gemm) as built:
         moe_gemm.moe_gemm(call, kernel)
     code = disassembled(built[0], tmp_path)

@@ -246,7 +246,7 @@ def test_empty_and_bad_input(device):
     x, (weight, bias) = make(device, (2, 6, 4, 4), BF16), factors(device, 6, BF16)
     assert aiter_like.group_norm(x[:0], 3).shape == (0, 6, 4, 4)
     for error, args, text in (
-            (TypeError, (None, 3), "input must be a tensor, got NoneType"),
+            (TypeError, (None, 3), "input must be a tensor, got None"),
             (TypeError, (x.int(), 3), "input must have dtype"), (ValueError, (x[0, 0, 0], 1), "at least 2 dimensions"),
             (ValueError, (x, 4), "num_groups must divide the 6 channels, got 4"),
             (ValueError, (x, 0), "num_groups must be"), (ValueError, (x, 3, weight[:5]), "weight must have shape"),

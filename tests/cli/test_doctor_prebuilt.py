@@ -59,8 +59,7 @@ def test_folders_that_cannot_be_had_are_named_with_the_reason(tmp_path, monkeypa
 
 def test_only_rows_of_this_device_are_stale():
     row = SimpleNamespace(key=("sm_90", 132, 1), is_modelled=False, backend="hip", source="x.csv:2")
-    backend = SimpleNamespace(name="hip", staleness=lambda row: "another revision")
-    op = SimpleNamespace(name="x", backends=[backend], table=SimpleNamespace(rows=lambda: [row]))
+    op = SimpleNamespace(name="x", staleness=lambda row: "another revision", table=SimpleNamespace(rows=lambda: [row]))
     assert doctor._stale(op, {("gfx942", 304)}) == [] and len(doctor._stale(op, {("sm_90", 132)})) == 1
 
 

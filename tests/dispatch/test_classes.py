@@ -69,6 +69,29 @@ def test_what_nobody_asked_is_open():
     assert not _is_like(found, torch.zeros(5, 3), torch.zeros(5, 3), None, 1.0, 1e-6)
 
 
+def test_what_sizes_say_is_kept_for_those_that_come_again():
+    """Their questions are not asked again; others' are, and a number that they were compared with counts."""
+    trace, served = Trace((X, Y, 4, 2.5)), []
+    x, y, rows, _ = trace.fields
+    assert x.shape[0] <= 9 and x.shape[0] == y.shape[0] == rows and x.shape[1] == 8
+    text = str((x.shape[0] * x.stride(0)).text)
+    trace.settle()
+    body = [f"served.append(({text}, arg2, arg3))"]
+    each = classes.CallClass(None, (X, Y, 4, 2.5), trace, "", body, {"served": served})
+    expected = []
+    sizes = ((4, 4), (4, 4), (4, 4), (5, 5), (5, 5), (5, 5), (5, 4), (5, 5), (10, 10), (4, 4), (5, 5), (6, 6), (6, 6),
+             (6, 4))
+    for tensors in (lambda size: (torch.zeros(size, 8), torch.zeros(size, 8)),
+                    lambda size: (torch.zeros(size, 16)[:, ::2], torch.zeros(size, 8)),
+                    lambda size: (torch.zeros(size, 8), torch.zeros(size + 1, 8))):
+        for size, number in sizes:
+            one, other = tensors(size)
+            is_one = size == number <= 9 and other.shape[0] == size
+            assert each.serves(None, one, other, number, size / 2) == is_one, (size, number, one.stride())
+            expected += [(size * one.stride(0), number, size / 2)] * is_one
+    assert served == expected and expected
+
+
 def test_neither_are_other_selectors_and_modes():
     found = _known(X, 1)
     assert not _is_like(found, X, 1, chosen="hip")

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from watching import watched
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
@@ -222,6 +223,17 @@ def test_backend_extends_and_decodes(backend, in_graph):
             enable_gqa=True, scale=0.125)
         assert relative_l2(out.view(count, HEADS, DIM), expected.transpose(0, 1)) < LIMIT
     assert takeover.counters()["sglang.attention"] == takeover.Counts(2, 0)
+
+
+def test_a_warm_layer_imports_nothing(backend):
+    served, slots = backend
+    batch, (q, k, v), layer = batch_of("DECODE", slots, 10, 1), qkv(1), radix()
+    served.init_forward_metadata(batch)
+    for _ in range(2):
+        served.forward_decode(q, k, v, layer, batch)
+    with watched() as found:
+        served.forward_decode(q, k, v, layer, batch)
+    assert not found
 
 
 @pytest.mark.parametrize("layer,changes,options,reason", [

@@ -65,7 +65,7 @@ def test_sizes_that_a_class_has_not_seen(monkeypatch, name, field, others):
         return [(*facts, [_plain(each, call) for each in arguments]) for *facts, arguments in launched]
 
     with torch.no_grad(), planning_for("sm_90"):
-        key = {name: 0 for name in op.tune_fields} | {"out_dtype": "bf16", "dtype": "bf16"} | others
+        key = {name: "bf16" if name.endswith("dtype") else 0 for name in op.tune_fields} | others
         calls = [op.tuning.case(key | {field: size}, torch.device("cpu"), 0) for size in SIZES]
         expected = []
         for call in calls:

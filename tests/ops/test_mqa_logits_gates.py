@@ -22,7 +22,7 @@ KEY = {"num_heads": 64, "head_dim": 128, "page_size": 64, "layout": "rows", "dty
 
 def call_of(rows: int, tokens: int, columns: int, **changed) -> operator.MqaLogitsCall:
     key = {**KEY, "rows": rows, "seqlen_q": tokens, "columns": columns, **changed}
-    return operator._tune_case(key, torch.device("cpu"), 0)
+    return operator.mqa_logits_op.tuning.case(key, torch.device("cpu"), 0)
 
 
 def modelled_us(call: operator.MqaLogitsCall) -> float:

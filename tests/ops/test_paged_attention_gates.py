@@ -29,7 +29,7 @@ READ_TB_PER_S, READ_SHARE, BYTES_SHARE = 4.14, 0.85, 0.8
 """
 BYTES = {"kv_dtype": "fp8_e4m3fnuz", "scale_layout": "tensor"}
 KEY = {"batch": 2, "seqlen_q": 1, "seqlen_k": 64, "num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 16,
-       "layout": "rows", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+       "layout": "rows", "features": "none", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
 FORMS = {"bf16": (8, {}), "two strips of rows": (4, {"seqlen_q": 8}), "wide": (8, {"head_dim": 256}),
          "shuffled": (8, {"layout": "shuffled"}),
          "bytes with scales": (8, {"kv_dtype": "fp8_e4m3fnuz", "scale_layout": "token"})}
@@ -37,7 +37,7 @@ FORMS = {"bf16": (8, {}), "two strips of rows": (4, {"seqlen_q": 8}), "wide": (8
 
 
 def call_of(**changed):
-    return operator._tune_case({**KEY, **changed}, torch.device("cpu"), 0)
+    return operator.paged_attention_op.tuning.case({**KEY, **changed}, torch.device("cpu"), 0)
 
 
 def assembly(call, compiler: str) -> str:

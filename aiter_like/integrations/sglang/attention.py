@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
 from aiter_like.ops.common.contents import as_int32
 
 NAME = "aiter_like"
+_POOLS = "sglang.srt.mem_cache.memory_pool"
 
 _log = logging.getLogger("aiter_like")
 _has_choice = False
@@ -110,9 +112,7 @@ def _forward(backend: Any, q: Tensor, k: Tensor | None, v: Tensor | None, layer:
         backend._sequences = _sequences(backend, forward_batch, is_static=False)
     pool, sequences = backend.token_to_kv_pool, backend._sequences
     if save_kv_cache and k is not None and v is not None:
-        from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-
-        pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
+        pool.set_kv_buffer(layer, sys.modules[_POOLS].KVWriteLoc.for_batch(forward_batch), k, v)
     q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
     out = mha_batch_prefill_func(
         q, pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id), sequences.starts, None, None,

@@ -33,7 +33,7 @@ def install() -> None:
     layers.register()
     for part in (linear, experts, mla, sampler):
         part.take_methods(_platform())
-    sources = revision.source_hash(Path(layers.__file__), Path(linear.__file__))
+    sources = revision.files_hash(Path(layers.__file__), Path(linear.__file__))
     _mark_compiled_graphs(envs, f"{sources}: {', '.join([*layers.registered(), *linear.taken_methods()])}")
 
 

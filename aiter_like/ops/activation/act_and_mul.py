@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,36 +12,38 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation.parts import ACTIVATIONS, SWIGLU_LIMIT, activated, gated, mlp_shapes
+from aiter_like.ops.activation.parts import ACTIVATIONS, SWIGLU_LIMIT, activated, check_halves, gated, mlp_sizes
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 
 __all__ = ["gelu_and_mul", "gelu_and_mul_bias", "gelu_fast", "gelu_tanh_and_mul", "scaled_silu_and_mul", "silu_and_mul",
            "silu_and_mul_bias", "swiglu_and_mul", "swiglu_and_mul_bias"]
 
+_OP = "act_and_mul"
+
+
 class ActAndMulCall(NamedTuple):
     """One call of act_and_mul. The rows of `out` and `input` are evenly spaced.
 
     Attributes:
-        out: [..., d], written; dtype of `input`, 16 bits beside fp32 too, or fp8 or int8 with a `scale`.
+        out: [..., d], dtype of `input`, 16 bits beside fp32 too, or fp8 or int8 with a `scale`.
         input: [..., 2d], gate and up; [..., d] where the call is not gated.
         activation: one of ACTIVATIONS.
         is_gated: the second half of each row is multiplied in.
         limit: above 0: gate is at most that and up within ± that first.
-        scale: one fp32 number that divides the result.
-        expert_ids: [...] int32: the row of `bias` for each row; comes with `bias`.
-        bias: [num_experts, 2d], added to the rows of `input`, dtype of `input` or fp32.
+        scale: one number that divides the result.
+        expert_ids: the row of `bias` for each row; comes with `bias`.
+        bias: a row for each expert, added to the rows of `input`.
     """
 
     out: Tensor
-    input: Tensor
+    input: Annotated[Tensor, "*rows columns", elements.FLOATS]
     activation: str = "silu"
     is_gated: bool = True
     limit: float = 0.0
-    scale: Tensor | None = None
-    expert_ids: Tensor | None = None
-    bias: Tensor | None = None
+    scale: Annotated[Tensor | None, "*scale", torch.float32] = None
+    expert_ids: Annotated[Tensor | None, "*rows", torch.int32] = None
+    bias: Annotated[Tensor | None, "_ columns", ("input", torch.float32)] = None
 
 
 def act_and_mul_ref(call: ActAndMulCall) -> None:
@@ -80,74 +82,64 @@ def _act_and_mul_hip(call: ActAndMulCall) -> None: ...
 
 
 def _check(call: ActAndMulCall) -> object:
-    op, input = "act_and_mul", call.input
-    check.tensor(op, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
-    if call.is_gated and input.shape[-1] % 2:
-        raise ValueError(f"{op}: input must have an even last dimension, gate and up, got {input.shape[-1]}")
-    shape = (*input.shape[:-1], input.shape[-1] // 2) if call.is_gated else input.shape
+    input = call.input
+    shape = check_halves(_OP, "input", input) if call.is_gated else input.shape
     out_dtypes = elements.FLOATS if input.dtype == torch.float32 else (input.dtype,)
     if call.scale is not None:
         out_dtypes += quant_rule.DTYPES
-    check.tensor(op, "out", call.out, dtypes=out_dtypes, shape=shape, device=input.device)
-    check.choice(op, "activation", call.activation, ACTIVATIONS)
-    check.real(op, "limit", call.limit, low=0.0)
-    if call.scale is not None:
-        check.tensor(op, "scale", call.scale, dtypes=(torch.float32,), device=input.device)
         if call.scale.numel() != 1:
-            raise ValueError(f"{op}: scale must have one element, got shape {tuple(call.scale.shape)}")
-    if (call.bias is None) != (call.expert_ids is None):
-        raise ValueError(f"{op}: expert_ids and bias must come together, got one of them")
-    if call.bias is not None:
-        _check_bias(op, input, call.expert_ids, call.bias)
+            raise ValueError(f"{_OP}: scale must have one element, got shape {tuple(call.scale.shape)}")
+    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=shape, device=input.device)
+    check.choice(_OP, "activation", call.activation, ACTIVATIONS)
+    check.real(_OP, "limit", call.limit, low=0.0)
+    check.together(_OP, expert_ids=call.expert_ids, bias=call.bias)
+    if call.bias is not None and not call.expert_ids.is_contiguous():
+        raise ValueError(f"{_OP}: expert_ids must be contiguous, got strides {call.expert_ids.stride()}")
+    if call.bias is not None and not call.bias.shape[0]:
+        raise ValueError(f"{_OP}: bias must have at least one expert, got shape {tuple(call.bias.shape)}")
     return SKIP if call.out.numel() == 0 else None
-
-
-def _check_bias(op: str, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
-    check.tensor(op, "expert_ids", expert_ids, dtypes=(torch.int32,), shape=input.shape[:-1], device=input.device)
-    check.tensor(op, "bias", bias, dtypes=tuple(dict.fromkeys((input.dtype, torch.float32))),
-                 shape=(None, input.shape[-1]), device=input.device)
-    if not expert_ids.is_contiguous():
-        raise ValueError(f"{op}: expert_ids must be contiguous, got strides {expert_ids.stride()}")
-    if not bias.shape[0]:
-        raise ValueError(f"{op}: bias must have at least one expert, got shape {tuple(bias.shape)}")
 
 
 def _refusal(target: Target, call: ActAndMulCall) -> str | None:
     return rows.refusal(input=call.input, out=call.out) or quant_rule.refusal(target, call.out.dtype)
 
 
-def _tune_key(call: ActAndMulCall) -> dict[str, int | str]:
-    columns = call.out.shape[-1]
-    return {"rows": call.out.numel() // columns, "columns": columns, "dtype": dtypes.name(call.input.dtype),
-            "out_dtype": dtypes.name(call.out.dtype)}
+class ActAndMulKey(NamedTuple):
+    """What a tuned row of act_and_mul is chosen by."""
+
+    rows: int
+    columns: int
+    dtype: str
+    out_dtype: str
+
+    @classmethod
+    def of(cls, call: ActAndMulCall) -> ActAndMulKey:
+        return cls(*tune_shapes.row_sizes(call.out)[:2], dtypes.name(call.input.dtype), dtypes.name(call.out.dtype))
+
+    def make(self, device: torch.device, seed: int) -> ActAndMulCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, 2 * self.columns)
+        out = torch.empty(self.rows, self.columns, dtype=dtypes.DTYPES[self.out_dtype], device=device)
+        return ActAndMulCall(out, x, scale=None if out.dtype == x.dtype else torch.full((1,), 0.05, device=device))
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[ActAndMulKey]:
+        return (cls(count, columns, model.dtype, model.dtype) for count, columns in mlp_sizes(model, tp, tokens))
 
 
 def _cases(device: torch.device) -> dict[str, ActAndMulCall]:
     """Every activation; one of each element, with the bias of experts, and quantised."""
-    generator = torch.Generator().manual_seed(0)
-    x, bias = (torch.randn(count, 2048, generator=generator).to(device, torch.bfloat16) for count in (5, 3))
-    silu = ActAndMulCall(torch.empty_like(x[:, :1024]), x)
-    limits = {"swiglu": SWIGLU_LIMIT}
-    calls = {name: silu._replace(activation=name, limit=limits.get(name, 0.0)) for name in ACTIVATIONS}
-    calls["each element"] = ActAndMulCall(torch.empty_like(x), x, "gelu_tanh", is_gated=False)
+    silu = ActAndMulKey(5, 1024, "bf16", "bf16").make(device, 0)
+    calls = {name: silu._replace(activation=name) for name in ACTIVATIONS}
+    calls["swiglu"] = calls["swiglu"]._replace(limit=SWIGLU_LIMIT)
+    calls["each element"] = ActAndMulCall(torch.empty_like(silu.input), silu.input, "gelu_tanh", is_gated=False)
     ids = torch.tensor([2, 0, -1, 1, 3], dtype=torch.int32, device=device)
-    calls["bias"] = silu._replace(expert_ids=ids, bias=bias)
-    calls["quantised"] = silu._replace(out=torch.empty_like(silu.out, dtype=torch.int8),
-                                       scale=torch.full((1,), 0.05, device=device))
+    calls["bias"] = silu._replace(expert_ids=ids, bias=silu.input[:3].flip(0))
+    calls["quantised"] = ActAndMulKey(5, 1024, "bf16", "i8").make(device, 0)
     return calls
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> ActAndMulCall:
-    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], 2 * key["columns"])
-    out = torch.empty(key["rows"], key["columns"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    return ActAndMulCall(out, x, scale=None if out.dtype == x.dtype else torch.ones(1, device=device))
-
-
 act_and_mul = Op(
-    "act_and_mul", call=ActAndMulCall, reference=act_and_mul_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "out_dtype"), cases=_cases, tuning=Tuning(_tune_case, shapes=mlp_shapes),
+    _OP, call=ActAndMulCall, reference=act_and_mul_ref, check=_check, key=ActAndMulKey, cases=_cases,
     in_place={"out": ("input",)},
     backends=(Backend("hip", _act_and_mul_hip, refusal=_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
@@ -157,26 +149,15 @@ act_and_mul = Op(
 
 
 def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str | None = None) -> None:
-    """SiLU of the first half of each row times the second.
-
-    `out = gate · sigmoid(gate) · up`.
+    """SiLU of the first half of each row times the second: `out = gate · sigmoid(gate) · up`.
 
     Args:
         out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         limit: above 0: gate is at most `limit` and up within ±`limit` first; finite, ≥ 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or limit do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
+        Computed in fp32, rounded to nearest even once.
 
     Source: Shazeer, GLU Variants Improve Transformer (2020); AITER's `silu_and_mul`.
     """
@@ -184,25 +165,7 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
 
 
 def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU of the first half of each row times the second.
-
-    `out = gate · Φ(gate) · up`, with Φ of the normal distribution (erf).
-
-    Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
+    """GELU by Φ of the normal distribution (erf): `out = gate · Φ(gate) · up`. As `silu_and_mul` otherwise.
 
     Source: AITER's `gelu_and_mul`.
     """
@@ -210,25 +173,7 @@ def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> N
 
 
 def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU, by its tanh form, of the first half of each row times the second.
-
-    `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`.
-
-    Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
+    """GELU by its tanh form: `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`. As `silu_and_mul`.
 
     Source: AITER's `gelu_tanh_and_mul`.
     """
@@ -236,25 +181,12 @@ def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None)
 
 
 def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU by its tanh form, of each element.
+    """GELU by its tanh form, of each element. As `silu_and_mul`, but for:
 
     `out = ½ x · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
 
     Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
         input: [..., d] bf16|fp16|fp32; last dimension contiguous, rows evenly spaced.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
 
     Source: AITER's `gelu_fast`.
     """
@@ -262,25 +194,7 @@ def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None
 
 
 def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """SwiGLU as GPT-OSS has it: of the first half of each row times the second.
-
-    `out = g · sigmoid(1.702 g) · (u + 1)`, with g = min(gate, 7) and u = up within ±7.
-
-    Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
+    """GPT-OSS's SwiGLU: `out = g · sigmoid(1.702 g) · (u + 1)`, g = min(gate, 7), u = up within ±7. As `silu_and_mul`.
 
     Source: AITER's `swiglu_and_mul`.
     """
@@ -289,25 +203,11 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
 
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
+    """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert. As `silu_and_mul`, but for:
 
     Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
         bias: [num_experts, 2d], dtype of `input` or fp32.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
 
     Source: AITER's `silu_and_mul_bias`.
     """
@@ -316,25 +216,7 @@ def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
 def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                         backend: str | None = None) -> None:
-    """`out = swiglu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
-
-    Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
-        expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
-        bias: [num_experts, 2d], dtype of `input` or fp32.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
+    """`out = swiglu_and_mul(input + bias[expert_ids])`. As `silu_and_mul_bias` otherwise.
 
     Source: AITER's `swiglu_and_mul_bias`.
     """
@@ -343,25 +225,7 @@ def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Te
 
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`out = gelu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
-
-    Args:
-        out: [..., d], written; dtype of `input`, or 16 bits of fp32; last dimension contiguous, rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
-        expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
-        bias: [num_experts, 2d], dtype of `input` or fp32.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
+    """`out = gelu_and_mul(input + bias[expert_ids])`. As `silu_and_mul_bias` otherwise.
 
     Source: AITER's `gelu_and_mul_bias`.
     """
@@ -369,26 +233,13 @@ def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
 
 def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """`silu_and_mul` divided by a scale that is known before: static quantisation.
+    """`silu_and_mul` divided by a scale that is known before: static quantisation. As `silu_and_mul`, but for:
 
     `out = gate · sigmoid(gate) · up / scale`, saturated where `out` is fp8 or int8.
 
     Args:
         out: [..., d], written; the hardware's fp8, int8 or the dtype of `input`; rows evenly spaced.
-        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         scale: one fp32 number, on the device.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; can be captured in a graph.
 
     Source: AITER's `scaled_silu_and_mul`.
     """

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,8 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation.parts import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
+from aiter_like.ops.activation.parts import ACTIVATIONS, SWIGLU_LIMIT, check_halves, gated, mlp_sizes
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 
 __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
@@ -27,22 +26,22 @@ class ActAndMulQuantCall(NamedTuple):
     """One call of act_and_mul_quant. The rows of `out` and `input` are evenly spaced.
 
     Attributes:
-        out: [..., d], written; fp8 or int8, or the dtype of `input` where `scale` is None.
-        scale: written: an fp32 number per row, or per row and group; None: the result is not quantised.
+        out: [..., d], fp8 or int8, or the dtype of `input` where `scale` is None.
+        scale: an fp32 number per row, or per row and group; None: the result is not quantised.
         input: [..., 2d], gate and up.
         activation: one of ACTIVATIONS.
         limit: above 0: gate is at most that and up within ± that first.
         group_size: columns with a scale of their own; 0: one scale per row.
-        weights: [..., 1] or [..., d] that multiply the result, dtype of `input` or fp32.
+        weights: [..., 1] or [..., d] that multiply the result.
     """
 
     out: Tensor
     scale: Tensor | None
-    input: Tensor
+    input: Annotated[Tensor, "*rows columns", elements.FLOATS]
     activation: str = "silu"
     limit: float = 0.0
     group_size: int = 0
-    weights: Tensor | None = None
+    weights: Annotated[Tensor | None, "*weights", ("input", torch.float32)] = None
 
     @property
     def has_weight_each(self) -> bool:
@@ -91,26 +90,18 @@ def _act_and_mul_quant_hip(call: ActAndMulQuantCall) -> None: ...
 
 
 def _check(call: ActAndMulQuantCall) -> object:
-    input, weights = call.input, call.weights
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0 or input.shape[-1] % 2:
-        raise ValueError(f"{_OP}: input must have an even last dimension, gate and up, got shape {tuple(input.shape)}")
-    shape = (*input.shape[:-1], input.shape[-1] // 2)
-    out_dtypes = (input.dtype,) if call.scale is None else quant_rule.DTYPES
-    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=shape, device=input.device)
+    weights, shape = call.weights, check_halves(_OP, "input", call.input)
+    out_dtypes = (call.input.dtype,) if call.scale is None else quant_rule.DTYPES
+    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=shape, device=call.input.device)
     check.choice(_OP, "activation", call.activation, ACTIVATIONS)
     check.real(_OP, "limit", call.limit, low=0.0)
     quant_rule.check_group(_OP, shape[-1], call.group_size)
     if call.scale is not None:
         quant_rule.check_scale(_OP, "scale", call.scale, call.out, call.group_size)
-    if weights is not None:
-        check.tensor(_OP, "weights", weights, dtypes=tuple(dict.fromkeys((input.dtype, torch.float32))),
-                     device=input.device)
-        if tuple(weights.shape) not in ((*shape[:-1], 1), shape[:-1], shape):
-            raise ValueError(f"{_OP}: weights must have shape {(*shape[:-1], 1)} or {shape}, got "
-                             f"{tuple(weights.shape)}")
-        if tuple(weights.shape) != shape and not weights.is_contiguous():
-            raise ValueError(f"{_OP}: weights must be dense in memory, got strides {weights.stride()}")
+    if weights is not None and tuple(weights.shape) not in ((*shape[:-1], 1), shape[:-1], shape):
+        raise ValueError(f"{_OP}: weights must have shape {(*shape[:-1], 1)} or {shape}, got {tuple(weights.shape)}")
+    if weights is not None and tuple(weights.shape) != shape and not weights.is_contiguous():
+        raise ValueError(f"{_OP}: weights must be dense in memory, got strides {weights.stride()}")
     return SKIP if call.out.numel() == 0 else None
 
 
@@ -119,25 +110,43 @@ def _refusal(target: Target, call: ActAndMulQuantCall) -> str | None:
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, out=call.out, weights=each)
 
 
-def _tune_key(call: ActAndMulQuantCall) -> dict[str, int | str]:
-    columns = call.out.shape[-1]
-    return {"rows": call.out.numel() // columns, "columns": columns, "group_size": call.group_size,
-            "dtype": dtypes.name(call.input.dtype), "out_dtype": dtypes.name(call.out.dtype)}
+class ActAndMulQuantKey(NamedTuple):
+    """What a tuned row of act_and_mul_quant is chosen by."""
+
+    rows: int
+    columns: int
+    group_size: int
+    dtype: str
+    out_dtype: str
+
+    @classmethod
+    def of(cls, call: ActAndMulQuantCall) -> ActAndMulQuantKey:
+        count, columns, out_dtype = tune_shapes.row_sizes(call.out)
+        return cls(count, columns, call.group_size, dtypes.name(call.input.dtype), out_dtype)
+
+    def make(self, device: torch.device, seed: int) -> ActAndMulQuantCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, 2 * self.columns)
+        out = torch.empty(self.rows, self.columns, dtype=tune_shapes.dtype_on(device, self.out_dtype), device=device)
+        scale = torch.empty(self.rows, self.columns // self.group_size if self.group_size else 1, device=device)
+        return ActAndMulQuantCall(out, scale, x, group_size=self.group_size)
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[ActAndMulQuantKey]:
+        """The shapes of act_and_mul, to fp8 with a scale per row and per 128 columns."""
+        return (cls(count, columns, group_size, model.dtype, tune_shapes.fp8_name())
+                for count, columns in mlp_sizes(model, tp, tokens) for group_size in (0, 128)
+                if group_size == 0 or columns % group_size == 0)
 
 
 def _cases(device: torch.device) -> dict[str, ActAndMulQuantCall]:
     """By group and by row, with weights of rows and of elements, and not quantised."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 2048, generator=generator).to(device, torch.bfloat16)
-    weights = torch.rand(5, 1024, generator=generator).to(device) + 0.5
-    out, scale = torch.empty(5, 1024, dtype=torch.int8, device=device), torch.empty(5, 8, device=device)
-    fp8 = torch.empty(5, 1024, dtype=dtypes.fp8_of(target_of(device).arch), device=device)
-    return {"group": ActAndMulQuantCall(out, scale, x, group_size=128),
-            "row": ActAndMulQuantCall(fp8, torch.empty(5, 1, device=device), x, "gelu"),
-            "weighted rows": ActAndMulQuantCall(out, scale, x, limit=2.0, group_size=128,
-                                                weights=weights[:, :1].contiguous()),
-            "weighted elements": ActAndMulQuantCall(torch.empty_like(x[:, :1024]), None, x, "swiglu", SWIGLU_LIMIT,
-                                                    weights=weights)}
+    group = ActAndMulQuantKey(5, 1024, 128, "bf16", "i8").make(device, 0)
+    row = ActAndMulQuantKey(5, 1024, 0, "bf16", "fp8").make(device, 0)
+    weights = tune_shapes.normal(device, 1, "fp32")(5, 1024).sigmoid() + 0.5
+    return {"group": group, "row": row._replace(activation="gelu"),
+            "weighted rows": group._replace(limit=2.0, weights=weights[:, :1].contiguous()),
+            "weighted elements": row._replace(out=torch.empty_like(row.input[:, :1024]), scale=None,
+                                              activation="swiglu", limit=SWIGLU_LIMIT, weights=weights)}
 
 
 def _hip_space(target: Target, call: ActAndMulQuantCall) -> list[dict[str, int]]:
@@ -145,26 +154,9 @@ def _hip_space(target: Target, call: ActAndMulQuantCall) -> list[dict[str, int]]
                            is_8bit=call.out.element_size() == 1)
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> ActAndMulQuantCall:
-    count, columns, group_size = key["rows"], key["columns"], key["group_size"]
-    x = tune_shapes.normal(device, seed, key["dtype"])(count, 2 * columns)
-    out = torch.empty(count, columns, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    scale = torch.empty(count, columns // group_size if group_size else 1, device=device)
-    return ActAndMulQuantCall(out, scale, x, group_size=group_size)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """The shapes of act_and_mul, to fp8 with a scale per row and per 128 columns."""
-    for key in mlp_shapes(model, tp, tokens):
-        for group_size in (0, 128):
-            if group_size == 0 or key["columns"] % group_size == 0:
-                yield {**key, "group_size": group_size, "out_dtype": tune_shapes.fp8_name()}
-
-
 act_and_mul_quant = Op(
-    _OP, call=ActAndMulQuantCall, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"), cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    _OP, call=ActAndMulQuantCall, reference=act_and_mul_quant_ref, check=_check, key=ActAndMulQuantKey,
+    writes=("out", "scale"), cases=_cases,
     backends=(Backend("hip", _act_and_mul_quant_hip, refusal=_refusal, space=_hip_space),
               Backend("triton", "ops.activation.triton.act_and_mul_quant:act_and_mul_quant", refusal=_refusal,
                       space=tune_shapes.row_space),
@@ -184,19 +176,10 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
         group_size: 32, 64 or 128, which divides d; 0: one scale per row.
         limit: above 0: gate is at most `limit` and up within ±`limit` first; finite, ≥ 0.
         shuffle_scale: the scales lie in memory with groups outermost: that of row m, group g at g · M + m.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `scale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or limit do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
 
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127); y is not rounded in between. A NaN makes its
-        scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+        scale and fp8 elements NaN, int8 0. Deterministic.
 
     Source: AITER's `silu_and_mul_quant`.
     """
@@ -206,39 +189,25 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
                                 backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """An activation of the first half of each row times the second, quantised by group of columns, or by row.
+    """An activation of the first half of each row times the second, quantised. As `silu_and_mul_quant`, but for:
 
     `y = act(gate) · up` in fp32; `q · scale` is y up to the rounding of q.
 
     Args:
         x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         activation: "silu", "gelu", "gelu_tanh" or "swiglu" (GPT-OSS's, with its limit of 7).
-        group_size: 32, 64 or 128, which divides d; 0: one scale per row.
         dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         q [..., d] and the scales [..., d / group_size] fp32.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shape, layout, activation or group do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `dtype_quant` is the fp8 of other hardware.
-
-    Notes:
-        As `silu_and_mul_quant`.
-
     Source: AITER's `act_mul_and_fp8_group_quant`.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{_OP}: x must be a tensor, got {type(x).__name__}")
-    if x.ndim == 0 or x.shape[-1] % 2:
-        raise ValueError(f"{_OP}: x must have an even last dimension, gate and up, got shape {tuple(x.shape)}")
-    quant_rule.check_group(_OP, x.shape[-1] // 2, group_size)
-    columns, dtype = x.shape[-1] // 2, dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
-    out = x.new_empty(*x.shape[:-1], columns, dtype=dtype)
-    groups = columns // group_size if group_size else 1
-    scale = x.new_empty(*x.shape[:-1], groups, dtype=torch.float32)
+    *outer, columns = check_halves(_OP, "x", x)
+    quant_rule.check_group(_OP, columns, group_size)
+    out = x.new_empty(*outer, columns,
+                      dtype=dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant)
+    scale = x.new_empty(*outer, columns // group_size if group_size else 1, dtype=torch.float32)
     limit = SWIGLU_LIMIT if activation == "swiglu" else 0.0
     act_and_mul_quant.run(out, scale, x, activation, limit=limit, group_size=group_size, backend=backend)
     return out, scale

@@ -12,26 +12,15 @@ __all__ = ["add", "add_", "div", "div_", "mul", "mul_", "sub", "sub_"]
 
 
 def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The sum of two tensors, element by element.
-
-    `out = input + other`.
+    """The sum of two tensors, element by element: `out = input + other`.
 
     Args:
         input: bf16|fp16|fp32, any shape and strides.
         other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
         out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+        Computed in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `add`.
     """
@@ -39,23 +28,14 @@ def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The sum of two tensors, in place of the first.
+    """The sum of two tensors, in place of the first. As `add`, but for:
 
     Args:
         input: bf16|fp16|fp32, any shape and strides; read and written.
         other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `input`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `add`.
 
     Source: AITER's `add_`.
     """
@@ -63,26 +43,7 @@ def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def sub(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The difference of two tensors, element by element.
-
-    `out = input − other`.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides.
-        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
-        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+    """The difference of two tensors: `out = input − other`. As `add` otherwise.
 
     Source: AITER's `sub`.
     """
@@ -90,23 +51,7 @@ def sub(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def sub_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The difference of two tensors, in place of the first.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides; read and written.
-        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `input`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `sub`.
+    """The difference of two tensors, in place of the first. As `add_` otherwise.
 
     Source: AITER's `sub_`.
     """
@@ -114,26 +59,7 @@ def sub_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product of two tensors, element by element.
-
-    `out = input · other`.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides.
-        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
-        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+    """The product of two tensors: `out = input · other`. As `add` otherwise.
 
     Source: AITER's `mul`.
     """
@@ -141,23 +67,7 @@ def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def mul_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The product of two tensors, in place of the first.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides; read and written.
-        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `input`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `mul`.
+    """The product of two tensors, in place of the first. As `add_` otherwise.
 
     Source: AITER's `mul_`.
     """
@@ -165,26 +75,7 @@ def mul_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def div(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The quotient of two tensors, element by element.
-
-    `out = input / other`.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides.
-        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
-        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+    """The quotient of two tensors: `out = input / other`. As `add` otherwise.
 
     Source: AITER's `div`.
     """
@@ -192,23 +83,7 @@ def div(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def div_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The quotient of two tensors, in place of the first.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides; read and written.
-        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `input`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `div`.
+    """The quotient of two tensors, in place of the first. As `add_` otherwise.
 
     Source: AITER's `div_`.
     """
@@ -218,9 +93,6 @@ def div_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 def _of_two(operation: str, input: Tensor, other: Tensor, out: Tensor | None, backend: str | None,
             is_in_place: bool = False) -> Tensor:
     """The operation of tensors that are broadcast to one shape."""
-    for name, tensor in (("input", input), ("other", other)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{operation}: {name} must be a tensor, got {type(tensor).__name__}")
     if is_in_place:
         out = input
     if input.shape != other.shape:

@@ -6,16 +6,15 @@ Kernels: csrc/activation/elementwise.hip, ops/activation/triton/elementwise.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 
@@ -33,15 +32,15 @@ class ElementwiseCall(NamedTuple):
     """One call of elementwise.
 
     Attributes:
-        out: written; it may be `input`.
-        input: [*out.shape], any strides, 0 where it is broadcast.
-        other: [*out.shape]; None with the functions of one tensor.
+        out: it may be `input`.
+        input: any strides, 0 where it is broadcast.
+        other: None with the functions of one tensor.
         operation: "add", "sub", "mul", "div", "sigmoid" or "tanh".
     """
 
-    out: Tensor
-    input: Tensor
-    other: Tensor | None = None
+    out: Annotated[Tensor, "*shape", elements.FLOATS, STRIDED]
+    input: Annotated[Tensor, "*shape", elements.FLOATS, STRIDED]
+    other: Annotated[Tensor | None, "*shape", elements.FLOATS, STRIDED] = None
     operation: str = "add"
 
     @property
@@ -79,18 +78,11 @@ def _elementwise_hip(call: ElementwiseCall) -> None: ...
 
 
 def _check(call: ElementwiseCall) -> object:
-    out = call.out
     check.choice(_OP, "operation", call.operation, tuple(_FUNCTIONS))
-    check.tensor(_OP, "out", out, dtypes=elements.FLOATS, last_contiguous=False)
-    check.tensor(_OP, "input", call.input, dtypes=elements.FLOATS, shape=out.shape, device=out.device,
-                 last_contiguous=False)
     if (call.other is None) != (call.operation in _OF_ONE):
         raise ValueError(f"{_OP}: other must be {'None' if call.operation in _OF_ONE else 'a tensor'} with "
                          f"{call.operation}, got {'None' if call.other is None else 'a tensor'}")
-    if call.other is not None:
-        check.tensor(_OP, "other", call.other, dtypes=elements.FLOATS, shape=out.shape, device=out.device,
-                     last_contiguous=False)
-    return SKIP if out.numel() == 0 else None
+    return SKIP if call.out.numel() == 0 else None
 
 
 def _kernel_refusal(target: Target, call: ElementwiseCall) -> str | None:
@@ -100,35 +92,38 @@ def _kernel_refusal(target: Target, call: ElementwiseCall) -> str | None:
     return f"at most {MOST_DIMS} dimensions that are apart in memory, got {dims}" if dims > MOST_DIMS else None
 
 
-def _tune_key(call: ElementwiseCall) -> dict[str, int | str]:
-    return {"elements": call.out.numel(), "operands": 1 if call.other is None else 2,
-            "dtype": dtypes.name(call.out.dtype)}
+class ElementwiseKey(NamedTuple):
+    """What a tuned row of elementwise is chosen by."""
 
+    elements: int
+    operands: int
+    dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> ElementwiseCall:
-    random = tune_shapes.normal(device, seed, key["dtype"])
-    x = random(key["elements"])
-    if key["operands"] == 1:
-        return ElementwiseCall(torch.empty_like(x), x, None, "sigmoid")
-    return ElementwiseCall(torch.empty_like(x), x, random(key["elements"]))
+    @classmethod
+    def of(cls, call: ElementwiseCall) -> ElementwiseKey:
+        return cls(call.out.numel(), 1 if call.other is None else 2, dtypes.name(call.out.dtype))
+
+    def make(self, device: torch.device, seed: int) -> ElementwiseCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x = random(self.elements)
+        if self.operands == 1:
+            return ElementwiseCall(torch.empty_like(x), x, None, "sigmoid")
+        return ElementwiseCall(torch.empty_like(x), x, random(self.elements))
 
 
 def _cases(device: torch.device) -> dict[str, ElementwiseCall]:
     """Each operation, with a row that is broadcast and transposed operands among them; two dtypes."""
-    calls = {}
-    for operation in _FUNCTIONS:
-        x = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-        other = None if operation in _OF_ONE else x.flip(0)
-        calls[operation] = ElementwiseCall(torch.empty_like(x), x, other, operation)
-    calls["broadcast"] = calls["add"]._replace(other=calls["add"].other[0, 0].expand(3, 5, 64))
+    x, other = tune_shapes.normal(device, 0, "bf16")(2, 3, 5, 64)
+    calls = {operation: ElementwiseCall(torch.empty_like(x), x, None if operation in _OF_ONE else other, operation)
+             for operation in _FUNCTIONS}
+    calls["broadcast"] = calls["add"]._replace(other=other[0, 0].expand(3, 5, 64))
     calls["transposed"] = calls["mul"]._replace(other=torch.empty(64, 5, 3, device=device).permute(2, 1, 0).copy_(x))
     return calls
 
 
 elementwise = Op(
-    _OP, call=ElementwiseCall, reference=elementwise_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("elements", "operands", "dtype"), round_field="elements", cases=_cases, tuning=Tuning(_tune_case),
-    in_place={"out": ("input", "other")},
+    _OP, call=ElementwiseCall, reference=elementwise_ref, check=_check, key=ElementwiseKey,
+    round_field="elements", cases=_cases, in_place={"out": ("input", "other")},
     backends=(Backend("hip", _elementwise_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.activation.triton.elementwise:elementwise", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
@@ -136,34 +131,20 @@ elementwise = Op(
 
 
 def _of_one(operation: str, input: Tensor, out: Tensor | None, backend: str | None) -> Tensor:
-    if not isinstance(input, Tensor):
-        raise TypeError(f"{operation}: input must be a tensor, got {type(input).__name__}")
-    if out is None:
-        out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    out = torch.empty_like(input, memory_format=torch.contiguous_format) if out is None else out
     elementwise.run(out, input, None, operation=operation, backend=backend)
     return out
 
 
 def sigmoid(input: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The logistic function of each element.
-
-    `out = 1 / (1 + e^−input)`.
+    """The logistic function of each element: `out = 1 / (1 + e^−input)`.
 
     Args:
         input: bf16|fp16|fp32, any shape and strides.
         out: tensor to write, shape of `input`; default: a new contiguous one of its dtype. It may be `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+        Computed in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `sigmoid`.
     """
@@ -171,25 +152,7 @@ def sigmoid(input: Tensor, *, out: Tensor | None = None, backend: str | None = N
 
 
 def tanh(input: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The hyperbolic tangent of each element.
-
-    `out = tanh(input)`.
-
-    Args:
-        input: bf16|fp16|fp32, any shape and strides.
-        out: tensor to write, shape of `input`; default: a new contiguous one of its dtype. It may be `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+    """The hyperbolic tangent of each element: `out = tanh(input)`. As `sigmoid` otherwise.
 
     Source: AITER's `tanh`.
     """

@@ -11,36 +11,22 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.ops.activation.act_and_mul import act_and_mul, silu_and_mul
 from aiter_like.ops.activation.act_and_mul_quant import act_and_mul_quant
-from aiter_like.ops.activation.parts import ACTIVATIONS
+from aiter_like.ops.activation.parts import ACTIVATIONS, check_halves
 from aiter_like.ops.common import quant_rule
 
 __all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
 
 
 def fused_silu_mul(x: Tensor, out: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """SiLU of the first half of each row times the second.
-
-    `out = gate · sigmoid(gate) · up`.
+    """SiLU of the first half of each row times the second. As `silu_and_mul`, but for:
 
     Args:
         x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         out: [..., d], written; dtype of `x`; None: a new one.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `silu_and_mul`.
 
     Source: AITER's `fused_silu_mul`.
     """
-    out = _output("fused_silu_mul", x, x.dtype if isinstance(x, Tensor) else None) if out is None else out
+    out = x.new_empty(check_halves("fused_silu_mul", "x", x)) if out is None else out
     silu_and_mul(out, x, backend=backend)
     return out
 
@@ -67,19 +53,12 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
         quant_block_size: 32, 64 or 128, which divides d.
         scale_dtype_fmt: "fp32"; AITER's "ue8m0" belongs to kernels of gfx950.
         shuffle_scale: False; AITER's order of such scales, likewise.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out` [..., d]; quantised, `out` and the scales [..., d / quant_block_size].
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or the fp8 is of other hardware.
-
     Notes:
-        In fp32, y not rounded in between; a NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be
-        captured in a graph.
+        In fp32, y not rounded in between; a NaN makes its scale and fp8 elements NaN, int8 0. Deterministic.
 
     Source: AITER's `fused_clamp_act_mul`.
     """
@@ -88,20 +67,19 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     check.real(name, "swiglu_limit", swiglu_limit, low=0.0)
     check.choice(name, "scale_dtype_fmt", scale_dtype_fmt, ("fp32",))
     check.choice(name, "shuffle_scale", shuffle_scale, (False,))
-    if out is not None and not isinstance(out, Tensor):
-        raise TypeError(f"{name}: out must be a tensor, got {type(out).__name__}")
     if dtype_quant is None and out is not None and out.dtype in quant_rule.DTYPES:
         dtype_quant = out.dtype
+    if dtype_quant is not None:
+        check.choice(name, "dtype_quant", dtype_quant, quant_rule.DTYPES)
+    if out is None:
+        out = inp.new_empty(check_halves(name, "inp", inp), dtype=dtype_quant)
     if dtype_quant is None:
-        out = _output(name, inp, inp.dtype if isinstance(inp, Tensor) else None) if out is None else out
         if weights is None:
             act_and_mul.run(out, inp, activation, limit=float(swiglu_limit), backend=backend)
         else:
             act_and_mul_quant.run(out, None, inp, activation, limit=float(swiglu_limit), weights=weights,
                                   backend=backend)
         return out
-    check.choice(name, "dtype_quant", dtype_quant, quant_rule.DTYPES)
-    out = _output(name, inp, dtype_quant) if out is None else out
     if out.dtype != dtype_quant:
         raise ValueError(f"{name}: out must have dtype_quant {dtype_quant}, got {out.dtype}")
     check.choice(name, "quant_block_size", quant_block_size, quant_rule.GROUPS)
@@ -117,18 +95,3 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     act_and_mul_quant.run(out, quant_rule.group_major(scale, transpose_scale), inp, activation,
                           limit=float(swiglu_limit), group_size=quant_block_size, weights=weights, backend=backend)
     return out, scale
-
-
-def _output(name: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A new [..., d] for [..., 2d].
-
-    Raises:
-        TypeError: `x` is no tensor.
-        ValueError: its last dimension is odd.
-    """
-    argument = "x" if name == "fused_silu_mul" else "inp"
-    check.tensor(name, argument, x, last_contiguous=False)
-    if x.ndim == 0 or x.shape[-1] % 2:
-        raise ValueError(f"{name}: {argument} must have an even last dimension, gate and up, got shape "
-                         f"{tuple(x.shape)}")
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=dtype)

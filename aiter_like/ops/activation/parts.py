@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiter_like import check
+
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu")
 SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702  # GPT-OSS
 
@@ -33,11 +35,24 @@ def gated(x: Tensor, activation: str, limit: float) -> Tensor:
     return activated(gate, activation) * (up + 1 if activation == "swiglu" else up)
 
 
-def mlp_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """The rows between the two products of an MLP, and of an expert where the model has experts."""
+def check_halves(op: str, name: str, x: Tensor) -> tuple[int, ...]:
+    """The shape [..., d] of what comes of `x`, whose rows [..., 2d] hold gate and up.
+
+    Raises:
+        TypeError: it is no dense tensor.
+        ValueError: its last dimension is odd.
+    """
+    check.dense(op, name, x)
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise ValueError(f"{op}: {name} must have an even last dimension, gate and up, got shape {tuple(x.shape)}")
+    return *x.shape[:-1], x.shape[-1] // 2
+
+
+def mlp_sizes(model: Any, tp: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """(rows, columns) between the two products of an MLP, and of an expert where the model has experts."""
     sizes = {model.intermediate_size: tokens}
     if model.num_experts:
         sizes[model.moe_intermediate_size] = tokens * model.experts_per_token
     for size, count in sizes.items():
         if size // tp:
-            yield {"rows": count, "columns": size // tp, "dtype": model.dtype, "out_dtype": model.dtype}
+            yield count, size // tp

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from aiter_like.dispatch import STRIDED
 
 FLOATS = (torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
@@ -27,17 +29,16 @@ def rounding_of(dtype: torch.dtype, how_v3_bf16_cvt: int) -> int:
 class AttentionCall(NamedTuple):
     """One call of flash_attn_fwd. `dense_call` makes one of dense tensors.
 
-    Dense: q [batch, seqlen_q, num_heads, head_dim], k [batch, seqlen_k, num_kv_heads, head_dim], v and out with
-    head_dim_v instead, lse [batch, num_heads, seqlen_q]. Varlen (cu_seqlens_q given): [total, heads, dim], lse
-    [num_heads, total_q]. Sequence i of k is seqlens_k[i] long where that is given, and delta = keys − queries.
+    Dense tensors are [batch, length, heads, dim], those of packed sequences, which cu_seqlens_q begin, [total, heads,
+    dim]. Sequence i of k is seqlens_k[i] long where that is given, and delta = keys − queries.
 
     Attributes:
         bias: added to the scores, [1 or batch, 1 or num_heads, seqlen_q, seqlen_k]; varlen [total_q, max_seqlen_k].
-        alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + delta − j| is subtracted from the scores.
-        sink: fp32 [num_heads]: one more score in the denominator, with no value.
-        q_descale, k_descale, v_descale: fp32 [1], what fp8 elements are multiplied by.
-        rng_state: int64 [2], seed and offset of dropout's Philox.
-        workspace: uint8, or None: a kernel that needs one allocates it.
+        alibi_slopes: [num_heads] or [batch, num_heads]: slope · |i + delta − j| is subtracted from the scores.
+        sink: one more score in the denominator, with no value.
+        q_descale, k_descale, v_descale: what fp8 elements are multiplied by.
+        rng_state: seed and offset of dropout's Philox.
+        workspace: None: a kernel that needs one allocates it.
         window_left, window_right: query i sees keys i + delta − window_left … i + delta + window_right; −1: no limit.
         sink_size: leading keys that a left window never hides.
         softcap: 0, or scores become softcap · tanh(score / softcap), before bias and ALiBi.
@@ -45,22 +46,22 @@ class AttentionCall(NamedTuple):
         how_v3_bf16_cvt: rounding of P and out to bf16, 0 to nearest even, 1 to nearest away, 2 towards zero.
     """
 
-    out: Tensor
-    lse: Tensor | None
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-    seqlens_k: Tensor | None = None
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    sink: Tensor | None = None
-    q_descale: Tensor | None = None
-    k_descale: Tensor | None = None
-    v_descale: Tensor | None = None
-    rng_state: Tensor | None = None
-    workspace: Tensor | None = None
+    out: Annotated[Tensor, "*out _"]
+    lse: Annotated[Tensor | None, "*lse _", torch.float32]
+    q: Annotated[Tensor, "*q _ dim", (*FLOATS, *FP8)]
+    k: Annotated[Tensor, "*k keys kv_heads dim", "q"]
+    v: Annotated[Tensor, "*k keys kv_heads _", "q"]
+    cu_seqlens_q: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    cu_seqlens_k: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    seqlens_k: Annotated[Tensor | None, "_", torch.int32] = None
+    bias: Annotated[Tensor | None, "*bias _ _", ("q", torch.float32), STRIDED] = None
+    alibi_slopes: Annotated[Tensor | None, "*slopes _", torch.float32] = None
+    sink: Annotated[Tensor | None, "_", torch.float32] = None
+    q_descale: Annotated[Tensor | None, "1", torch.float32] = None
+    k_descale: Annotated[Tensor | None, "1", torch.float32] = None
+    v_descale: Annotated[Tensor | None, "1", torch.float32] = None
+    rng_state: Annotated[Tensor | None, "2", torch.int64] = None
+    workspace: Annotated[Tensor | None, "bytes", torch.uint8] = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     softmax_scale: float = 1.0
@@ -130,30 +131,28 @@ class AttentionBackwardCall(NamedTuple):
     """One call of flash_attn_bwd. `backward_call` makes one of a forward call, whose fields it shares.
 
     Attributes:
-        dq, dk, dv: written; shape and dtype of q, k and v.
-        dsink: fp32 [num_heads], written; None: not wanted.
-        dout: shape and dtype of out.
-        dlse: fp32, shape of lse, contiguous; None: the LSE was not used.
+        dsink: None: not wanted.
+        dout, dlse: of the shapes of out and lse, dlse contiguous; None: the LSE was not used.
         out, lse: the forward's results, lse contiguous.
     """
 
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-    dsink: Tensor | None
-    dout: Tensor
-    dlse: Tensor | None
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    lse: Tensor
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    sink: Tensor | None = None
-    rng_state: Tensor | None = None
+    dq: Annotated[Tensor, "*dq _", "q"]
+    dk: Annotated[Tensor, "*dk _", "q"]
+    dv: Annotated[Tensor, "*dv _", "q"]
+    dsink: Annotated[Tensor | None, "_", torch.float32]
+    dout: Annotated[Tensor, "*dout _", FLOATS]
+    dlse: Annotated[Tensor | None, "*dlse _", torch.float32]
+    q: Annotated[Tensor, "*q _ dim", FLOATS]
+    k: Annotated[Tensor, "*k keys kv_heads dim", "q"]
+    v: Annotated[Tensor, "*k keys kv_heads _", "q"]
+    out: Annotated[Tensor, "*out _", "q"]
+    lse: Annotated[Tensor, "*lse _", torch.float32]
+    cu_seqlens_q: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    cu_seqlens_k: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    bias: Annotated[Tensor | None, "*bias _ _", ("q", torch.float32), STRIDED] = None
+    alibi_slopes: Annotated[Tensor | None, "*slopes _", torch.float32] = None
+    sink: Annotated[Tensor | None, "_", torch.float32] = None
+    rng_state: Annotated[Tensor | None, "2", torch.int64] = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     softmax_scale: float = 1.0
@@ -194,7 +193,7 @@ def backward_call(forward: AttentionCall, dout: Tensor, **gradients: Tensor | No
 
 
 class PagedCall(NamedTuple):
-    """One call of unified_attention. q and out [total_q, num_heads, head_dim], lse [num_heads, total_q].
+    """One call of unified_attention.
 
     Attributes:
         k, v: pages [num_pages, page_size, num_kv_heads, head_dim or head_dim_v]. Shuffled, with x elements of 16 bytes
@@ -203,28 +202,28 @@ class PagedCall(NamedTuple):
         block_table: [batch, pages]: the pages of each sequence; with `page_starts` [pages] of all.
         page_starts: [batch + 1]: where the pages of a sequence begin in `block_table`.
         seqlens_k: [batch]: keys of each sequence; with `page_starts` those in its last page, or None: all.
-        k_descale, v_descale: fp32, one number or [batch, num_kv_heads]; of fp8 pages only.
-        output_scale: fp32 [1]: what an fp8 out is divided by.
+        k_descale, v_descale: one number or [batch, num_kv_heads]; of fp8 pages only.
+        output_scale: one number: what an fp8 out is divided by.
         qq_bias: [n, n], added to the scores between the queries of a sequence and the keys of the same tokens.
         alibi_slopes, sink, window_left, window_right, sink_size, softcap: as of AttentionCall.
     """
 
-    out: Tensor
-    lse: Tensor | None
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    cu_seqlens_q: Tensor
-    seqlens_k: Tensor | None
-    block_table: Tensor
-    page_starts: Tensor | None = None
-    q_descale: Tensor | None = None
-    k_descale: Tensor | None = None
-    v_descale: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    output_scale: Tensor | None = None
-    qq_bias: Tensor | None = None
-    sink: Tensor | None = None
+    out: Annotated[Tensor, "total_q heads _"]
+    lse: Annotated[Tensor | None, "heads total_q", torch.float32]
+    q: Annotated[Tensor, "total_q heads dim", (*FLOATS, *FP8)]
+    k: Annotated[Tensor, "*k _", (*FLOATS, *FP8)]
+    v: Annotated[Tensor, "*v _", "k"]
+    cu_seqlens_q: Annotated[Tensor, "batch+1", torch.int32]
+    seqlens_k: Annotated[Tensor | None, "_", torch.int32]
+    block_table: Annotated[Tensor, "*table _", torch.int32]
+    page_starts: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    q_descale: Annotated[Tensor | None, "*q_descale", torch.float32] = None
+    k_descale: Annotated[Tensor | None, "*k_descale", torch.float32, STRIDED] = None
+    v_descale: Annotated[Tensor | None, "*v_descale", torch.float32, STRIDED] = None
+    alibi_slopes: Annotated[Tensor | None, "*slopes _", torch.float32] = None
+    output_scale: Annotated[Tensor | None, "*output_scale", torch.float32] = None
+    qq_bias: Annotated[Tensor | None, "*qq_bias _", (torch.float32, *FLOATS)] = None
+    sink: Annotated[Tensor | None, "_", (torch.float32, *FLOATS)] = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     softmax_scale: float = 1.0

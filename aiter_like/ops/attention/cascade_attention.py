@@ -40,38 +40,24 @@ def _check_prefix(table: Tensor, lengths: Tensor, k: Tensor, longest: int, prefi
 def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
                       max_seqlen_k: int, prefix_len: int, softmax_scale: float | None = None, *, max_seqlen_q: int = 1,
                       softcap: float = 0.0, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """`paged_attention` of sequences that begin with the same pages, which are read once for all of them.
-
-    `out = softmax(softmax_scale · q kᵀ) v`: over the prefix as one sequence of all queries, over the rest sequence by
-    sequence, merged by their log-sum-exps.
+    """Attention of sequences that begin with the same pages, which are read once for all of them. As `paged_attention`:
+    over the prefix as one sequence of all queries, over the rest sequence by sequence, merged by their log-sum-exps.
 
     Args:
         q: [batch · max_seqlen_q, num_heads, head_dim] bf16|fp16, last dimension contiguous.
-        k_cache: [num_pages, page_size, num_kv_heads, head_dim], dtype of `q`, strides free but for the last.
-        v_cache: likewise.
+        k_cache, v_cache: [num_pages, page_size, num_kv_heads, head_dim], dtype of `q`, strides free but for the last.
         block_table: [batch, pages] int32; the first prefix_len / page_size entries of all rows are equal.
-        seq_lens: [batch] int32: keys of each sequence, the prefix and its queries' own included.
-        max_seqlen_k: not less than the longest.
         prefix_len: keys of the prefix, a multiple of the page size, not more than any sequence has before its queries.
-        softmax_scale: finite, at least 1e-8; default 1 / sqrt(head_dim).
         max_seqlen_q: rows of each sequence.
-        softcap: 0, or scores become softcap · tanh(score / softcap).
-        out: tensor to write; default: a new one.
         backend: "triton" or "torch" for all three, or "hip" for those that have it: the prefix is Triton's then.
 
     Returns:
         `out`, of which every row is written, as every row is of a sequence; 0 where it sees no key.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit; on the CPU, also pages that are not there, a sequence
-            without room for its queries behind the prefix, or one that begins with other pages.
-        UnsupportedError: a backend that cannot serve the call.
-
     Notes:
         Both parts are rounded to the dtype of `q` before they are merged. Deterministic; no synchronisation; can be
-        captured in a graph as long as `prefix_len` stays. On a GPU nobody waits for the lengths: there every sequence
-        sees the whole prefix of the first, one that is shorter too.
+        captured in a graph as long as `prefix_len` stays. What sequences share is looked at on the CPU; on a GPU every
+        sequence sees the whole prefix of the first, one that is shorter too.
 
     Source: FlashInfer's cascade attention; vLLM's `use_cascade_attention`.
     """

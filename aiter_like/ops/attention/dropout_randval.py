@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,15 +34,15 @@ class DropoutRandvalCall(NamedTuple):
     """One call of dropout_randval: its arguments in the order of the function that dropout_randval.hip exports.
 
     Attributes:
-        out: uint8 [batch, num_heads, seqlen_q, seqlen_k], of packed sequences [num_heads, total_q, seqlen_k], written.
-        rng_state: int64 [2], seed and offset.
-        cu_seqlens_q: int32 [batch + 1], where packed sequences begin; None: `out` is dense.
+        out: [batch, num_heads, seqlen_q, seqlen_k], of packed sequences [num_heads, total_q, seqlen_k].
+        rng_state: seed and offset.
+        cu_seqlens_q: where packed sequences begin; None: `out` is dense.
         dropout_p: share of the scores that is dropped.
     """
 
-    out: Tensor
-    rng_state: Tensor
-    cu_seqlens_q: Tensor | None = None
+    out: Annotated[Tensor, "*batch heads rows keys", torch.uint8]
+    rng_state: Annotated[Tensor, "2", torch.int64]
+    cu_seqlens_q: Annotated[Tensor | None, "starts", torch.int32] = None
     dropout_p: float = 0.0
 
     @property
@@ -97,18 +97,13 @@ def _dropout_randval_hip(call: DropoutRandvalCall) -> None: ...
 
 
 def _check(call: DropoutRandvalCall) -> object:
-    out = call.out
-    check.tensor(_OP, "out", out, rank=4 if call.cu_seqlens_q is None else 3, dtypes=(torch.uint8,))
-    check.tensor(_OP, "rng_state", call.rng_state, dtypes=(torch.int64,), shape=(2,), device=out.device)
+    check.tensor(_OP, "out", call.out, rank=4 if call.cu_seqlens_q is None else 3)
     check.real(_OP, "dropout_p", call.dropout_p, low=0.0)
     if call.dropout_p >= 1:
         raise ValueError(f"{_OP}: dropout_p must be below 1, got {call.dropout_p}")
-    if call.cu_seqlens_q is not None:
-        starts = call.cu_seqlens_q
-        check.tensor(_OP, "cu_seqlens_q", starts, rank=1, dtypes=(torch.int32,), device=out.device)
-        if starts.shape[0] == 0:
-            raise ValueError(f"{_OP}: cu_seqlens_q must have one element more than there are sequences, got none")
-    return SKIP if out.numel() == 0 else None
+    if call.cu_seqlens_q is not None and call.cu_seqlens_q.shape[0] == 0:
+        raise ValueError(f"{_OP}: cu_seqlens_q must have one element more than there are sequences, got none")
+    return SKIP if call.out.numel() == 0 else None
 
 
 def _refusal(target: Target, call: DropoutRandvalCall) -> str | None:
@@ -150,19 +145,13 @@ def dropout_randval(rng_state: Tensor, dropout_p: float, shape: Sequence[int], c
         shape: of the result: (batch, num_heads, seqlen_q, seqlen_k), or (num_heads, total_q, max_seqlen_k).
         cu_seqlens_q: [batch + 1] int32 of packed sequences; None: they are dense.
         out: uint8 tensor to write, last dimension contiguous; default: a new one.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`: uint8 of `shape`. Rows of no sequence are 0; what stands at keys that a row does not see has no meaning.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call.
-
     Notes:
         The upper 8 of the 24 bits that attention compares, turned round; where 255 · (1 − dropout_p) and those bits
-        part a value differently, it is moved by one. The same bytes from every backend. Can be captured in a graph.
+        part a value differently, it is moved by one. The same bytes from every backend.
 
     Source: AITER's `mha_fwd` with `return_dropout_randval`.
     """

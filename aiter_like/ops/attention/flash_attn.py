@@ -43,19 +43,17 @@ def flash_attn_func(
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
-        k: [batch, seqlen_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: [batch, seqlen_k, num_kv_heads, head_dim_v], likewise.
+        k, v: [batch, seqlen_k, num_kv_heads, head_dim or head_dim_v], likewise; num_kv_heads divides num_heads.
         dropout_p: probabilities are dropped with this probability, the others divided by 1 − dropout_p; what is
             dropped follows from torch's generator of the device.
-        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scores times scale may be up to 1e30, with two
-            exceptions: NaN beyond 1.4e9 from Triton on Hopper where the scale is ≤ 1 (and the inputs so large), and
-            gradients without bias and slopes: their probabilities follow from the fp32 log-sum-exp, to 2⁻²³ of it,
-            and are coarse beyond 1e5.
+        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scaled scores may be up to 1e30, but beyond 1e5
+            gradients without bias and slopes, which follow from the fp32 log-sum-exp, are coarse, and beyond 1.4e9
+            Triton on Hopper gives NaN where the scale is ≤ 1.
         causal: query i sees key j iff j ≤ i + seqlen_k − seqlen_q (bottom-right alignment).
         window_size: (left, right[, sink tokens]): query i sees keys from i + seqlen_k − seqlen_q − left to
             … + right; −1: no limit; so many leading keys stay visible under a left limit. None: no limits.
-        bias: [seqlen_q, seqlen_k] or [1|batch, 1|num_heads, seqlen_q, seqlen_k], dtype of `q` or fp32, any strides.
-            −inf hides a key; any finite one, as torch.finfo's limits, counts as it is: equal ones of a row cancel out.
+        bias: [seqlen_q, seqlen_k] or [1|batch, 1|num_heads, seqlen_q, seqlen_k], dtype of `q` or fp32, any strides;
+            only −inf hides a key: equal finite ones of a row cancel out, however large.
         alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + seqlen_k − seqlen_q − j| is subtracted;
             slopes beyond ±2^90 count as those.
         deterministic: results always repeat bit for bit.
@@ -63,13 +61,11 @@ def flash_attn_func(
         return_attn_probs: also return AITER's S_dmask: what dropout drew for each score, of which those up to
             floor(255 · (1 − dropout_p)) are kept; without dropout it has no elements.
         how_v3_bf16_cvt: rounding of P and `out` to bf16: 0 to nearest even, 1 to nearest with ties away from zero, 2
-            towards zero. fp16 rounds to nearest even, with 2 possibly towards zero; backend "torch" rounds only `out`,
-            to nearest even.
-        cu_seqlens_q: int32 [batch + 1]: sequence b has cu_seqlens_q[b + 1] − cu_seqlens_q[b] queries, the first of the
-            seqlen_q stored ones; served as `flash_attn_varlen_func` with padding, without `bias`, for which q, k and v
-            must be [batch · length, heads, dim] in memory, or are copied so. None: all of them.
-        cu_seqlens_kv: int32 [batch + 1]: sequence b has cu_seqlens_kv[b + 1] − cu_seqlens_kv[b] keys, the first of
-            the seqlen_k stored ones; the diagonal ends at the last of them.
+            towards zero, perhaps of fp16 too; "torch" rounds only `out`, to nearest even.
+        cu_seqlens_q: int32 [batch + 1]: sequence b has the first cu_seqlens_q[b + 1] − cu_seqlens_q[b] of its seqlen_q
+            places, the others are padding; not with `bias`. What is not [batch · length, heads, dim] in memory is
+            copied so.
+        cu_seqlens_kv: int32 [batch + 1], the same for `k` and `v`; the diagonal ends at a sequence's last key.
         sink_ptr: fp32 [num_heads]: one more score per row in the softmax's denominator, with no value.
         num_splits: at most so many workgroups share the keys of a row; 0: as the kernel likes.
         logits_soft_cap: scores become cap · tanh(score / cap), before bias and slopes; 0: they do not.
@@ -78,22 +74,16 @@ def flash_attn_func(
         workspace: uint8 memory of `attention_workspace_bytes` for kernels that split keys; default: torch's allocator.
         out: tensor to write, of q's shape with head_dim_v; default: a new one, in memory as `layout` says. Not where an
             input requires grad.
-        backend: "hip", "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [batch, num_heads, seqlen_q] fp32, natural logarithm, with
         `return_attn_probs` S_dmask: [batch, num_heads, seqlen_q, seqlen_k] uint8. A row that sees no key, also where
-        seqlen_k is 0, gives 0 and −inf (with a sink: the sink). An empty q gives empty results.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit; how_v3_bf16_cvt and round_mode say different things.
-        UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
+        seqlen_k is 0, gives 0 and −inf (with a sink: the sink).
 
     Notes:
-        Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic; can be
-        captured in a graph. `explain` shows which backends serve a call, and why the others do not. Differentiable
-        in q, k, v and sink_ptr, `out` and lse; in bias and alibi_slopes by "torch" alone, which then serves the call.
+        Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic. `explain`
+        shows which backends serve a call, and why the others do not. Differentiable in q, k, v and sink_ptr, `out` and
+        lse; in bias and alibi_slopes by "torch" alone, which then serves the call.
 
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
@@ -167,46 +157,29 @@ def flash_attn_varlen_func(
         block_table: Tensor | None = None, out: Tensor | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None, *, round_mode: str | None = None,
         workspace: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, ...]:
-    """Attention of sequences of any lengths, packed one after the other.
-
-    The formula of `flash_attn_func` for each sequence b: queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, keys alike.
+    """Attention of sequences of any lengths, packed one after the other. As `flash_attn_func`, for each sequence b:
+    queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, keys alike. Padding counts as sequences of its own, which attend
+    to the padding of the keys.
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
-        k: [total_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: [total_k, num_kv_heads, head_dim_v], likewise.
-        cu_seqlens_q: int32 [batch + 1], from 0 on, never falling, at most total_q. Checked on the CPU only: on a GPU
-            kernels stay within the tensors whatever it holds, and results for wrong starts are unspecified.
-        cu_seqlens_k: the same for `k` and `v`.
-        max_seqlen_q: at least the longest sequence of `q`; rows after that many are not computed.
-        max_seqlen_k: at least the longest sequence of `k`.
+        k, v: [total_k, num_kv_heads, head_dim or head_dim_v], likewise; num_kv_heads divides num_heads.
+        cu_seqlens_q, cu_seqlens_k: int32 [batch + 1], from 0 on, never falling, within `q` or `k`. Checked on the CPU
+            only: on a GPU kernels stay within the tensors, and results for wrong starts are unspecified.
+        max_seqlen_q, max_seqlen_k: at least the longest sequence; rows after that many are not computed.
         min_seqlen_q: a hint without effect: every row of every sequence is computed.
         bias: [total_q, max_seqlen_k].
-        alibi_slopes: fp32 [num_heads] or [batch, num_heads].
-        dropout_p, softmax_scale, logits_soft_cap, causal, window_size, deterministic, return_lse, return_attn_probs,
-            how_v3_bf16_cvt, sink_ptr, round_mode, workspace, backend: as in `flash_attn_func`, with the lengths of each
-            sequence.
         block_table: int32 [batch, pages]: `k` and `v` are pages [num_pages, page_size, num_kv_heads, dim], and
             `unified_attention`'s kernel serves the call, without bias and dropout; it rounds to nearest even.
         out: tensor to write, [total_q, num_heads, head_dim_v]; default: a new contiguous one.
-        cu_seqlens_q_padded: int32 [batch + 1]: where the sequences begin in `q` and `out`, which then have padding
-            between them; cu_seqlens_q still tells their lengths, as if it were not there. None: there is none.
-        cu_seqlens_k_padded: the same for `k` and `v`.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: int32 [batch + 1]: where the sequences begin in `q` and `out`, or `k`
+            and `v`, which then have padding between them; cu_seqlens_q and cu_seqlens_k still tell their lengths.
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [num_heads, total_q] fp32, natural logarithm, with
         `return_attn_probs` S_dmask: [num_heads, total_q, max_seqlen_k] uint8, 0 in rows of no sequence. A row that sees
         no key gives 0 and −inf (with a sink: the sink). Rows of no sequence are not written, but those of padding
         between sequences may be: what they hold has no meaning.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout, values or (on the CPU) lengths do not fit; how_v3_bf16_cvt and round_mode
-            say different things.
-        UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
-
-    Notes:
-        As `flash_attn_func`. Padding counts as sequences of its own, which attend to the padding of the keys.
 
     Source: AITER's `flash_attn_varlen_func`.
     """

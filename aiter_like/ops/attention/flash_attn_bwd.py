@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call, dense_call
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call
 from aiter_like.ops.attention.checks import check_call, launch_refusal
-from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, flash_attn_fwd
 from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys, seen_rows, softmax_of
-from aiter_like.ops.common import philox
+from aiter_like.ops.common import philox, tune_shapes
 
 _OP = "flash_attn_bwd"
 _FAR_LSE = 4096.0  # of triton/flash_attn_bwd_far.py
@@ -112,24 +111,19 @@ def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: i
 
 
 def _check(call: AttentionBackwardCall) -> object:
-    forward, q = call.forward, call.q
-    if not isinstance(call.lse, Tensor):  # which the forward can do without
-        check.tensor(_OP, "lse", call.lse)
-    check_call(_OP, forward)
-    if forward.is_fp8:
-        raise TypeError(f"{_OP}: q must have dtype torch.bfloat16 or torch.float16, got {q.dtype}")
-    for name, like in (("dq", q), ("dk", call.k), ("dv", call.v), ("dout", call.out)):
-        check.tensor(_OP, name, getattr(call, name), dtypes=(q.dtype,), shape=like.shape, device=q.device)
-    for name in ("lse", "dlse"):
-        if (tensor := getattr(call, name)) is not None:
-            check.tensor(_OP, name, tensor, dtypes=(torch.float32,), shape=call.lse.shape, device=q.device)
+    check_call(_OP, call.forward)
+    for name, like in (("dq", call.q), ("dk", call.k), ("dv", call.v), ("dout", call.out)):
+        check.tensor(_OP, name, getattr(call, name), dtypes=(like.dtype,), shape=like.shape)
+    for name, tensor in (("lse", call.lse), ("dlse", call.dlse)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, shape=call.lse.shape)
             if not tensor.is_contiguous():
                 raise ValueError(f"{_OP}: {name} must be contiguous, got strides {tensor.stride()}")
     if call.dsink is not None:
-        check.tensor(_OP, "dsink", call.dsink, dtypes=(torch.float32,), shape=(forward.num_heads,), device=q.device)
+        check.tensor(_OP, "dsink", call.dsink, shape=(call.q.shape[-2],))
         if call.sink is None:
             raise ValueError(f"{_OP}: dsink must be None where there is no sink")
-    return SKIP if q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
+    return SKIP if call.q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
 
 
 def _triton_refusal(target: Target, call: AttentionBackwardCall) -> str | None:
@@ -144,29 +138,20 @@ def _triton_refusal(target: Target, call: AttentionBackwardCall) -> str | None:
     return None
 
 
-def _tune_key(call: AttentionBackwardCall) -> dict[str, int | str]:
-    return flash_attn_fwd.tune_key(*call.forward)
+class FlashAttnBwdKey(FlashAttnFwdKey):
+    """What a tuned row of flash_attn_bwd is chosen by: the same of its forward."""
 
+    @classmethod
+    def of(cls, call: AttentionBackwardCall) -> FlashAttnBwdKey:
+        return super().of(call.forward)
 
-def _derivative_of(forward: AttentionCall, dout: Tensor) -> AttentionBackwardCall:
-    """The derivative of a forward call with an LSE of its own; runs the forward."""
-    lse = torch.empty(forward.q.shape[0], forward.num_heads, forward.max_seqlen_q, dtype=torch.float32,
-                      device=forward.q.device)
-    forward = forward._replace(lse=lse)
-    flash_attn_fwd(forward)
-    return backward_call(forward, dout)
-
-
-def _cases(device: torch.device) -> dict[str, AttentionBackwardCall]:
-    """Both head dimensions that Hopper's kernels have, causal, with lengths that end within a tile."""
-    generator = torch.Generator().manual_seed(0)
-    calls = {}
-    for head_dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
-        q, out, dout = torch.randn(3, 1, 130, 4, head_dim, generator=generator).to(device, dtype)
-        k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
-        calls[f"{dtypes.name(dtype)}, head_dim {head_dim}"] = _derivative_of(
-            dense_call(out, None, q, k, v, window_right=0), dout)
-    return calls
+    def make(self, device: torch.device, seed: int) -> AttentionBackwardCall:
+        """The derivative of a forward call, which is run."""
+        forward = super().make(device, seed)
+        lse = torch.empty(self.batch, self.num_heads, self.seqlen_q, dtype=torch.float32, device=device)
+        forward = forward._replace(lse=lse)
+        flash_attn_fwd(forward)
+        return backward_call(forward, tune_shapes.normal(device, seed + 1, self.dtype)(*forward.out.shape))
 
 
 def _triton_space(target: Target, call: AttentionBackwardCall) -> Iterator[dict[str, int]]:
@@ -224,31 +209,23 @@ def _triton_cost(target: Target, call: AttentionBackwardCall, dkdv_BLOCK_M: int 
     return total
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> AttentionBackwardCall:
-    forward = flash_attn_fwd.tuning.case(key, device, seed)
-    dout = torch.randn(forward.out.shape, generator=torch.Generator(device).manual_seed(seed + 1), device=device,
-                       dtype=forward.out.dtype)
-    return _derivative_of(forward, dout)
-
-
 def _traffic(call: AttentionBackwardCall) -> tuple[int, int]:
     """Each tensor once; five products per pair of query and key, about half of the pairs where causal."""
     forward = call.forward
     pairs = forward.batch * forward.num_heads * forward.max_seqlen_q * forward.max_seqlen_k
     flops = 2 * pairs * (3 * forward.head_dim + 2 * forward.head_dim_v)
     tensors = (call.dq, call.dk, call.dv, call.dout, call.q, call.k, call.v, call.out, call.lse)
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    moved = sum(tensor.nbytes for tensor in tensors)
     return moved, flops // 2 if forward.mask == "causal" else flops
 
 
 flash_attn_bwd = Op(
-    _OP, call=AttentionBackwardCall, reference=flash_attn_bwd_ref, check=_check, tune_key=_tune_key,
-    tune_fields=flash_attn_fwd.tune_fields,
-    writes=("dq", "dk", "dv", "dsink"), cases=_cases,
-    tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
+    _OP, call=AttentionBackwardCall, reference=flash_attn_bwd_ref, check=_check, key=FlashAttnBwdKey, traffic=_traffic,
+    writes=("dq", "dk", "dv", "dsink"),
+    cases={f"{dtype}, head_dim {dim}": FlashAttnBwdKey("causal", "dense", 1, 130, 200, 4, 2, dim, dim, "none", dtype)
+           for dim, dtype in ((64, "bf16"), (128, "fp16"))},  # head dimensions of Hopper's kernels, ends within a tile
     backends=(Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
-                      refusal=_triton_refusal, space=_triton_space,
-                      cost=_triton_cost),
+                      refusal=_triton_refusal, space=_triton_space, cost=_triton_cost),
               Backend("torch", flash_attn_bwd_ref)))
 
 

@@ -22,28 +22,15 @@ def flash_attn_fp8_pertensor_func(
         q: Tensor, k: Tensor, v: Tensor, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,
         causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0), softmax_scale: float | None = None,
         sink_ptr: Tensor | None = None, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """Attention of dense fp8 tensors: `flash_attn_func` of q · q_descale, k · k_descale and v · v_descale.
-
-    `out = softmax(softmax_scale · q_descale · k_descale · q kᵀ + mask) v · v_descale`.
+    """Attention of dense fp8 tensors. As `flash_attn_func` of q · q_descale, k · k_descale and v · v_descale.
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim], the device's e4m3, last dimension contiguous, other strides free.
-        k: [batch, seqlen_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: [batch, seqlen_k, num_kv_heads, head_dim_v], likewise.
         q_descale, k_descale, v_descale: fp32 [1], what the elements are multiplied by; None: 1.
-        causal, window_size, softmax_scale, sink_ptr, backend: as in `flash_attn_func`.
         out: [batch, seqlen_q, num_heads, head_dim_v] bf16|fp16 to write; default: a new one, bf16.
 
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; e4m3 of another device's format.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: no backend, or not the one asked for, serves the call, with the reasons.
-
     Notes:
-        Scores, softmax and sums in fp32; P may be rounded to e4m3. Deterministic; can be captured in a graph.
+        Scores, softmax and sums in fp32; P may be rounded to e4m3. Deterministic.
 
     Source: AITER's `flash_attn_fp8_pertensor_func`.
     """
@@ -67,29 +54,18 @@ def flash_attn_varlen_fp8_pertensor_func(
         logits_soft_cap: float = 0.0, causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0),
         softmax_scale: float | None = None, sink_ptr: Tensor | None = None, *, out: Tensor | None = None,
         backend: str | None = None) -> Tensor:
-    """Attention of packed fp8 sequences: `flash_attn_varlen_func` of q · q_descale, k · k_descale and v · v_descale.
-
-    `out = softmax(softmax_scale · q_descale · k_descale · q kᵀ + mask) v · v_descale`, for each sequence.
+    """Attention of packed fp8 sequences. As `flash_attn_varlen_func` of q · q_descale, k · k_descale, v · v_descale.
 
     Args:
         q: [total_q, num_heads, head_dim], the device's e4m3, last dimension contiguous, other strides free.
-        k: [total_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: [total_k, num_kv_heads, head_dim_v], likewise.
         q_descale, k_descale, v_descale: fp32 [1], what the elements are multiplied by; None: 1.
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, min_seqlen_q, logits_soft_cap, causal, window_size,
-            softmax_scale, sink_ptr, backend: as in `flash_attn_varlen_func`.
         out: [total_q, num_heads, head_dim_v] bf16|fp16 to write; default: a new one, bf16.
 
     Returns:
         `out`. Rows of no sequence are not written.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype; e4m3 of another device's format.
-        ValueError: shapes, devices, layout, values or (on the CPU) lengths do not fit.
-        UnsupportedError: no backend, or not the one asked for, serves the call, with the reasons.
-
     Notes:
-        As `flash_attn_fp8_pertensor_func`.
+        Scores, softmax and sums in fp32; P may be rounded to e4m3. Deterministic.
 
     Source: AITER's `flash_attn_varlen_fp8_pertensor_func`.
     """

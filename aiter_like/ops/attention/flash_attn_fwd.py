@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,21 +17,12 @@ from torch import Tensor
 from aiter_like import dtypes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.ops.attention import flash_attn_fwd_hip as hip
 from aiter_like.ops.attention.call import AttentionCall, dense_call
 from aiter_like.ops.attention.checks import check_call, is_aligned, launch_refusal, scale_refusal
 from aiter_like.ops.attention.flash_attn_fwd_ck import ck_refusal, ck_self_check, ck_space, flash_attn_fwd_ck
-from aiter_like.ops.attention.flash_attn_fwd_hip import (
-    HEAD_DIMS,
-    MASKS,
-    VARIANTS,
-    flash_attn_fwd_hip,
-    hip_address_refusal,
-    hip_refusal,
-    variant,
-)
 from aiter_like.ops.attention.reference import product_with, row_blocks, scores_of, softmax_of
-from aiter_like.ops.common import philox
+from aiter_like.ops.common import philox, tune_shapes, vectors
 
 _TAIL = 256  # rows and keys: a multiple of every kernel's tiles
 _SPLIT = 4096  # keys: enough for the kernels that split them (csrc/attention/flash_attn_plan.h)
@@ -123,25 +114,67 @@ def triton_kernels(target: Target, call: AttentionCall, **params: int) -> list[s
     return [*hopper, "flash_attn_fwd"] if fills else ["flash_attn_fwd", *hopper]
 
 
-def _tune_key(call: AttentionCall) -> dict[str, int | str]:
-    return {"mask": call.mask, "packing": "varlen" if call.is_varlen else "dense", "batch": call.batch,
-            "seqlen_q": call.max_seqlen_q, "seqlen_k": call.max_seqlen_k, "num_heads": call.num_heads,
-            "num_kv_heads": call.num_kv_heads, "head_dim": call.head_dim, "head_dim_v": call.head_dim_v,
-            "features": "+".join(call.features) or "none", "dtype": dtypes.name(call.q.dtype)}
+class FlashAttnFwdKey(NamedTuple):
+    """What a tuned row of flash_attn_fwd is chosen by."""
+
+    mask: str
+    packing: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    features: str
+    dtype: str
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> FlashAttnFwdKey:
+        return cls(call.mask, "varlen" if call.is_varlen else "dense", call.batch, call.max_seqlen_q,
+                   call.max_seqlen_k, call.num_heads, call.num_kv_heads, call.head_dim, call.head_dim_v,
+                   "+".join(call.features) or "none", dtypes.name(call.q.dtype))
+
+    def make(self, device: torch.device, seed: int) -> AttentionCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        q = random(self.batch, self.seqlen_q, self.num_heads, self.head_dim)
+        k, v = (random(self.batch, self.seqlen_k, self.num_kv_heads, dim) for dim in (self.head_dim, self.head_dim_v))
+        return dense_call(q.new_empty(*q.shape[:3], self.head_dim_v), None, q, k, v, how_v3_bf16_cvt=1,
+                          window_right=0 if self.mask == "causal" else -1)
+
+    def smaller(self) -> Iterator[FlashAttnFwdKey]:
+        """One sequence, then one head of K and V with its queries, then shorter sequences with as much behind their
+        last whole tile; at last few queries of so many keys that kernels split them.
+        """
+        yield self._replace(batch=1)
+        one = self._replace(batch=1, num_heads=self.num_heads // max(self.num_kv_heads, 1), num_kv_heads=1)
+        yield one
+        for length in (1024, 512, 256):
+            yield one._replace(seqlen_q=min(self.seqlen_q, length + self.seqlen_q % _TAIL),
+                               seqlen_k=min(self.seqlen_k, length + self.seqlen_k % _TAIL))
+        yield one._replace(seqlen_q=min(self.seqlen_q, 64),
+                           seqlen_k=min(self.seqlen_k, _SPLIT + self.seqlen_k % _TAIL))
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[FlashAttnFwdKey]:
+        """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends with keys and values written out."""
+        if tokens >= 128:
+            kv_heads = model.num_heads if model.kv_lora_rank else model.num_kv_heads
+            yield cls("causal", "dense", 1, tokens, tokens, model.num_heads // tp, max(kv_heads // tp, 1),
+                      model.qk_nope_head_dim + model.qk_rope_head_dim or model.head_dim,
+                      model.v_head_dim or model.head_dim, "none", model.dtype)
 
 
 def _cases(device: torch.device) -> dict[str, AttentionCall]:
     """One for each instance of the hip kernel, by its name."""
-    generator = torch.Generator().manual_seed(0)
     windows = {"none": (-1, -1), "right": (-1, 0), "both": (33, 0)}
     calls = {}
-    for head_dim, (dtype, rounding), mask in itertools.product(HEAD_DIMS, VARIANTS, MASKS):
-        q = torch.randn(1, 130, 4, head_dim, generator=generator).to(device, dtype)
-        k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
-        lse = torch.empty(1, 4, 130, dtype=torch.float32, device=device)
+    for dim, (dtype, rounding), mask in itertools.product(hip.HEAD_DIMS, hip.VARIANTS, hip.MASKS):
+        key = FlashAttnFwdKey("none", "dense", 1, 130, 200, 4, 2, dim, dim, "none", dtypes.name(dtype))
         left, right = windows[mask]
-        calls[variant(dtype, head_dim, rounding, mask).name] = dense_call(
-            torch.empty_like(q), lse, q, k, v, window_left=left, window_right=right, how_v3_bf16_cvt=rounding)
+        calls[hip.variant(dtype, dim, rounding, mask).name] = key.make(device, 0)._replace(
+            lse=torch.empty(1, 4, 130, dtype=torch.float32, device=device), window_left=left, window_right=right,
+            how_v3_bf16_cvt=rounding)
     return calls
 
 
@@ -197,59 +230,20 @@ def _triton_cost(target: Target, call: AttentionCall, BLOCK_M: int = 128, BLOCK_
     return -(-workgroups // target.cu_num) * BLOCK_M * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> AttentionCall:
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def random(length: str, heads: str, dim: str) -> Tensor:
-        return torch.randn(key["batch"], key[length], key[heads], key[dim], generator=generator, device=device,
-                           dtype=dtypes.DTYPES[key["dtype"]])
-
-    q, k, v = (random("seqlen_q", "num_heads", "head_dim"), random("seqlen_k", "num_kv_heads", "head_dim"),
-               random("seqlen_k", "num_kv_heads", "head_dim_v"))
-    out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=device)
-    return dense_call(out, None, q, k, v, window_right=0 if key["mask"] == "causal" else -1, how_v3_bf16_cvt=1)
-
-
 def _traffic(call: AttentionCall) -> tuple[int, int]:
     """Each tensor once; two products per pair of query and key, about half of the pairs where causal."""
     pairs = call.batch * call.num_heads * call.max_seqlen_q * call.max_seqlen_k
     flops = 2 * pairs * (call.head_dim + call.head_dim_v)
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in (call.out, call.q, call.k, call.v))
+    moved = sum(tensor.nbytes for tensor in (call.out, call.q, call.k, call.v))
     return moved, flops // 2 if call.mask == "causal" else flops
 
 
-def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One sequence, then one head of K and V with its queries, then shorter sequences with as much behind their last
-    whole tile; at last few queries of so many keys that kernels split them.
-    """
-    one = {**key, "batch": 1}
-    yield one
-    one |= {"num_heads": key["num_heads"] // max(key["num_kv_heads"], 1), "num_kv_heads": 1}
-    yield one
-    for length in (1024, 512, 256):
-        yield {**one, **{name: min(key[name], length + key[name] % _TAIL) for name in ("seqlen_q", "seqlen_k")}}
-    few = {"seqlen_q": min(key["seqlen_q"], 64), "seqlen_k": min(key["seqlen_k"], _SPLIT + key["seqlen_k"] % _TAIL)}
-    yield {**one, **few}
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends with keys and values written out."""
-    if tokens >= 128:
-        kv_heads = model.num_heads if model.kv_lora_rank else model.num_kv_heads
-        yield {"mask": "causal", "packing": "dense", "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens,
-               "num_heads": model.num_heads // tp, "num_kv_heads": max(kv_heads // tp, 1),
-               "head_dim": model.qk_nope_head_dim + model.qk_rope_head_dim or model.head_dim,
-               "head_dim_v": model.v_head_dim or model.head_dim, "features": "none", "dtype": model.dtype}
-
-
 flash_attn_fwd = Op(
-    "flash_attn_fwd", call=AttentionCall, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("mask", "packing", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
-                 "head_dim_v", "features", "dtype"),
-    writes=("out", "lse", "workspace"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes, _smaller),
-    backends=(Backend("hip", flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
+    "flash_attn_fwd", call=AttentionCall, reference=flash_attn_fwd_ref, check=_check, key=FlashAttnFwdKey,
+    writes=("out", "lse", "workspace"), cases=_cases, traffic=_traffic,
+    backends=(Backend("hip", hip.flash_attn_fwd_hip, refusal=hip.hip_refusal,
+                      address_refusal=vectors.begin_at(dict.fromkeys(("q", "k", "v", "out"), 8))),
               Backend("ck", flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
-                      refusal=_triton_refusal, kernels=triton_kernels,
-                      space=_triton_space, cost=_triton_cost),
+                      refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space, cost=_triton_cost),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -43,7 +43,7 @@ def flash_attn_with_kvcache(
         rotary_sin: Tensor | None = None, rotary_seqlens: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
         cu_seqlens_k_new: Tensor | None = None, *, rotary_interleaved: bool = True, workspace: Tensor | None = None,
         out: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of new queries over the keys of a cache, to which new keys may be appended first.
+    """Attention of new queries over the keys of a cache, to which new keys may be appended first. As `flash_attn_func`:
 
     `out = softmax(softmax_scale · q kᵀ + mask) v` over the first cache_seqlens + seqlen_new keys of each sequence; the
     last query stands at the last of them.
@@ -51,20 +51,17 @@ def flash_attn_with_kvcache(
     Args:
         q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, or the device's e4m3 with such caches; with `cu_seqlens_q`
             [total_q, num_heads, head_dim].
-        k_cache: [batch, seqlen_k, num_kv_heads, head_dim], dtype of `q`, last dimension contiguous; with
-            `cache_batch_idx` more sequences, with `page_table` [num_pages, page_size, num_kv_heads, head_dim].
-        v_cache: likewise, with head_dim_v.
-        k: [batch, seqlen_new, num_kv_heads, head_dim], with `cu_seqlens_k_new` [total_new, …], written to the cache
-            behind its keys; None: nothing is. A key for which there is no room is left out.
-        v: likewise, with head_dim_v, given together with `k`.
+        k_cache, v_cache: [batch, seqlen_k, num_kv_heads, head_dim or head_dim_v], dtype of `q`, last dimension
+            contiguous; with `cache_batch_idx` more sequences, with `page_table` [num_pages, page_size, …].
+        k, v: [batch, seqlen_new, …] or with `cu_seqlens_k_new` [total_new, …], written to the caches behind their keys;
+            None: nothing is. A key for which there is no room is left out.
         qv: None: it belongs to latent attention.
         cache_seqlens: keys in the cache before the call, those before `cache_leftpad` included, int32 [batch] or one
-            number for all, from 0 to all there is room for; None: these.
-        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
-        causal, window_size: as in `flash_attn_func`, the diagonal ends at each sequence's last key.
+            number for all; None: all there is room for.
+        causal: the diagonal ends at each sequence's last key.
         attention_chunk: 0: a window limits the keys.
         softcap: scores become softcap · tanh(score / softcap); 0: they do not.
-        num_splits: at most so many workgroups share the keys of a row; 0: as the kernel likes, always so with pages.
+        num_splits: as in `flash_attn_func`; without effect with pages.
         pack_gqa, sm_margin: hints without effect.
         q_descale, k_descale, v_descale: fp32 [1], with fp8 tensors: what the elements are multiplied by.
         max_seqlen_q: with `cu_seqlens_q` not less than the longest sequence of `q`; rows beyond are not computed.
@@ -72,39 +69,29 @@ def flash_attn_with_kvcache(
         page_table: int32 [batch, pages]: the pages of each sequence; only those with keys are read, and those
             that get new keys have none of another sequence.
         cache_batch_idx: int32 [batch]: the sequence of the caches that belongs to each of `q`; different ones with `k`.
-        cache_leftpad: int32 [batch]: the first key of each sequence, from 0 to its keys with the new ones; those before
-            it do not exist.
+        cache_leftpad: int32 [batch]: the first key of each sequence; those before it do not exist.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2] bf16|fp16|fp32: `k` is rotated at the positions where it
-            goes in the cache, `q` at the same ones, without mask and window at the first of them; all are rows of
-            the tables.
+            goes in the cache, `q` at the same ones, without mask and window at the first of them; all are rows of the
+            tables.
         rotary_seqlens: int32 [batch]: the first position instead of `cache_seqlens`.
-        cu_seqlens_q: int32 [batch + 1]: `q` holds the sequences' queries one after the other.
-        cu_seqlens_k_new: int32 [batch + 1], the same for `k` and `v`.
+        cu_seqlens_q, cu_seqlens_k_new: int32 [batch + 1]: `q`, or `k` and `v`, have the sequences one after the other.
         rotary_interleaved: elements 2i and 2i + 1 are a pair; False: i and i + rotary_dim / 2.
         workspace: as in `flash_attn_func`; not with pages.
-        out: tensor to write, shaped as `q` with head_dim_v, its sequences one behind the other in memory; default: a
-            new one, bf16 for fp8.
-        backend: "hip", "ck", "triton" or "torch" instead of the automatic choice, of the attention.
+        out: shaped as `q` with head_dim_v, its sequences one behind the other in memory; default: new, bf16 for fp8.
+        backend: of the attention: "hip", "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or with `return_softmax_lse` the pair `out`, lse: [batch, num_heads, seqlen_q], with `cu_seqlens_q`
         [num_heads, total_q], fp32, natural logarithm. A row of a sequence without keys is 0 and −inf, rows behind the
         last sequence of `cu_seqlens_q` are not written. With `k` and `v` the caches are written too.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit; on the CPU, also what lengths, starts, pages, indices
-            and positions hold.
-        UnsupportedError: an option or a backend that cannot serve the call, with the alternative.
-
     Notes:
-        As `flash_attn_func`. Lengths on the device stay there: the call can be captured in a graph. What is outside of
-        its bounds there is clamped (lengths, pages that are read) or left out (places of new keys), a row whose
-        position is not in the tables becomes NaN: memory outside is never touched. page_table,
-        cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernels of `unified_attention` ("hip" for decoding,
-        "ck" for prefill, "triton", "torch"), which round to nearest even: caches are its pages, with `cache_leftpad` of
-        one key each, which costs a table of 4 bytes per key. Rotation and appending are kernels of their own: they
-        write q and k once more.
+        Sums and rounding are those of `flash_attn_func`. On a GPU what is outside of its bounds is clamped (lengths,
+        pages that are read) or left out (places of new keys), a row whose position is not in the tables becomes NaN:
+        memory outside is never touched. page_table, cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernels of
+        `unified_attention`, which round to nearest even: caches are its pages, with `cache_leftpad` of one key each,
+        which costs a table of 4 bytes per key. Rotation and appending are kernels of their own: they write q and k
+        once more.
 
     Source: Dao, FlashAttention; AITER's `flash_attn_with_kvcache`.
     """

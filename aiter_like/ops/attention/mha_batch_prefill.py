@@ -28,34 +28,26 @@ def mha_batch_prefill_func(
         k_descale: Tensor | None = None, v_descale: Tensor | None = None, kv_block_descale: None = None,
         sink_ptr: Tensor | None = None, sink_size: int = 0, *,
         backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of sequences whose pages are listed one after the other; kernel and rules of `unified_attention`.
-
-    `out = softmax(softmax_scale · q kᵀ + mask) v`.
+    """Attention of sequences whose pages are listed one after the other. As `unified_attention`.
 
     Args:
-        q: [total_q, num_heads, head_dim] bf16|fp16|fp8, last dimension contiguous.
         k: [num_pages, page_size, num_kv_heads, head_dim], or [slots, num_kv_heads, head_dim]: pages of one key, or
             shuffled [num_pages, num_kv_heads, head_dim / x, page_size, x], x elements of 16 bytes.
         v: likewise, with head_dim_v, shuffled [num_pages, num_kv_heads, page_size / x, head_dim_v, x].
-        cu_seqlens_q: [batch + 1] int32: the rows of each sequence in `q`.
         kv_indptr: [batch + 1] int32: the pages of each sequence in `kv_page_indices`.
         kv_page_indices: [pages] int32.
-        max_seqlen_q: not less than the longest sequence of queries.
         max_seqlen_k: not less than the longest sequence of keys.
         dropout_p: 0.
         softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
         logits_soft_cap: 0, or the limit that tanh keeps scores below.
-        causal: bottom-right aligned.
         window_size: (left, right[, sink tokens]), −1 = no limit, or None.
-        alibi_slopes: [num_heads] or [batch, num_heads] fp32.
         deterministic: results always repeat bit for bit.
         return_lse: also return the log-sum-exp of the scores.
         return_attn_probs: False.
         out: tensor to write; default: a new one in the dtype of `q`, bf16 for fp8.
         kv_last_page_lens: [batch] int32: keys in the last page of each sequence; None: the pages are full.
-        block_table: [batch, pages] int32 with `seqlen_k`, instead of kv_indptr and kv_page_indices.
-        seqlen_k: [batch] int32: keys of each sequence; with `block_table`.
-        q_descale: as of unified_attention, and k_descale, v_descale.
+        block_table, seqlen_k: [batch, pages] and [batch] int32: pages and keys of each sequence, instead of kv_indptr
+            and kv_page_indices.
         kv_block_descale: None.
         sink_ptr: [num_heads] fp32: one more score in the denominator.
         sink_size: leading keys that a left window never hides; so does window_size[2].
@@ -63,15 +55,6 @@ def mha_batch_prefill_func(
     Returns:
         `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows outside every sequence are not
         written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: dropout, return_attn_probs or kv_block_descale; a backend that cannot serve the call.
-
-    Notes:
-        As of unified_attention. `backend` forces "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942, 32 on
-        average at least), "triton" or "torch".
 
     Source: AITER's `mha_batch_prefill_func`; FlashInfer's ragged page tables.
     """

@@ -7,24 +7,23 @@ Kernels: csrc/attention/pa_metadata.hip, ops/attention/triton/pa_metadata.py.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.device import Target, default_target
+from aiter_like.device import default_target
 from aiter_like.dispatch import Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.dtypes import viewed
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
-from aiter_like.ops.common import contents
+from aiter_like.ops.common import contents, plans
 
 __all__ = ["get_pa_metadata_info_v1", "get_pa_metadata_v1"]
 
 _OP = "pa_metadata"
-_MOST = 2**20  # sequences and parts
 _MOST_HEADS = 2**15 - 1  # numbers of heads have 16 bits, signed in the upper half
 
 
@@ -32,32 +31,23 @@ class PaMetadataCall(NamedTuple):
     """One call of pa_metadata: its arguments in the order of the function that pa_metadata.hip exports. All int32.
 
     Attributes:
-        work_indptr: [parts + 1], written: the items of part p are work_indptr[p] … work_indptr[p + 1] − 1.
-        work_info: [items, 8], written: sequence, first row of its partial result or −1, first row of q and the one
-            behind its last, first place in the list of pages and the one behind the last, 0, first head of q and, 16
-            bits further, the one behind the last.
-        reduce_indptr: [groups + 1], written: where the entries of a sequence that is cut begin in
-            `reduce_partial_map`; behind the last group the number of all.
-        reduce_final_map: [groups, 2], written for the groups that are: first row of q, and the one behind its last.
-        reduce_partial_map: [slots], written for the pieces that are: first rows of partial results.
-        qo_indptr: [batch + 1], where the rows of a sequence begin.
-        kv_indptr: [batch + 1], where its pages begin.
+        work_indptr … reduce_partial_map: as of `get_pa_metadata_v1`, which says what they hold.
+        qo_indptr: where the rows of a sequence begin; `kv_indptr`: where its pages do.
         context_lens: [batch], its keys.
-        num_heads_k: heads of the keys, each of which has as many parts.
-        group: heads of q for each of them.
+        num_heads_k: heads of the keys, each of which has as many parts; `group`: heads of q for each of them.
         page_size: keys of a page; `block_pages`: pages of a block, which no part cuts.
         num_parts: parts in use, at most; a multiple of num_heads_k.
         max_seqlen_q: rows of a sequence, at most.
     """
 
-    work_indptr: Tensor
-    work_info: Tensor
-    reduce_indptr: Tensor
-    reduce_final_map: Tensor
-    reduce_partial_map: Tensor
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    context_lens: Tensor
+    work_indptr: Annotated[Tensor, "parts+1", torch.int32]
+    work_info: Annotated[Tensor, "items 8", torch.int32]
+    reduce_indptr: Annotated[Tensor, "groups+1", torch.int32]
+    reduce_final_map: Annotated[Tensor, "groups 2", torch.int32]
+    reduce_partial_map: Annotated[Tensor, "slots", torch.int32]
+    qo_indptr: Annotated[Tensor, "batch+1", torch.int32]
+    kv_indptr: Annotated[Tensor, "batch+1", torch.int32]
+    context_lens: Annotated[Tensor, "batch", torch.int32]
     num_heads_k: int = 1
     group: int = 1
     page_size: int = 16
@@ -113,48 +103,13 @@ def pa_metadata_ref(call: PaMetadataCall) -> None:
             place += len(pieces) * rows
             groups.append([first_row, first_row + rows])
             tiles.append(len(slots))
-    _write(call, items, tiles, groups, slots)
-
-
-def _write(call: PaMetadataCall, items: list[list[list[int]]], tiles: list[int], groups: list[list[int]],
-           slots: list[int]) -> None:
-    """What fits the tensors, the items of one head for all."""
-    counts, flat = [0], []
-    for head in range(call.num_heads_k):
-        heads = head * call.group | (head + 1) * call.group << 16
-        for part in items:
-            flat += [[*item, heads] for item in part]
-            counts.append(len(flat))
-    room, parts = len(call.work_info), call.work_indptr.shape[0]
-    counts += [len(flat)] * (parts - len(counts))
-    call.work_indptr.copy_(torch.tensor(counts, device="cpu").clamp(max=room))
-    flat = flat[:room]
-    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32, device="cpu").view(-1, 8)
-    tiles += [len(slots)] * (len(call.reduce_indptr) - len(tiles))
-    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)], device="cpu"))
-    groups, slots = groups[:len(call.reduce_final_map)], slots[:len(call.reduce_partial_map)]
-    call.reduce_final_map[:len(groups)] = torch.tensor(groups, dtype=torch.int32, device="cpu").view(-1, 2)
-    call.reduce_partial_map[:len(slots)] = torch.tensor(slots, dtype=torch.int32, device="cpu")
+    heads = [head * call.group | (head + 1) * call.group << 16 for head in range(call.num_heads_k)]
+    plans.write(call, [[[*item, own] for item in part] for own in heads for part in items], tiles, groups, slots)
 
 
 def _check(call: PaMetadataCall) -> None:
-    device = call.work_indptr.device
-    for name, rank, last in (("work_indptr", 1, None), ("work_info", 2, 8), ("reduce_indptr", 1, None),
-                             ("reduce_final_map", 2, 2), ("reduce_partial_map", 1, None), ("qo_indptr", 1, None),
-                             ("kv_indptr", 1, None), ("context_lens", 1, None)):
-        tensor = getattr(call, name)
-        check.tensor(_OP, name, tensor, rank=rank, dtypes=(torch.int32,), device=device)
-        if not tensor.is_contiguous() or last not in (None, tensor.shape[-1]):
-            wanted = "contiguous" if last is None else f"contiguous with rows of {last}"
-            raise ValueError(f"{_OP}: {name} must be {wanted}, got shape {tuple(tensor.shape)} with strides "
-                             f"{tensor.stride()}")
-    for name, least in (("work_indptr", 2), ("reduce_indptr", 1), ("qo_indptr", 1)):
-        if getattr(call, name).shape[0] < least:
-            raise ValueError(f"{_OP}: {name} must have an element more than it has entries, got "
-                             f"{getattr(call, name).shape[0]}")
-    check.tensor(_OP, "kv_indptr", call.kv_indptr, shape=call.qo_indptr.shape)
+    plans.check_plan(_OP, call)
     check.tensor(_OP, "context_lens", call.context_lens, shape=(call.batch,))
-    check.tensor(_OP, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
     parts = call.work_indptr.shape[0] - 1
     for name, high in (("page_size", 2**30), ("block_pages", 2**30), ("max_seqlen_q", 2**30),
                        ("num_heads_k", parts), ("group", _MOST_HEADS), ("num_parts", parts)):
@@ -168,13 +123,10 @@ def _check(call: PaMetadataCall) -> None:
 def _case(device: torch.device, lengths: list[tuple[int, int]], parts: int, heads: int = 1,
           **options: int) -> PaMetadataCall:
     """Sequences of (rows, keys)."""
-    def starts(values: list[int]) -> Tensor:
-        return torch.tensor([0, *values]).cumsum(0).int().to(device)
-
     batch, size = len(lengths), options.get("page_size", 16)
-    shapes = (parts + 1,), ((batch + parts) * heads, 8), (batch + 1,), (batch, 2), (batch + parts,)
-    return PaMetadataCall(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),
-                          starts([rows for rows, _ in lengths]), starts([-(-keys // size) for _, keys in lengths]),
+    return PaMetadataCall(*plans.zeros(device, parts, (batch + parts) * heads, batch, batch + parts),
+                          plans.starts(device, [rows for rows, _ in lengths]),
+                          plans.starts(device, [-(-keys // size) for _, keys in lengths]),
                           torch.tensor([keys for _, keys in lengths], dtype=torch.int32, device=device),
                           num_heads_k=heads, num_parts=parts // heads * heads, **options)
 
@@ -186,17 +138,10 @@ def _cases(device: torch.device) -> dict[str, PaMetadataCall]:
             "blocks of pages": _case(device, ragged, 5, page_size=4, block_pages=8)}
 
 
-def _refusal(target: Target, call: PaMetadataCall) -> str | None:
-    if call.batch >= _MOST or call.work_indptr.shape[0] >= _MOST:
-        return f"less than {_MOST} sequences and parts, got {call.batch} and {call.work_indptr.shape[0] - 1}"
-    return None
-
-
 pa_metadata_op = Op(
-    _OP, call=PaMetadataCall, reference=pa_metadata_ref, check=_check, cases=_cases,
-    writes=("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"),
-    backends=(Backend("hip", _pa_metadata_hip, refusal=_refusal),
-              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=_refusal),
+    _OP, call=PaMetadataCall, reference=pa_metadata_ref, check=_check, cases=_cases, writes=plans.FIELDS,
+    backends=(Backend("hip", _pa_metadata_hip, refusal=plans.refusal),
+              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=plans.refusal),
               Backend("torch", pa_metadata_ref)))
 
 
@@ -213,10 +158,6 @@ def get_pa_metadata_info_v1(batch_size: int,
         ((items, 8), int32), reduce_indptr (batch_size + 1, int32), reduce_final_map ((batch_size, 2), int32) and
         reduce_partial_map (slots, int32).
 
-    Raises:
-        TypeError: a size is no integer.
-        ValueError: batch_size is negative or num_head_k below 1.
-
     Notes:
         Sizes follow from the current device's CUs and hold for all lengths, so a captured graph can keep the tensors.
 
@@ -225,10 +166,9 @@ def get_pa_metadata_info_v1(batch_size: int,
     op = "get_pa_metadata_info_v1"
     check.integer(op, "batch_size", batch_size, low=0)
     check.integer(op, "num_head_k", num_head_k, low=1)
-    parts, int32 = default_target().cu_num, torch.int32
+    parts = default_target().cu_num
     items = batch_size + parts - 1
-    return ((2, torch.uint64), (parts + 1, int32), ((items * num_head_k, 8), int32), (batch_size + 1, int32),
-            ((batch_size, 2), int32), (min(items, 2 * (parts - 1)), int32))
+    return plans.info(parts, items * num_head_k, batch_size, min(items, 2 * (parts - 1)))
 
 
 def _check_contents(op: str, rows: Tensor, pages: Tensor, lengths: Tensor, page_size: int, longest: int | None) -> None:
@@ -257,9 +197,7 @@ def get_pa_metadata_v1(
         seqlens_qo_indptr: [batch + 1] int32, where the query tokens of a sequence begin.
         pages_kv_indptr: [≥ batch + 1] int32, where its pages begin in the list of pages.
         context_lens: [≥ batch] int32, its keys.
-        num_heads_per_head_k: heads of q for each head of the keys.
-        num_heads_k: heads of the keys, at most as many as there are parts.
-        is_causal: of no meaning: the last query token of a sequence sees all its keys.
+        num_heads_per_head_k, num_heads_k: heads of q for each head of the keys, and of these, as many as parts at most.
         work_metadata_ptrs: [2] uint64, written: zeros, as no kernel here reads addresses from memory.
         work_indptr: [parts + 1] int32, written: part p has the items work_indptr[p] … work_indptr[p + 1] − 1; each
             head of the keys has parts of its own, one head's after the other's.
@@ -269,29 +207,18 @@ def get_pa_metadata_v1(
         reduce_indptr: [batch + 1] int32, written: where the entries of each sequence with several pieces begin in
             `reduce_partial_map`; behind them the number of all entries.
         reduce_final_map: [batch, 2] int32, written for those sequences: first query token, and the one behind its last.
-        reduce_partial_map: [slots] int32, written for their pieces: first rows of partial results, the same for all
-            heads.
-        kv_granularity: keys of which a piece is a multiple, itself one of block_size.
-        block_size: keys of a page.
+        reduce_partial_map: [slots] int32, written for their pieces: first rows of partial results, of all heads.
+        kv_granularity, block_size: keys of which a piece is a multiple, and those of a page, which divide them.
         max_seqlen_qo: query tokens of a sequence, at most; below 1: unknown.
-        uni_seqlen_qo, fast_mode: AITER's hints; of no meaning here.
+        is_causal, uni_seqlen_qo, fast_mode: of no meaning: the last query token of a sequence sees all its keys.
         topk: -1.
-        max_split_per_batch: there are so many parts for each sequence, at most; below 1: as many as work_indptr has.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: the six tensors are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or sizes do not fit.
-        UnsupportedError: topk, or the backend cannot serve the call.
+        max_split_per_batch: parts for each sequence, at most; below 1: as many as work_indptr has.
 
     Notes:
         The sequences' keys are laid on a line, in blocks of kv_granularity, and the line is cut into parts that differ
-        by a block at most. No synchronisation; can be captured in a graph. Tensors of the sizes that
-        `get_pa_metadata_info_v1` gives are large enough for all lengths; what would lie outside others is left out.
-        Rows of a sequence are not cut, which AITER does where there are more than 128 of a head of the keys.
+        by a block at most. No synchronisation. Tensors of the sizes that `get_pa_metadata_info_v1` gives are large
+        enough for all lengths; what would lie outside others is left out. Rows of a sequence are not cut, which AITER
+        does where there are more than 128 of a head of the keys.
 
     Source: AITER's `get_pa_metadata_v1`.
     """

@@ -5,18 +5,17 @@ paged_attention.hip, ops/attention/triton/paged_attention.py. AITER's entries: p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import Backend, Op
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import paged_refusal
 from aiter_like.ops.attention.paged_attention_call import (
     OP,
     PagedAttentionCall,
@@ -25,7 +24,8 @@ from aiter_like.ops.attention.paged_attention_call import (
     workspace_bytes,
 )
 from aiter_like.ops.attention.paged_attention_hip import hip_refusal, paged_attention_hip
-from aiter_like.ops.attention.reference import product_with, softmax_of
+from aiter_like.ops.attention.reference import pages_of, product_with, rows_in, softmax_of
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.common.contents import check_lengths, check_pages
 
 __all__ = ["paged_attention", "paged_attention_workspace_bytes"]
@@ -56,25 +56,13 @@ def _rows_of(call: PagedAttentionCall, index: int) -> slice:
 
 def _keys_of(call: PagedAttentionCall, index: int) -> tuple[Tensor, Tensor]:
     """Keys and values of a sequence in fp32, scaled, [keys, num_kv_heads, dim]."""
-    size = call.page_size
-    if call.page_starts is None:
-        count = min(max(int(call.seqlens_k[index]), 0), call.block_table.shape[1] * size)
-        entries = call.block_table[index, :-(-count // size)]
-    else:
-        first, last = call.page_starts[index:index + 2].clamp(0, call.block_table.shape[0]).tolist()
-        entries = call.block_table[first:last]
-        tail = size if call.seqlens_k is None else min(max(int(call.seqlens_k[index]), 0), size)
-        count = (len(entries) - 1) * size + tail if len(entries) else 0
-    entries, rows = entries.long().clamp(0, call.k.shape[0] - 1), []
-    for pages, scale in ((call.k, call.k_scale), (call.v, call.v_scale)):
-        bits = pages.view(torch.uint8) if pages.dtype in FP8 else pages  # fp8 cannot be indexed
-        gathered = bits[entries].view(pages.dtype).float()
-        if gathered.ndim == 5:
-            gathered = gathered.flatten(3) if pages is call.k else gathered.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    (entries, count), found = pages_of(call, index), []
+    for is_value, pages, scale in ((False, call.k, call.k_scale), (True, call.v, call.v_scale)):
+        rows = rows_in(pages, entries, is_value)
         if scale is not None:
-            gathered = gathered * (scale.view(1) if scale.numel() == 1 else scale[entries][..., None])
-        rows.append(gathered.flatten(0, 1)[:count])
-    return rows[0], rows[1]
+            rows = rows * (scale.view(1) if scale.numel() == 1 else scale[entries][..., None])
+        found.append(rows.flatten(0, 1)[:count])
+    return found[0], found[1]
 
 
 def _sequence_ref(call: PagedAttentionCall, index: int, rows: slice, keys: Tensor, values: Tensor) -> None:
@@ -110,90 +98,81 @@ def _sequence_ref(call: PagedAttentionCall, index: int, rows: slice, keys: Tenso
         call.lse[:, computed] = lse[:, :call.max_seqlen_q]
 
 
-def _check(call: PagedAttentionCall) -> object:
-    check_paged_attention(call)
-    return SKIP if call.q.numel() == 0 or call.batch == 0 or call.max_seqlen_q == 0 else None
-
-
-def _fp8_refusal(target: Target, call: PagedAttentionCall) -> str | None:
-    for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    return None
-
-
 def _triton_refusal(target: Target, call: PagedAttentionCall) -> str | None:
-    if max(call.head_dim, call.head_dim_v) > 256:
-        return f"head dimensions at most 256, got {call.head_dim} and {call.head_dim_v}"
-    if reason := scale_refusal(call.softmax_scale) or _fp8_refusal(target, call):
-        return reason
-    if any(size > MAX_ROWS for size in (call.max_seqlen_q, call.block_table.shape[-1] * call.page_size)):
-        return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
-               f"{call.block_table.shape[-1]} pages of {call.page_size}"
     if call.num_splits > _MOST_SPLITS:
         return f"at most {_MOST_SPLITS} parts, got num_splits {call.num_splits}"
     for name, cache in (("k", call.k), ("v", call.v)):
         if sum(size * stride for size, stride in zip(cache.shape[1:], cache.stride()[1:])) > _MAX_OFFSET:
             return f"pages of {name} that span at most {_MAX_OFFSET} elements, got strides {cache.stride()}"
-    return None
+    return paged_refusal(target, call, call.max_seqlen_q)
 
 
-def _tune_key(call: PagedAttentionCall) -> dict[str, int | str]:
-    return {"batch": call.batch, "seqlen_q": call.max_seqlen_q, "seqlen_k": call.max_seqlen_k,
-            "num_heads": call.num_heads, "num_kv_heads": call.num_kv_heads, "head_dim": call.head_dim,
-            "page_size": call.page_size, "layout": call.layout, "features": "+".join(call.features) or "none",
-            "scale_layout": call.scales, "dtype": dtypes.name(call.q.dtype), "kv_dtype": dtypes.name(call.k.dtype)}
+class PagedAttentionKey(NamedTuple):
+    """What a tuned row of paged_attention is chosen by."""
 
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    layout: str
+    features: str
+    scale_layout: str
+    dtype: str
+    kv_dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PagedAttentionCall:
-    """Sequences of equal lengths on pages in random order."""
-    generator = torch.Generator(device).manual_seed(seed)
-    batch, size, heads, dim = key["batch"], key["page_size"], key["num_kv_heads"], key["head_dim"]
-    pages, kv_dtype = -(-key["seqlen_k"] // size), dtypes.DTYPES[key["kv_dtype"]]
+    @classmethod
+    def of(cls, call: PagedAttentionCall) -> PagedAttentionKey:
+        return cls(call.batch, call.max_seqlen_q, call.max_seqlen_k, call.num_heads, call.num_kv_heads, call.head_dim,
+                   call.page_size, call.layout, "+".join(call.features) or "none", call.scales,
+                   dtypes.name(call.q.dtype), dtypes.name(call.k.dtype))
 
-    def random(*shape: int, dtype: torch.dtype) -> Tensor:
-        values = torch.randn(*shape, generator=generator, device=device)
-        return (values * 40 if dtype == torch.int8 else values).to(dtype)
+    def make(self, device: torch.device, seed: int) -> PagedAttentionCall:
+        """Sequences of equal lengths on pages in random order."""
+        batch, size, heads, dim = self.batch, self.page_size, self.num_kv_heads, self.head_dim
+        pages, x = -(-self.seqlen_k // size), 16 // dtypes.DTYPES[self.kv_dtype].itemsize
+        q = tune_shapes.normal(device, seed, self.dtype)(batch * self.seqlen_q, self.num_heads, dim)
+        random, is_packed = tune_shapes.normal(device, seed + 1, self.kv_dtype), self.layout != "rows"
+        shape_k, shape_v = ((heads, dim // x, size, x), (heads, dim, size)) if is_packed else ((size, heads, dim),) * 2
+        if self.layout == "shuffled":
+            shape_v = (heads, size // x, dim, x)
+        k, v = views_of(random(batch * pages, *shape_k), random(batch * pages, *shape_v),
+                        "packed" if is_packed else "NHD")
+        scales = {}
+        if self.scale_layout != "none":
+            random = tune_shapes.normal(device, seed, "fp32")
+            shape = k.shape[:3] if self.scale_layout == "token" else (1,)
+            scales = {name: random(*shape).sigmoid() * 0.02 + 0.01 for name in ("k_scale", "v_scale")}
+        out = torch.empty_like(q, dtype=q.dtype if q.dtype.itemsize == 2 else torch.bfloat16)
+        return PagedAttentionCall(
+            out, None, q, k, v, tune_shapes.page_table(device, seed, batch, pages),
+            torch.full((batch,), self.seqlen_k, device=device, dtype=torch.int32), **scales,
+            max_seqlen_q=self.seqlen_q, max_seqlen_k=self.seqlen_k, softmax_scale=dim ** -0.5)
 
-    q = random(batch * key["seqlen_q"], key["num_heads"], dim, dtype=dtypes.DTYPES[key["dtype"]])
-    x = 16 // kv_dtype.itemsize
-    if key["layout"] == "rows":
-        k, v = (random(batch * pages, size, heads, dim, dtype=kv_dtype) for _ in range(2))
-    else:
-        shape_v = (heads, dim, size) if key["layout"] == "packed" else (heads, size // x, dim, x)
-        k, v = views_of(random(batch * pages, heads, dim // x, size, x, dtype=kv_dtype),
-                        random(batch * pages, *shape_v, dtype=kv_dtype), "packed")
-    scales = {}
-    if key["scale_layout"] != "none":
-        shape = (1,) if key["scale_layout"] == "tensor" else k.shape[:3]
-        scales = {name: torch.rand(shape, generator=generator, device=device) * 0.02 + 0.01
-                  for name in ("k_scale", "v_scale")}
-    table = torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
-    used = torch.full((batch,), key["seqlen_k"], device=device, dtype=torch.int32)
-    out_dtype = q.dtype if q.dtype.itemsize == 2 else torch.bfloat16
-    return PagedAttentionCall(torch.empty_like(q, dtype=out_dtype), None, q, k, v, table, used, **scales,
-                              max_seqlen_q=key["seqlen_q"], max_seqlen_k=key["seqlen_k"], softmax_scale=dim ** -0.5)
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[PagedAttentionKey]:
+        """Decoding `tokens` sequences of 4096 keys."""
+        if not model.kv_lora_rank and tokens <= 256:
+            yield cls(tokens, 1, 4096, model.num_heads // tp, max(model.num_kv_heads // tp, 1), model.head_dim, 16,
+                      "rows", "none", "none", model.dtype, model.dtype)
 
 
 def _cases(device: torch.device) -> dict[str, PagedAttentionCall]:
     """One part and several; rows and shuffled pages; bytes with scales; all that changes or hides a score."""
-    key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
-           "page_size": 16, "layout": "rows", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+    key = PagedAttentionKey(2, 1, 70, 4, 2, 64, 16, "rows", "none", "none", "bf16", "bf16")
     fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
-    generator = torch.Generator(device).manual_seed(1)
-    case = _tune_case({**key, "seqlen_q": 3, "seqlen_k": 300}, device, 0)
+    random, case = tune_shapes.normal(device, 1, "fp32"), key._replace(seqlen_q=3, seqlen_k=300).make(device, 0)
     tree = torch.eye(3, dtype=torch.bool, device=device)
     tree[:, 0] = True
     return {
-        "one part": _tune_case(key, device, 0),
+        "one part": key.make(device, 0),
         "several parts": case._replace(
-            sink=torch.randn(4, generator=generator, device=device), softcap=2.0, window_left=290, tree_mask=tree,
-            alibi_slopes=torch.rand(4, generator=generator, device=device), num_splits=3,
+            sink=random(4), softcap=2.0, window_left=290, tree_mask=tree, alibi_slopes=random(4).abs(), num_splits=3,
             lse=torch.empty(4, len(case.q), device=device)),
-        "shuffled pages of fp8": _tune_case(
-            {**key, "layout": "shuffled", "kv_dtype": fp8, "scale_layout": "token"}, device, 0),
-        "int8": _tune_case({**key, "dtype": "fp16", "kv_dtype": dtypes.name(torch.int8), "scale_layout": "tensor"},
-                           device, 0)}
+        "shuffled pages of fp8": key._replace(layout="shuffled", kv_dtype=fp8, scale_layout="token").make(device, 0),
+        "int8": key._replace(dtype="fp16", kv_dtype="i8", scale_layout="tensor").make(device, 0)}
 
 
 def _traffic(call: PagedAttentionCall) -> tuple[int, int]:
@@ -202,32 +181,16 @@ def _traffic(call: PagedAttentionCall) -> tuple[int, int]:
     if call.window_left >= 0:
         longest = min(longest, call.window_left + call.max_seqlen_q)
     moved = call.batch * longest * call.num_kv_heads * widths * call.k.element_size()
-    moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
+    moved += call.q.nbytes + call.out.nbytes
     return moved, 2 * call.num_heads * call.q.shape[0] * longest * widths
 
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Decoding `tokens` sequences of 4096 keys."""
-    if not model.kv_lora_rank and tokens <= 256:
-        yield {"batch": tokens, "seqlen_q": 1, "seqlen_k": 4096, "num_heads": model.num_heads // tp,
-               "num_kv_heads": max(model.num_kv_heads // tp, 1), "head_dim": model.head_dim, "page_size": 16,
-               "layout": "rows", "features": "none", "scale_layout": "none", "dtype": model.dtype,
-               "kv_dtype": model.dtype}
-
-
-def _triton_space(target: Target, call: PagedAttentionCall) -> Iterator[dict[str, int]]:
-    return decoding_space()
-
-
 paged_attention_op = Op(
-    OP, call=PagedAttentionCall, reference=paged_attention_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size", "layout",
-                 "features", "scale_layout", "dtype", "kv_dtype"),
-    writes=("out", "lse", "workspace"), cases=_cases,
-    tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("workspace",)),
+    OP, call=PagedAttentionCall, reference=paged_attention_ref, check=check_paged_attention, key=PagedAttentionKey,
+    writes=("out", "lse", "workspace"), cases=_cases, traffic=_traffic, scratch=("workspace",),
     backends=(Backend("hip", paged_attention_hip, refusal=hip_refusal),
               Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
-                      space=_triton_space),
+                      space=lambda *_: decoding_space()),
               Backend("torch", paged_attention_ref)))
 
 
@@ -279,11 +242,11 @@ def paged_attention(
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16|fp8|int8, last dimension contiguous, other strides free.
-        k_cache: [num_pages, page_size, num_kv_heads, head_dim] ("NHD"), [num_pages, num_kv_heads, page_size, head_dim]
-            ("HND") or [num_pages, num_kv_heads, head_dim / x, page_size, x] ("packed", "shuffled"), dtype of `q` where
-            that has 16 bits, or fp8 of the device, or int8; last dimension contiguous, other strides free.
-        v_cache: likewise, of strides and a head dimension of its own; "packed" [num_pages, num_kv_heads, head_dim_v,
-            page_size], "shuffled" [num_pages, num_kv_heads, page_size / y, head_dim_v, y].
+        k_cache, v_cache: [num_pages, page_size, num_kv_heads, head_dim or head_dim_v] ("NHD"), [num_pages,
+            num_kv_heads, page_size, …] ("HND"), or k_cache [num_pages, num_kv_heads, head_dim / x, page_size, x] with
+            v_cache [num_pages, num_kv_heads, head_dim_v, page_size] ("packed") or [num_pages, num_kv_heads,
+            page_size / y, head_dim_v, y] ("shuffled"); dtype of `q` where that has 16 bits, or fp8 of the device, or
+            int8; last dimension of k_cache contiguous, other strides free.
         block_table: [batch, pages] int32, page of each page_size keys; entries beyond a sequence's keys are not read.
         seq_lens: [batch] int32: keys of each sequence, its queries' own included; 0 makes its rows zeros.
         max_seqlen_k: not less than the longest; the fewer it says, the smaller the workspace.
@@ -298,28 +261,20 @@ def paged_attention(
         alibi_slopes: [num_heads] or [batch, num_heads] fp32: slope · distance is subtracted from scores.
         sinks: [num_heads] fp32: one more score in the denominator.
         q_scale: fp32, one number or [total_q, num_heads], what elements are multiplied by.
-        k_scale: fp32, one number or [num_pages, page_size, num_kv_heads] of any strides, also expanded.
-        v_scale: likewise for `v_cache`.
+        k_scale, v_scale: fp32, one number or [num_pages, page_size, num_kv_heads] of any strides, also expanded.
         out_scale: fp32, one number: an fp8 `out` is divided by it and saturates.
         num_splits: 0: keys are split between workgroups as lengths ask for; n: into at most n parts; 1: not.
         return_lse: also return the log-sum-exp of the scores.
         workspace: uint8, paged_attention_workspace_bytes many; default: allocated.
         out: [total_q, num_heads, head_dim_v] to write; default: a new one, of the dtype of `q`, bf16 for bytes.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows of no sequence are not written.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
     Notes:
         Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
-        are planned on the device from the lengths, and parts added up in a fixed order: deterministic, no
-        synchronisation, can be captured in a graph and replayed with other lengths. Lengths and pages outside their
-        tensors are clamped: memory outside is never touched.
+        are planned on the device from the lengths, parts added up in a fixed order: deterministic; can be captured in a
+        graph and replayed with other lengths. What points outside its tensor is clamped: memory outside is not touched.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
     """
@@ -347,7 +302,7 @@ def paged_attention(
 
 def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: int, batch: int, max_seqlen_k: int, *,
                                     max_seqlen_q: int = 1, num_splits: int = 0) -> int:
-    """The size of `workspace` with which `paged_attention` allocates nothing beside its results.
+    """The size of `workspace` for `paged_attention`. As `attention_workspace_bytes`:
 
     `slots · num_heads · max_seqlen_q · (head_dim_v + 2) · 4 + 8 · batch`, 0 without slots: fp32 sums of the rows of
     sequences whose keys are split, with their weights and maxima, and where those of a sequence are. slots: 32 · CUs /
@@ -355,24 +310,8 @@ def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: in
 
     Args:
         q: as for `paged_attention`; only shape and device count.
-        num_kv_heads: of the caches.
-        head_dim_v: of the values.
-        batch: sequences.
-        max_seqlen_k: as for `paged_attention`.
-        max_seqlen_q: as there.
-        num_splits: as there.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        TypeError: `q` is no tensor, or a size is no integer.
-        ValueError: a size is negative, or `num_kv_heads` 0.
-
-    Notes:
-        A function of shapes and of the device's number of CUs: the same for each call of a captured graph.
-
-    Source: this project.
+        num_kv_heads, head_dim_v, batch: heads and columns of the values, sequences.
+        max_seqlen_k, max_seqlen_q, num_splits: as for `paged_attention`.
     """
     op = "paged_attention_workspace_bytes"
     check.tensor(op, "q", q, rank=3, last_contiguous=False)

@@ -6,14 +6,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import target_of
+from aiter_like.dispatch import SKIP, STRIDED
 from aiter_like.ops.attention.call import FLOATS, FP8
+from aiter_like.ops.attention.checks import MIN_SCALE, check_heads
 from aiter_like.traced import computed
 
 OP = "paged_attention"
@@ -37,7 +39,7 @@ _SHORT_KEYS = 64  # a part has so many at least where all parts together have ha
 # it up.
 _UNEVEN, _BEGIN_KEYS, _SUM_KEYS = 0.06, 128, 8
 
-_MIN_SCALE = 1e-8  # that of flash_attn_fwd
+_DTYPES = (*FLOATS, *FP8, torch.int8)  # of q and of the cache
 _MAX_BATCH = 65535
 
 
@@ -45,48 +47,45 @@ class PagedAttentionCall(NamedTuple):
     """One call of paged_attention: attention of the last tokens of sequences, causal, over keys in pages.
 
     Attributes:
-        out: [total_q, num_heads, head_dim_v], written.
-        lse: fp32 [num_heads, total_q], written; None: not wanted.
-        q: [total_q, num_heads, head_dim].
         k: pages [num_pages, page_size, num_kv_heads, head_dim] of any strides but for the last, which is 1; or with x
             elements of a key together [num_pages, page_size, num_kv_heads, head_dim / x, x].
         v: [num_pages, page_size, num_kv_heads, head_dim_v] of any strides; or with x keys of a column together
             [num_pages, page_size / x, num_kv_heads, head_dim_v, x].
-        block_table: int32 [batch, pages], the pages of each sequence; with `page_starts` [pages] of all.
-        seqlens_k: int32 [batch], keys of each sequence; with `page_starts` those in its last page, or None: all.
-        page_starts: int32 [batch + 1]: where the pages of a sequence begin in `block_table`.
-        cu_seqlens_q: int32 [batch + 1]: where the rows of a sequence begin; or [batch]: each then has max_seqlen_q of
-            them from there on; None: max_seqlen_q rows each, one after the other.
-        q_scale: fp32 [1], or [total_q, num_heads] of any strides: what elements of q are multiplied by.
-        k_scale, v_scale: fp32 [1], or [num_pages, page_size, num_kv_heads] of any strides, also 0.
-        out_scale: fp32 [1]: what an fp8 out is divided by.
-        alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · distance is subtracted from scores.
-        sink: fp32 [num_heads]: one more score in the denominator, with no value.
-        tree_mask: bool [n, n] or [batch, n, n], n at least max_seqlen_q: query i sees the key of query j iff [i, j].
-        workspace: uint8 for partial sums, paged_attention_workspace_bytes many; None: allocated.
+        block_table: [batch, pages], the pages of each sequence; with `page_starts` [pages] of all.
+        seqlens_k: [batch], keys of each sequence; with `page_starts` those in its last page, or None: all.
+        page_starts: [batch + 1]: where the pages of a sequence begin in `block_table`.
+        cu_seqlens_q: [batch + 1]: where the rows of a sequence begin; or [batch]: each then has max_seqlen_q of them
+            from there on; None: max_seqlen_q rows each, one after the other.
+        q_scale: one number, or [total_q, num_heads]: what elements of q are multiplied by.
+        k_scale, v_scale: one number, or [num_pages, page_size, num_kv_heads], also of strides 0.
+        out_scale: one number: what an fp8 out is divided by.
+        alibi_slopes: [num_heads] or [batch, num_heads]: slope · distance is subtracted from scores.
+        sink: one more score in the denominator, with no value.
+        tree_mask: [n, n] or [batch, n, n], n at least max_seqlen_q: query i sees the key of query j iff [i, j].
+        workspace: memory for partial sums, paged_attention_workspace_bytes many; None: allocated.
         max_seqlen_q, max_seqlen_k: not less than the longest sequence of queries and of keys.
         window_left: a query sees that many keys before its own; −1: all.
         softcap: 0, or scores become softcap · tanh(score / softcap).
         num_splits: 0: the keys of a sequence are split as its length and the others' ask for; n: into n parts at most.
     """
 
-    out: Tensor
-    lse: Tensor | None
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    block_table: Tensor
-    seqlens_k: Tensor | None
-    page_starts: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None
-    q_scale: Tensor | None = None
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-    out_scale: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    sink: Tensor | None = None
-    tree_mask: Tensor | None = None
-    workspace: Tensor | None = None
+    out: Annotated[Tensor, "total_q heads _"]
+    lse: Annotated[Tensor | None, "heads total_q", torch.float32, STRIDED]
+    q: Annotated[Tensor, "total_q heads dim", _DTYPES]
+    k: Annotated[Tensor, "*k _", _DTYPES]
+    v: Annotated[Tensor, "*v _", "k", STRIDED]
+    block_table: Annotated[Tensor, "*table _", torch.int32]
+    seqlens_k: Annotated[Tensor | None, "_", torch.int32]
+    page_starts: Annotated[Tensor | None, "_", torch.int32] = None
+    cu_seqlens_q: Annotated[Tensor | None, "_", torch.int32] = None
+    q_scale: Annotated[Tensor | None, "*q_scale", torch.float32, STRIDED] = None
+    k_scale: Annotated[Tensor | None, "*k_scale", torch.float32, STRIDED] = None
+    v_scale: Annotated[Tensor | None, "*v_scale", torch.float32, STRIDED] = None
+    out_scale: Annotated[Tensor | None, "*out_scale", torch.float32, STRIDED] = None
+    alibi_slopes: Annotated[Tensor | None, "*slopes _", torch.float32] = None
+    sink: Annotated[Tensor | None, "_", torch.float32] = None
+    tree_mask: Annotated[Tensor | None, "*tree _ _", torch.bool, STRIDED] = None
+    workspace: Annotated[Tensor | None, "_", torch.uint8] = None
     max_seqlen_q: int = 1
     max_seqlen_k: int = 0
     softmax_scale: float = 1.0
@@ -249,32 +248,25 @@ def workspace_bytes(call: PagedAttentionCall, parts: Parts | None = None) -> int
     return slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4 + (8 * call.batch if slots else 0)
 
 
-def check_paged_attention(call: PagedAttentionCall) -> None:
-    """What metadata can tell. Lengths and numbers of pages may be on a GPU: kernels keep within the tensors.
+def check_paged_attention(call: PagedAttentionCall) -> object:
+    """What metadata can tell beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within the
+    tensors.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layouts or values do not fit.
+        TypeError: an argument is of another dtype.
+        ValueError: shapes, layouts or values do not fit.
     """
-    q, device = call.q, call.q.device
-    check.tensor(OP, "q", q, rank=3, dtypes=(*FLOATS, *FP8, torch.int8))
-    total_q, num_heads, head_dim = q.shape
-    check.tensor(OP, "k", call.k, dtypes=(*FLOATS, *FP8, torch.int8), device=device)
-    check.tensor(OP, "v", call.v, dtypes=(call.k.dtype,), device=device, last_contiguous=False)
+    q = call.q
     _check_layout(call)
     if call.k.dtype in FLOATS and q.dtype != call.k.dtype:
         raise TypeError(f"{OP}: q must have the dtype of a 16-bit cache, {call.k.dtype}, got {q.dtype}")
-    if call.k.shape[2] == 0 or num_heads % call.k.shape[2]:
-        raise ValueError(f"{OP}: the heads of q must be a multiple of the heads of k, got {num_heads} and "
-                         f"{call.k.shape[2]}")
+    check_heads(OP, call, call.num_heads, call.num_kv_heads, "k")
     outs = FP8 if call.out_scale is not None else (q.dtype,) if q.dtype in FLOATS else FLOATS
-    check.tensor(OP, "out", call.out, dtypes=outs, shape=(total_q, num_heads, call.head_dim_v), device=device)
-    if call.lse is not None:
-        check.tensor(OP, "lse", call.lse, dtypes=(torch.float32,), shape=(num_heads, total_q), device=device,
-                     last_contiguous=False)
+    check.tensor(OP, "out", call.out, dtypes=outs, shape=(None, None, call.head_dim_v))
     _check_lengths(call)
     _check_scales(call)
     _check_options(call)
+    return SKIP if q.numel() == 0 or call.batch == 0 or call.max_seqlen_q == 0 else None
 
 
 def _check_layout(call: PagedAttentionCall) -> None:
@@ -301,17 +293,11 @@ def _check_layout(call: PagedAttentionCall) -> None:
 
 
 def _check_lengths(call: PagedAttentionCall) -> None:
-    integers = {"dtypes": (torch.int32,), "device": call.q.device}
     for name in ("max_seqlen_q", "max_seqlen_k", "num_splits"):
         check.integer(OP, name, getattr(call, name), low=0)
-    if call.page_starts is None:
-        check.tensor(OP, "block_table", call.block_table, rank=2, **integers)
-        check.tensor(OP, "seqlens_k", call.seqlens_k, shape=(call.batch,), **integers)
-    else:
-        check.tensor(OP, "page_starts", call.page_starts, rank=1, **integers)
-        check.tensor(OP, "block_table", call.block_table, rank=1, **integers)
-        if call.seqlens_k is not None:
-            check.tensor(OP, "seqlens_k", call.seqlens_k, shape=(call.batch,), **integers)
+    check.tensor(OP, "block_table", call.block_table, rank=2 if call.page_starts is None else 1)
+    if call.page_starts is None or call.seqlens_k is not None:
+        check.tensor(OP, "seqlens_k", call.seqlens_k, shape=(call.batch,))
     rows, batch = call.q.shape[0], call.batch
     if batch > _MAX_BATCH:
         raise ValueError(f"{OP}: at most {_MAX_BATCH} sequences, got {batch}")
@@ -320,44 +306,30 @@ def _check_lengths(call: PagedAttentionCall) -> None:
             raise ValueError(f"{OP}: q must have {batch} sequences of max_seqlen_q = {call.max_seqlen_q} rows, got "
                              f"{rows}; cu_seqlens_q says where sequences of other lengths begin")
         return
-    check.tensor(OP, "cu_seqlens_q", call.cu_seqlens_q, rank=1, **integers)
     if call.cu_seqlens_q.shape[0] not in (batch, batch + 1):
         raise ValueError(f"{OP}: cu_seqlens_q must have {batch + 1} elements, or {batch}, got "
                          f"{call.cu_seqlens_q.shape[0]}")
 
 
 def _check_scales(call: PagedAttentionCall) -> None:
-    floats = {"dtypes": (torch.float32,), "device": call.q.device, "last_contiguous": False}
-    shapes = {"q_scale": (call.q.shape[0], call.num_heads), "out_scale": None,
-              "k_scale": call.k.shape[:3], "v_scale": call.k.shape[:3]}
+    shapes = {"q_scale": call.q.shape[:2], "out_scale": None, "k_scale": call.k.shape[:3], "v_scale": call.k.shape[:3]}
     for name, shape in shapes.items():
         scale = getattr(call, name)
-        if scale is None:
-            continue
-        check.tensor(OP, name, scale, **floats)
-        if scale.numel() != 1 and (shape is None or tuple(scale.shape) != tuple(shape)):
+        if scale is not None and scale.numel() != 1 and scale.shape != shape:
             wanted = "1 element" if shape is None else f"1 element or shape {tuple(shape)}"
             raise ValueError(f"{OP}: {name} must have {wanted}, got shape {tuple(scale.shape)}")
 
 
 def _check_options(call: PagedAttentionCall) -> None:
-    device, num_heads, batch = call.q.device, call.num_heads, call.batch
-    if call.alibi_slopes is not None:
-        shape = (num_heads,) if call.alibi_slopes.ndim == 1 else (batch, num_heads)
-        check.tensor(OP, "alibi_slopes", call.alibi_slopes, dtypes=(torch.float32,), shape=shape, device=device)
-    if call.sink is not None:
-        check.tensor(OP, "sink", call.sink, dtypes=(torch.float32,), shape=(num_heads,), device=device)
     if call.tree_mask is not None:
-        mask = call.tree_mask
-        check.tensor(OP, "tree_mask", mask, dtypes=(torch.bool,), device=device, last_contiguous=False)
+        mask, batch = call.tree_mask, call.batch
         if mask.ndim not in (2, 3) or min(mask.shape[-2:]) < call.max_seqlen_q or mask.ndim == 3 and len(mask) != batch:
             raise ValueError(f"{OP}: tree_mask must have shape (n, n) or ({batch}, n, n), n at least max_seqlen_q = "
                              f"{call.max_seqlen_q}, got {tuple(mask.shape)}")
-    check.real(OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
+    check.real(OP, "softmax_scale", call.softmax_scale, low=MIN_SCALE)
     check.real(OP, "softcap", call.softcap, low=0.0)
     check.integer(OP, "window_left", call.window_left, low=-1)
     if call.workspace is not None:
-        check.tensor(OP, "workspace", call.workspace, rank=1, dtypes=(torch.uint8,), device=device)
         needed = workspace_bytes(call)
         if call.workspace.numel() < needed or call.workspace.data_ptr() % 4:
             raise ValueError(f"{OP}: workspace must have at least {needed} bytes at an address that is a multiple of "

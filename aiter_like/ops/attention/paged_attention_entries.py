@@ -145,42 +145,28 @@ def paged_attention_v1(
         alibi_slopes: Tensor | None, kv_cache_dtype: str, kv_cache_layout: str, logits_soft_cap: float,
         k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None, partition_size: int = 256,
         mtp: int = 1, sliding_window: int = 0, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages: `out = softmax(scale · q kᵀ) v`; kernel and rules of `paged_attention`.
+    """Decoding over pages: `out = softmax(scale · q kᵀ) v`. As `paged_attention`.
 
     Args:
         out: [rows, num_heads, head_dim], written.
         workspace_buffer: memory for partial sums; where it is too small for this library's, torch allocates.
         query: [rows, num_heads, head_dim] bf16|fp16, `mtp` rows of each sequence.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_dim] ("NHD") or [num_blocks, num_kv_heads, block_size,
-            head_dim] ("HND"), dtype of `query`, fp8, int8, or uint8 that is fp8; strides free but for the last.
-        value_cache: likewise, of strides of its own.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] ("NHD") or [num_blocks, num_kv_heads,
+            block_size, head_dim] ("HND"), dtype of `query`, fp8, int8, or uint8 that is fp8; strides free but for the
+            last.
         scale: of the scores.
         block_tables: [seqs, blocks] int32.
         cu_query_lens: [seqs + 1] or [seqs] int32: where the rows of each sequence begin; None: every mtp rows.
         context_lens: [seqs] int32: keys of each sequence.
         max_context_len: not less than the longest.
-        alibi_slopes: [num_heads] fp32.
         kv_cache_dtype: "auto", "fp8" or "fp8_e4m3".
         kv_cache_layout: "NHD" or "HND".
         logits_soft_cap: 0, or the limit that tanh keeps scores below.
-        k_scale: fp32, one number or one per key and head, of a cache of bytes; else of no meaning.
-        v_scale: likewise.
+        k_scale, v_scale: fp32, one number or one per key and head, of a cache of bytes; else of no meaning.
         fp8_out_scale: fp32 [1]: an fp8 `out` is divided by it.
         partition_size: of AITER's kernels; of no meaning here.
         mtp: the most rows of a sequence.
         sliding_window: a query sees so many keys, its own included; 0: all.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        As of `paged_attention`: causal among a sequence's rows, no synchronisation, deterministic.
 
     Source: AITER's `paged_attention_v1`.
     """
@@ -202,44 +188,18 @@ def paged_attention_ragged(
         max_num_partitions: int, alibi_slopes: Tensor | None, kv_cache_dtype: str, kv_cache_layout: str,
         logits_soft_cap: float, k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None,
         partition_size: int = 256, mtp: int = 1, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages that are listed one sequence after the other; kernel and rules of `paged_attention`.
-
-    `out = softmax(scale · q kᵀ) v`.
+    """Decoding over pages that are listed one sequence after the other. As `paged_attention_v1`.
 
     Args:
-        out: [rows, num_heads, head_dim], written.
-        workspace_buffer: as for `paged_attention_v1`.
         query: [seqs · mtp, num_heads, head_dim] bf16|fp16.
-        key_cache: as for `paged_attention_v1`; a pool of tokens is one of blocks of one key.
-        value_cache: likewise.
-        scale: of the scores.
-        kv_indptr: [seqs + 1] int32: the blocks of each sequence in `kv_page_indices`.
+        kv_indptr: [seqs + 1] int32: the blocks of each sequence in `kv_page_indices`; one without gives zeros.
         kv_page_indices: int32: numbers of blocks.
         kv_last_page_lens: [≥ seqs] int32: keys in the last block of each sequence; None: all. Not read where block_size
             is 1.
-        block_size: of the caches.
+        block_size: of the caches; a pool of tokens has blocks of one key.
         max_num_partitions: with `partition_size` a bound of the longest sequence.
-        alibi_slopes: [num_heads] fp32.
-        kv_cache_dtype: "auto", "fp8" or "fp8_e4m3".
-        kv_cache_layout: "NHD" or "HND".
-        logits_soft_cap: 0, or the limit that tanh keeps scores below.
-        k_scale: as for `paged_attention_v1`.
-        v_scale: likewise.
-        fp8_out_scale: fp32 [1]: an fp8 `out` is divided by it.
         partition_size: keys of a partition.
         mtp: rows of each sequence.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit; another block_size than the caches'.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        As of `paged_attention`. A sequence without blocks gives zeros.
 
     Source: AITER's `paged_attention_ragged`.
     """
@@ -274,35 +234,20 @@ def paged_attention_decode(
         output: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, seq_lens: Tensor, block_tables: Tensor,
         attn_scale: float, max_seq_len: int, compute_type: Any, k_scale: Tensor | None, v_scale: Tensor | None,
         num_seq_partitions: int = 0, alibi_slopes: Tensor | None = None, *, backend: str | None = None) -> None:
-    """Decoding of one query per sequence, `output = softmax(attn_scale · q kᵀ) v`; kernel of `paged_attention`.
+    """Decoding of one query per sequence: `output = softmax(attn_scale · q kᵀ) v`. As `paged_attention`.
 
     Args:
         output: [seqs, num_heads, head_dim], written.
         query: [seqs, num_heads, head_dim] bf16|fp16|fp8|int8.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of `query`, fp8 or int8.
-        value_cache: likewise.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of `query`, fp8 or int8.
         seq_lens: [seqs] int32|int64: keys of each sequence.
         block_tables: [seqs, blocks] int32|int64.
         attn_scale: of the scores.
         max_seq_len: not less than the longest sequence; a tensor of one element counts as its number.
         compute_type: of no meaning: the dtype of `query` says it, bf16 for bytes.
-        k_scale: fp32, one number or [num_blocks, num_kv_heads, block_size(, 1)], of a cache of bytes. One number may be
-            on the CPU.
-        v_scale: likewise.
+        k_scale, v_scale: fp32, one number or [num_blocks, num_kv_heads, block_size(, 1)], of a cache of bytes. One
+            number may be on the CPU.
         num_seq_partitions: of no meaning here.
-        alibi_slopes: [num_heads] fp32.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        None; `output` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        As of `paged_attention`.
 
     Source: AITER's Triton function of this name.
     """

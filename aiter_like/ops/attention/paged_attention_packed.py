@@ -28,45 +28,17 @@ def paged_attention_rocm(
         context_lens: Tensor, block_size: int, max_context_len: int, alibi_slopes: Tensor | None, kv_cache_dtype: str,
         k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None, partition_size: int = 256,
         mtp: int = 1, q_scale: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages whose keys are packed; kernel and rules of `paged_attention`.
-
-    `out = softmax(scale · q kᵀ) v`.
+    """Decoding over pages whose keys are packed. As `paged_attention_v1`.
 
     Args:
-        out: [seqs · mtp, num_heads, head_dim], written.
-        exp_sums: memory of AITER's kernels, not used here.
-        max_logits: likewise.
-        tmp_out: likewise.
+        exp_sums, max_logits, tmp_out: memory of AITER's kernels, not used here.
         query: [seqs · mtp, num_heads, head_dim] bf16|fp16|fp8|int8.
         key_cache: [num_blocks, num_kv_heads, head_dim / x, block_size, x], dtype of `query`, fp8, int8, or uint8.
         value_cache: [num_blocks, num_kv_heads, head_dim, block_size], or shuffled [num_blocks, num_kv_heads,
             block_size / x, head_dim, x].
-        num_kv_heads: of the caches.
-        scale: of the scores.
-        block_tables: [seqs, blocks] int32.
-        context_lens: [seqs] int32: keys of each sequence.
-        block_size: of the caches.
-        max_context_len: not less than the longest.
-        alibi_slopes: [num_heads] fp32.
-        kv_cache_dtype: "auto", "fp8" or "fp8_e4m3".
-        k_scale: fp32, one number or one per key and head, of a cache of bytes; else of no meaning.
-        v_scale: likewise.
-        fp8_out_scale: fp32 [1]: an fp8 `out` is divided by it.
-        partition_size: of AITER's kernels; of no meaning here.
+        num_kv_heads, block_size: of the caches.
         mtp: rows of each sequence.
         q_scale: fp32, one number or [seqs · mtp, num_heads].
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        As of `paged_attention`.
 
     Source: AITER's `paged_attention_rocm`.
     """
@@ -87,35 +59,24 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
                max_qlen: int = 1, K_QScale: Tensor | None = None, V_QScale: Tensor | None = None,
                out_: Tensor | None = None, qo_indptr: Tensor | None = None, high_precision: int | None = 1,
                kernelName: str | None = None, *, backend: str | None = None) -> Tensor:
-    """Decoding over shuffled or packed pages, `out = softmax(q kᵀ / sqrt(head_dim)) v`; kernel of `paged_attention`.
+    """Decoding over shuffled or packed pages: `out_ = softmax(q kᵀ / sqrt(head_dim)) v`. As `paged_attention`.
 
     Args:
         Q: [rows, num_heads, head_dim] bf16|fp16.
         K: [num_blocks, num_kv_heads, head_dim / x, block_size, x], dtype of `Q`, fp8 or int8.
         V: [num_blocks, num_kv_heads, block_size / x, head_dim, x], or packed [num_blocks, num_kv_heads, head_dim,
             block_size].
-        block_tables: [seqs, blocks] int32; its own strides count.
+        block_tables: [seqs, blocks] int32; its own strides count, and how long sequences may be follows from it.
         context_lens: [seqs] int32: keys of each sequence.
-        block_tables_stride0: of no meaning here.
         max_qlen: the most rows of a sequence.
-        K_QScale: fp32, one number or [num_blocks, num_kv_heads, block_size], of a cache of bytes.
-        V_QScale: likewise.
+        K_QScale, V_QScale: fp32, one number or [num_blocks, num_kv_heads, block_size], of a cache of bytes.
         out_: tensor to write; default: a new one like `Q`.
         qo_indptr: [seqs + 1] int32: the rows of each sequence; None: max_qlen each.
-        high_precision: of no meaning: sums are always fp32.
-        kernelName: of no meaning: none of AITER's kernels runs here.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
+        block_tables_stride0, high_precision, kernelName: of no meaning: sums are always fp32, and none of AITER's
+            kernels runs here.
 
     Returns:
         `out_`, or the new tensor.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        As of `paged_attention`; how long sequences may be follows from `block_tables`.
 
     Source: AITER's `pa_fwd_asm`.
     """
@@ -144,43 +105,17 @@ def paged_attention_common(
         qo_indptr: Tensor | None = None, high_precision: int | None = 1, kernelName: str | None = None,
         kv_cache_dtype: str = "auto", kv_cache_tensor_dtype: torch.dtype | None = None, *,
         backend: str | None = None) -> Tensor:
-    """Decoding over packed or shuffled pages, `out = softmax(scale · q kᵀ) v`; kernel and rules of `paged_attention`.
+    """Decoding over packed or shuffled pages: `out_ = softmax(scale · q kᵀ) v`. As `pa_fwd_asm`.
 
     Args:
-        Q: [rows, num_heads, head_dim] bf16|fp16.
-        K: as for `pa_fwd_asm`.
-        V: as for `paged_attention_rocm`.
-        exp_sums: memory of AITER's kernels, not used here.
-        max_logits: likewise.
-        tmp_out: likewise.
+        exp_sums, max_logits, tmp_out: memory of AITER's kernels, not used here.
         block_tables: [seqs, blocks] int32.
-        context_lens: [seqs] int32: keys of each sequence.
-        block_tables_stride0: of no meaning here.
-        scale: of the scores.
-        max_qlen: the most rows of a sequence.
+        scale: of the scores, whichever kernel runs; AITER drops it where its assembly serves.
         max_seq_len: not less than the longest sequence of keys.
-        K_QScale_hip: fp32, one number, of a cache of bytes.
-        V_QScale_hip: likewise.
-        K_QScale_asm: fp32 [num_blocks, num_kv_heads, block_size], where K_QScale_hip is None.
-        V_QScale_asm: likewise.
-        out_: tensor to write; default: a new one like `Q`.
-        qo_indptr: [seqs + 1] int32: the rows of each sequence; None: max_qlen each.
-        high_precision: of no meaning: sums are always fp32.
-        kernelName: of no meaning: none of AITER's kernels runs here.
+        K_QScale_hip, V_QScale_hip: fp32, one number, of a cache of bytes.
+        K_QScale_asm, V_QScale_asm: fp32 [num_blocks, num_kv_heads, block_size], where K_QScale_hip is None.
         kv_cache_dtype: "auto", "fp8" or "fp8_e4m3".
         kv_cache_tensor_dtype: of no meaning: that of `K` counts.
-        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out_`, or the new tensor.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        As of `paged_attention`. `scale` counts whichever kernel runs; AITER drops it where its assembly serves.
 
     Source: AITER's `paged_attention_common`.
     """

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, PagedCall
+from aiter_like.ops.attention.call import FP8, AttentionBackwardCall, AttentionCall, PagedCall
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
 
 _MOST_SLOPE = 2.0**90  # times a distance it is finite in fp32, as the kernels have it
 _MOST_SCORES = 1 << 27  # at once: 1 GiB in fp64, of which several are alive
@@ -92,3 +93,26 @@ def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Te
     lse = near + torch.exp(with_sink - near).sum(-1, keepdim=True).log()
     p = with_sink.softmax(-1)[..., :scores.shape[-1]]
     return p.masked_fill(is_blind, 0.0), lse.masked_fill(is_blind, -math.inf)[..., 0]
+
+
+def pages_of(call: PagedCall | PagedAttentionCall, index: int) -> tuple[Tensor, int]:
+    """Pages of a sequence, all in the cache, and its keys."""
+    size = call.page_size
+    if call.page_starts is None:
+        count = min(max(int(call.seqlens_k[index]), 0), call.block_table.shape[1] * size)
+        entries = call.block_table[index, :-(-count // size)]
+    else:
+        first, last = call.page_starts[index:index + 2].clamp(0, call.block_table.shape[0]).tolist()
+        entries = call.block_table[first:last]
+        tail = size if call.seqlens_k is None else min(max(int(call.seqlens_k[index]), 0), size)
+        count = max((len(entries) - 1) * size + tail, 0) if len(entries) else 0
+    return entries.long().clamp(0, call.k.shape[0] - 1), count
+
+
+def rows_in(pages: Tensor, entries: Tensor, is_value: bool) -> Tensor:
+    """Keys or values of some pages in fp32, [pages, page_size, num_kv_heads, dim]."""
+    bits = pages.view(torch.uint8) if pages.dtype in FP8 else pages  # fp8 cannot be indexed
+    found = bits[entries].view(pages.dtype).float()
+    if found.ndim == 4:
+        return found
+    return found.permute(0, 1, 4, 2, 3).flatten(1, 2) if is_value else found.flatten(3)

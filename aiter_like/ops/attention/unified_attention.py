@@ -6,34 +6,25 @@ unified_attention.hip for prefill; for decoding those of paged_attention (decode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import FP8, PagedCall, unshuffled_axes
-from aiter_like.ops.attention.checks import (
-    MAX_ROWS,
-    check_paged_call,
-    read_window,
-    scale_refusal,
-)
+from aiter_like.ops.attention.checks import check_paged_call, paged_refusal, read_window
 from aiter_like.ops.attention.decode_call import triton_kernels
 from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
-from aiter_like.ops.attention.reference import product_with, scores_of, softmax_of
+from aiter_like.ops.attention.reference import pages_of, product_with, rows_in, scores_of, softmax_of
 from aiter_like.ops.attention.unified_attention_choice import prefers
-from aiter_like.ops.attention.unified_attention_ck import (
-    unified_attention_ck,
-    unified_ck_address_refusal,
-    unified_ck_refusal,
-)
+from aiter_like.ops.attention.unified_attention_ck import takes_turns, unified_attention_ck, unified_ck_refusal
+from aiter_like.ops.common import tune_shapes, vectors
 from aiter_like.ops.common.contents import as_int32, check_lengths, check_pages
 
 __all__ = ["unified_attention"]
@@ -52,24 +43,13 @@ def unified_attention_ref(call: PagedCall) -> None:
 
 def _keys_of(call: PagedCall, index: int) -> tuple[Tensor, Tensor]:
     """Keys and values of a sequence in fp32, [keys, num_kv_heads, dim]."""
-    if call.page_starts is None:
-        count = min(max(int(call.seqlens_k[index]), 0), call.block_table.shape[1] * call.page_size)
-        entries = call.block_table[index, :-(-count // call.page_size)]
-    else:
-        first, last = call.page_starts[index:index + 2].clamp(0, call.block_table.shape[0]).tolist()
-        entries = call.block_table[first:last]
-        tail = call.page_size if call.seqlens_k is None else min(max(int(call.seqlens_k[index]), 0), call.page_size)
-        count = max((len(entries) - 1) * call.page_size + tail, 0) if len(entries) else 0
-    rows = []
-    k, v = (pages[entries.long().clamp(0, pages.shape[0] - 1)] for pages in (call.k, call.v))
-    if call.is_shuffled:
-        k, v = k.flatten(3), v.permute(0, 1, 4, 2, 3).flatten(1, 2)
-    for gathered, descale in ((k, call.k_descale), (v, call.v_descale)):
-        gathered = gathered.flatten(0, 1)[:count].float()
+    (entries, count), found = pages_of(call, index), []
+    for is_value, pages, descale in ((False, call.k, call.k_descale), (True, call.v, call.v_descale)):
+        rows = rows_in(pages, entries, is_value).flatten(0, 1)[:count]
         if descale is not None and call.k.dtype in FP8:
-            gathered *= descale.view(1) if descale.numel() == 1 else descale[index][:, None]
-        rows.append(gathered)
-    return rows[0], rows[1]
+            rows *= descale.view(1) if descale.numel() == 1 else descale[index][:, None]
+        found.append(rows)
+    return found[0], found[1]
 
 
 def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values: Tensor) -> None:
@@ -98,71 +78,74 @@ def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values
         call.lse[:, rows] = lse
 
 
-def _check(call: PagedCall) -> object:
-    check_paged_call(call)
-    return SKIP if call.q.numel() == 0 or call.batch == 0 else None
-
-
 def _triton_refusal(target: Target, call: PagedCall) -> str | None:
-    if max(call.q.shape[2], call.v.shape[3]) > 256:
-        return f"head dimensions at most 256, got {call.q.shape[2]} and {call.v.shape[3]}"
-    if reason := scale_refusal(call.softmax_scale):
-        return reason
-    for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    capacity = call.block_table.shape[-1] * call.page_size
-    if any(size > MAX_ROWS for size in (call.max_seqlen_q, call.max_seqlen_k, capacity)):
-        return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
-               f"{call.block_table.shape[-1]} pages of {call.page_size}"
     if call.is_shuffled and max(call.k.stride(3), call.v.stride(3)) > _MAX_COLUMN_STRIDE:
         return f"columns of shuffled pages at most {_MAX_COLUMN_STRIDE} elements apart, got {call.k.stride(3)} and " \
                f"{call.v.stride(3)}"
-    return None
+    return paged_refusal(target, call, call.max_seqlen_q, call.max_seqlen_k)
 
 
-def _tune_key(call: PagedCall) -> dict[str, int | str]:
-    return {"mask": call.mask, "batch": call.batch, "seqlen_q": call.max_seqlen_q,
-            "seqlen_k": call.max_seqlen_k, "num_heads": call.q.shape[1], "num_kv_heads": call.k.shape[2],
-            "head_dim": call.q.shape[2], "page_size": call.page_size, "features": "+".join(call.features) or "none",
-            "dtype": dtypes.name(call.q.dtype), "kv_dtype": dtypes.name(call.k.dtype)}
+class UnifiedAttentionKey(NamedTuple):
+    """What a tuned row of unified_attention is chosen by."""
 
+    mask: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    features: str
+    dtype: str
+    kv_dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PagedCall:
-    """Sequences of equal lengths on pages in random order."""
-    generator = torch.Generator(device).manual_seed(seed)
-    batch, page_size, head_dim = key["batch"], key["page_size"], key["head_dim"]
-    pages = -(-key["seqlen_k"] // page_size)
+    @classmethod
+    def of(cls, call: PagedCall) -> UnifiedAttentionKey:
+        return cls(call.mask, call.batch, call.max_seqlen_q, call.max_seqlen_k, call.q.shape[1], call.k.shape[2],
+                   call.q.shape[2], call.page_size, "+".join(call.features) or "none", dtypes.name(call.q.dtype),
+                   dtypes.name(call.k.dtype))
 
-    def random(*shape: int, dtype: str) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device).to(dtypes.DTYPES[dtype])
+    def make(self, device: torch.device, seed: int) -> PagedCall:
+        """Sequences of equal lengths on pages in random order."""
+        batch, pages = self.batch, -(-self.seqlen_k // self.page_size)
+        q = tune_shapes.normal(device, seed, self.dtype)(batch * self.seqlen_q, self.num_heads, self.head_dim)
+        random = tune_shapes.normal(device, seed + 1, self.kv_dtype)
+        k, v = (random(batch * pages, self.page_size, self.num_kv_heads, self.head_dim) for _ in range(2))
+        return PagedCall(
+            torch.empty_like(q), None, q, k, v,
+            cu_seqlens_q=torch.arange(batch + 1, device=device, dtype=torch.int32) * self.seqlen_q,
+            seqlens_k=torch.full((batch,), self.seqlen_k, device=device, dtype=torch.int32),
+            block_table=tune_shapes.page_table(device, seed, batch, pages), max_seqlen_q=self.seqlen_q,
+            max_seqlen_k=self.seqlen_k, softmax_scale=self.head_dim ** -0.5,
+            window_right=-1 if self.mask == "none" else 0)
 
-    q = random(batch * key["seqlen_q"], key["num_heads"], head_dim, dtype=key["dtype"])
-    k, v = (random(batch * pages, page_size, key["num_kv_heads"], head_dim, dtype=key["kv_dtype"]) for _ in range(2))
-    table = torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
-    starts = torch.arange(batch + 1, device=device, dtype=torch.int32) * key["seqlen_q"]
-    used = torch.full((batch,), key["seqlen_k"], device=device, dtype=torch.int32)
-    return PagedCall(torch.empty_like(q), None, q, k, v, cu_seqlens_q=starts, seqlens_k=used, block_table=table,
-                     max_seqlen_q=key["seqlen_q"], max_seqlen_k=key["seqlen_k"], softmax_scale=head_dim ** -0.5,
-                     window_right=-1 if key["mask"] == "none" else 0)
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[UnifiedAttentionKey]:
+        """Decoding `tokens` sequences of 4096 keys; from 128 tokens on also a prefill of one sequence."""
+        if model.kv_lora_rank:
+            return
+        prefill = cls("causal", 1, tokens, tokens, model.num_heads // tp, max(model.num_kv_heads // tp, 1),
+                      model.head_dim, 16, "none", model.dtype, model.dtype)
+        if tokens <= 256:
+            yield prefill._replace(batch=tokens, seqlen_q=1, seqlen_k=4096)
+        if tokens >= 128:
+            yield prefill
 
 
 def _cases(device: torch.device) -> dict[str, PagedCall]:
     """Decoding, whose keys are split; prefill; and shuffled pages of fp8 with all that changes a score."""
-    key = {"mask": "causal", "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "dtype": "bf16",
-           "kv_dtype": "bf16"}
-    generator = torch.Generator(device).manual_seed(1)
-    calls = {"decode": _tune_case({**key, "batch": 2, "seqlen_q": 1, "seqlen_k": 700}, device, 0),
-             "prefill": _tune_case({**key, "batch": 1, "seqlen_q": 40, "seqlen_k": 70}, device, 0)}
+    decode = UnifiedAttentionKey("causal", 2, 1, 700, 4, 2, 64, 16, "none", "bf16", "bf16")
     fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
-    case = _tune_case({**key, "batch": 2, "seqlen_q": 5, "seqlen_k": 70, "kv_dtype": fp8}, device, 0)
+    case = decode._replace(seqlen_q=5, seqlen_k=70, kv_dtype=fp8).make(device, 0)
     k, v = unshuffled_axes(case.k.unflatten(3, (-1, 16)).permute(0, 2, 3, 1, 4).contiguous(),
                            case.v.unflatten(1, (-1, 16)).permute(0, 3, 1, 4, 2).contiguous())
-    calls["shuffled pages of fp8"] = case._replace(
-        k=k, v=v, sink=torch.randn(4, generator=generator, device=device), softcap=2.0, window_left=30,
-        k_descale=torch.full((1,), 0.5, device=device), v_descale=torch.full((1,), 2.0, device=device),
-        lse=torch.empty(4, len(case.q), device=device))
-    return calls
+    return {"decode": decode.make(device, 0),
+            "prefill": decode._replace(batch=1, seqlen_q=40, seqlen_k=70).make(device, 0),
+            "shuffled pages of fp8": case._replace(
+                k=k, v=v, sink=tune_shapes.normal(device, 1, "fp32")(4), softcap=2.0, window_left=30,
+                k_descale=torch.full((1,), 0.5, device=device), v_descale=torch.full((1,), 2.0, device=device),
+                lse=torch.empty(4, len(case.q), device=device))}
 
 
 def _traffic(call: PagedCall) -> tuple[int, int]:
@@ -170,22 +153,9 @@ def _traffic(call: PagedCall) -> tuple[int, int]:
     batch, heads = call.batch, call.q.shape[1]
     widths = call.q.shape[2] + call.v.shape[3]
     moved = batch * call.max_seqlen_k * call.k.shape[2] * widths * call.k.element_size()
-    moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
+    moved += call.q.nbytes + call.out.nbytes
     flops = 2 * heads * call.q.shape[0] * call.max_seqlen_k * widths
     return moved, flops // 2 if call.window_right == 0 and call.max_seqlen_q == call.max_seqlen_k else flops
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Decoding `tokens` sequences of 4096 keys; from 128 tokens on also a prefill of one sequence."""
-    if model.kv_lora_rank:
-        return
-    key = {"mask": "causal", "num_heads": model.num_heads // tp, "num_kv_heads": max(model.num_kv_heads // tp, 1),
-           "head_dim": model.head_dim, "page_size": 16, "features": "none", "dtype": model.dtype,
-           "kv_dtype": model.dtype}
-    if tokens <= 256:
-        yield {**key, "batch": tokens, "seqlen_q": 1, "seqlen_k": 4096}
-    if tokens >= 128:
-        yield {**key, "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens}
 
 
 def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
@@ -198,13 +168,12 @@ def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
 
 
 unified_attention_op = Op(
-    _OP, call=PagedCall, reference=unified_attention_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
-                 "features", "dtype", "kv_dtype"),
-    writes=("out", "lse"), cases=_cases, prefers=prefers, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    _OP, call=PagedCall, reference=unified_attention_ref, check=check_paged_call, key=UnifiedAttentionKey,
+    writes=("out", "lse"), cases=_cases, prefers=prefers, traffic=_traffic,
     backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
               Backend("ck", unified_attention_ck, refusal=unified_ck_refusal,
-                      address_refusal=unified_ck_address_refusal),
+                      address_refusal=vectors.begin_at(
+                          lambda call: dict.fromkeys(("q", "k", "v", "out"), 8) if takes_turns(call) else {})),
               Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
                       refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space),
               Backend("torch", unified_attention_ref)))
@@ -224,9 +193,8 @@ def unified_attention(
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16|fp8, last dimension contiguous, other strides free.
-        k: [num_pages, page_size, num_kv_heads, head_dim], dtype of `q` or fp8 (e4m3 of the target), strides free but
-            for the last, so views into packed storage serve; any page_size.
-        v: [num_pages, page_size, num_kv_heads, head_dim_v], dtype of `k`, strides of its own.
+        k, v: [num_pages, page_size, num_kv_heads, head_dim or head_dim_v], both of the dtype of `q` or fp8 (e4m3 of the
+            target), strides free but for the last, so views into packed storage serve; any page_size.
         out: [total_q, num_heads, head_dim_v], dtype of `q` (bf16|fp16 for fp8 q), or fp8 with `output_scale`; written.
         cu_seqlens_q: [batch + 1] int32: sequence i has the rows cu_seqlens_q[i] … cu_seqlens_q[i + 1] − 1 of `q`.
         max_seqlen_q: not less than the longest of them; rows beyond are not computed.
@@ -238,32 +206,19 @@ def unified_attention(
         block_table: [batch, pages] int32: page of each page_size keys; entries beyond seqused_k are never read.
         softcap: 0, or scores become softcap · tanh(score / softcap).
         q_descale: fp32 [1], for fp8 `q`; ignored for others.
-        k_descale: fp32, one number or [batch, num_kv_heads], for fp8 `k`; ignored for others.
-        v_descale: likewise for `v`.
-        q_scales: None.
+        k_descale, v_descale: fp32, one number or [batch, num_kv_heads], for fp8 `k` and `v`; ignored for others.
+        q_scales, skip_reduce: None and False.
         alibi_slopes: [num_heads] or [batch, num_heads] fp32: slope · |i + seqlen_k − seqlen_q − j| is subtracted.
         output_scale: fp32 [1]: `out` is divided by it and saturates as fp8.
         qq_bias: [n, n] fp32|bf16|fp16: added to the score of query i and the key of query j of the same sequence.
         sinks: [num_heads] fp32|bf16|fp16: one more score in the denominator.
         shuffled_kv_cache: `k` is [num_pages, num_kv_heads, head_dim / x, page_size, x] and `v` [num_pages,
             num_kv_heads, page_size / x, head_dim_v, x], x elements of 16 bytes, as `reshape_and_cache` writes them.
-        skip_reduce: False.
-        backend: "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942), "triton" or "torch" instead of the
-            automatic choice.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: q_scales or skip_reduce, or a backend that cannot serve the call.
 
     Notes:
         Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: fp16). Where few rows meet many keys, the
-        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation, can be
-        captured in a graph. Lengths and pages outside their tensors are clamped, so memory outside is never touched.
-        A row that sees no key gives 0; rows of no sequence are not written.
+        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation. What points
+        outside its tensor is clamped. A row that sees no key gives 0; rows of no sequence are not written.
 
     Source: vLLM's `unified_attention`; Kwon et al., PagedAttention (2023).
     """

@@ -36,14 +36,10 @@ def attention_workspace_bytes(q: Tensor, k: Tensor, *, causal: bool = False,
     Returns:
         Bytes.
 
-    Raises:
-        TypeError: `q` or `k` is no tensor, `num_splits` no integer.
-        ValueError: they have another number of dimensions than 4; no such layout.
-
     Notes:
         A function of shapes and of the device's number of CUs: the same for each call of a captured graph.
 
-    Source: this project; csrc/attention/attention_workspace.hip.
+    Source: this project.
     """
     op = "attention_workspace_bytes"
     check.tensor(op, "q", q, rank=4, last_contiguous=False)

@@ -94,9 +94,7 @@ def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tens
         check.tensor(op, name, tensor, rank=dims, device=key.device, last_contiguous=False)
     (heads, key_dim), value_dim = key.shape[-2:], value.shape[-1]
     blocks, page_size = key_cache.shape[0], page_size_of(key_cache)
-    if page_size == 0:
-        raise ValueError(f"{op}: {names.key_cache} must have pages of at least 1 token, got shape "
-                         f"{tuple(key_cache.shape)}")
+    check_pages(op, names.key_cache, key_cache, page_size)
     if key_cache.ndim == 4:
         shapes = (blocks, page_size, heads, key_dim), (blocks, page_size, heads, value_dim)
     else:
@@ -107,6 +105,16 @@ def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tens
             shapes = shapes[0], (blocks, heads, page_size // pack, value_dim, pack)
     check.tensor(op, names.key_cache, key_cache, shape=shapes[0], last_contiguous=False)
     check.tensor(op, names.value_cache, value_cache, shape=shapes[1], last_contiguous=False)
+
+
+def check_pages(op: str, name: str, cache: Tensor, page_size: int) -> None:
+    """A page holds a token.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    if page_size == 0:
+        raise ValueError(f"{op}: {name} must have pages of at least 1 token, got shape {tuple(cache.shape)}")
 
 
 def _pack(op: str, name: str, cache: Tensor, what: str, size: int) -> int:

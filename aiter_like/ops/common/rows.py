@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +19,7 @@ _MAX_BYTES = 128  # of them where a tuned row gives the lanes: fewer lanes with 
 _ACCESSES_OF_32 = 4  # of a lane by default, where a wave has 32
 _WIDE = 16  # elements of an access for 8-bit results that are then stored 16 bytes at a time
 MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row takes up to 256 of them
+LONGEST = _MAX_LANES * _MAX_ELEMENTS  # elements of a row that `whole_row_layout` keeps, aligned or not
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,17 @@ def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: b
     return found
 
 
+def lanes_of(*names: str, **others: bool) -> Callable[[Target, Any], list[dict[str, int]]]:
+    """A HIP backend's `space` where lanes share the rows of these tensors of a call: `lane_space`, whose arguments
+    `others` are.
+    """
+    def space(target: Target, call: Any) -> list[dict[str, int]]:
+        tensors = (getattr(call, name) for name in names)
+        return lane_space(target, *tensors, group_size=getattr(call, "group_size", 0), **others)
+
+    return space
+
+
 def vec_of_groups(target: Target, tensor: Tensor) -> int | None:
     """The default `vec` where groups of columns have scales: on waves of 32 twice as many 16-bit elements.
 
@@ -141,10 +155,12 @@ def vec_of_groups(target: Target, tensor: Tensor) -> int | None:
 
 
 def refusal(**tensors: Tensor | None) -> str | None:
-    """Why the kernels cannot take one of these tensors: uneven rows, or too many."""
+    """Why the kernels cannot take one of these tensors: strided or uneven rows, or too many."""
     for name, tensor in tensors.items():
         if tensor is None or tensor.numel() == 0:
             continue
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return f"{name} must be contiguous in its last dimension, got stride {tensor.stride(-1)} there"
         if not is_even(tensor):
             return f"the rows of {name} are not evenly spaced (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
         if tensor.numel() // tensor.shape[-1] > MAX_ROWS:

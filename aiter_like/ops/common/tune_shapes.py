@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,34 @@ _MAX_BLOCK = 8192  # elements of a row that a Triton program keeps
 
 
 def normal(device: torch.device, seed: int, dtype: str) -> Callable[..., Tensor]:
-    """A source of tensors of normal numbers: of (*shape), made on `device`."""
+    """A source of tensors of normal numbers: of (*shape), made on `device`. int8 holds 40 times as much."""
+    generator, wanted = torch.Generator(device).manual_seed(seed), dtypes.DTYPES[dtype]
+    if wanted.itemsize > 1:
+        return lambda *shape: torch.randn(shape, generator=generator, device=device, dtype=wanted)
+    factor = 40 if wanted == torch.int8 else 1
+    return lambda *shape: (torch.randn(shape, generator=generator, device=device) * factor).to(wanted)
+
+
+def page_table(device: torch.device, seed: int, batch: int, pages: int) -> Tensor:
+    """[batch, pages] int32: pages of each sequence, of all pages there are in random order."""
     generator = torch.Generator(device).manual_seed(seed)
-    return lambda *shape: torch.randn(shape, generator=generator, device=device, dtype=dtypes.DTYPES[dtype])
+    return torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
+
+
+def dtype_on(device: torch.device, name: str) -> torch.dtype:
+    """The dtype of a short name; "fp8" is the device's own."""
+    return dtypes.fp8_of(target_of(device).arch) if name == "fp8" else dtypes.DTYPES[name]
+
+
+def row_sizes(x: Tensor) -> tuple[int, int, str]:
+    """(rows, columns, dtype) of a tensor."""
+    return x.numel() // max(x.shape[-1], 1), x.shape[-1], dtypes.name(x.dtype)
+
+
+def every(**values: Sequence[int]) -> Callable[..., list[dict[str, int]]]:
+    """A backend's `space` of all combinations of these values, whatever the call."""
+    found = [dict(zip(values, each)) for each in itertools.product(*values.values())]
+    return lambda *_: found
 
 
 def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dict[str, int]]:
@@ -27,17 +53,15 @@ def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dic
     return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
 
 
+def waves_of(name: str, block: int) -> Callable[[Target, Any], list[dict[str, int]]]:
+    """A Triton backend's `space` where a program keeps a row of this tensor of a call, or blocks of it."""
+    return lambda target, call: wave_space(target, getattr(call, name).shape[-1], block)
+
+
 def row_space(target: Target, call: Any, *_: object) -> list[dict[str, int]]:
     """A Triton backend's `space` where a program takes a row of `out`."""
     out = call if isinstance(call, Tensor) else call.out
     return wave_space(target, out.shape[-1])
-
-
-def layer_keys(model: Any, tokens: int, out_dtype: str) -> Iterator[dict[str, Any]]:
-    """A layer's norms, which every GPU does whole: the first one's and, with the residual, all others'."""
-    for has_residual in (0, 1):
-        yield {"rows": tokens, "hidden": model.hidden_size, "dtype": model.dtype, "out_dtype": out_dtype,
-               "has_residual": has_residual}
 
 
 def linear_inputs(model: Any, tp: int, tokens: int) -> Iterator[tuple[int, int]]:

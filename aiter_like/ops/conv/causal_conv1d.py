@@ -6,16 +6,14 @@ Kernels: csrc/conv/causal_conv1d.hip, ops/conv/triton/causal_conv1d.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.common.contents import check_distinct, check_starts
@@ -28,36 +26,32 @@ _MOST_STATE = 128  # A Triton program keeps a state of no more tokens.
 _MOST_GROUPS = 65535  # A grid's second dimension has no more.
 _CHANNELS = 64  # A workgroup takes at least so many.
 _MOST_TOKENS = 2**30
-_ACTIVATIONS = (None, "silu", "swish")
 
 
 class CausalConv1dCall(NamedTuple):
     """One call of causal_conv1d: its arguments in the order of the function that causal_conv1d.hip exports.
 
     Attributes:
-        q, k: [tokens, k_dim], written where a token has a sequence; dtype of `x`.
-        v: [tokens, dim − 2 · k_dim], likewise.
-        x: [dim, tokens], of any strides; its channels are those of q, k and v, one behind the other.
-        weight: [dim, width], of any strides.
-        bias: [dim].
-        query_start_loc: [sequences + 1] int32: where the tokens of a sequence begin.
-        conv_states: [lines, dim, state_len], of any strides, the newest token last; written. None: there are none.
-        cache_indices: [sequences] int32: the line of a sequence; None: its number.
-        has_initial_state: [sequences] bool: its line holds the tokens before the first one; None: no sequence's does.
+        q, k, v: written where a token has a sequence.
+        x: its channels are those of q, k and v, one behind the other.
+        query_start_loc: [sequences + 1]: where the tokens of a sequence begin.
+        conv_states: the newest token last. None: there are none.
+        cache_indices: [sequences]: the line of a sequence; None: its number.
+        has_initial_state: [sequences]: its line holds the tokens before the first one; None: no sequence's does.
         is_silu: the results become out · sigmoid(out).
         pad_slot_id: a sequence with this line, or with one that is not there, has zeros for results and no state.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    query_start_loc: Tensor
-    conv_states: Tensor | None = None
-    cache_indices: Tensor | None = None
-    has_initial_state: Tensor | None = None
+    q: Annotated[Tensor, "tokens k_dim", "x"]
+    k: Annotated[Tensor, "tokens k_dim", "x"]
+    v: Annotated[Tensor, "tokens _", "x"]
+    x: Annotated[Tensor, "dim tokens", elements.FLOATS, STRIDED]
+    weight: Annotated[Tensor, "dim width", "x", STRIDED]
+    bias: Annotated[Tensor | None, "dim", "x"]
+    query_start_loc: Annotated[Tensor, "_", torch.int32]
+    conv_states: Annotated[Tensor | None, "lines dim state_len", "x", STRIDED] = None
+    cache_indices: Annotated[Tensor | None, "_", torch.int32] = None
+    has_initial_state: Annotated[Tensor | None, "_", torch.bool] = None
     is_silu: bool = True
     pad_slot_id: int = -1
 
@@ -105,47 +99,26 @@ def _causal_conv1d_hip(call: CausalConv1dCall) -> None: ...
 
 
 def _check(call: CausalConv1dCall) -> object:
-    x, kinds, device = call.x, (call.x.dtype,), call.x.device
-    check.tensor(_OP, "x", x, rank=2, dtypes=elements.FLOATS, last_contiguous=False)
-    dim, tokens = x.shape
-    check.tensor(_OP, "weight", call.weight, dtypes=kinds, shape=(dim, None), device=device, last_contiguous=False)
-    if call.weight.shape[1] == 0:
+    (dim, tokens), states, kept = call.x.shape, call.conv_states, call.weight.shape[1] - 1
+    if kept < 0:
         raise ValueError(f"{_OP}: weight must have at least 1 column, got shape {tuple(call.weight.shape)}")
-    if call.bias is not None:
-        check.tensor(_OP, "bias", call.bias, dtypes=kinds, shape=(dim,), device=device)
-    check.tensor(_OP, "k", call.k, rank=2)
-    key_dim = call.k.shape[1]
-    for name, out, size in (("q", call.q, key_dim), ("k", call.k, key_dim), ("v", call.v, dim - 2 * key_dim)):
-        check.tensor(_OP, name, out, dtypes=kinds, shape=(tokens, size), device=device)
-    starts = call.query_start_loc
-    check.sequence_starts(_OP, "query_start_loc", starts)
-    check.tensor(_OP, "query_start_loc", starts, rank=1, dtypes=(torch.int32,), device=device)
-    if not starts.shape[0]:
+    check.tensor(_OP, "v", call.v, shape=(tokens, dim - 2 * call.k.shape[1]))
+    check.sequence_starts(_OP, "query_start_loc", call.query_start_loc)
+    count = call.query_start_loc.shape[0] - 1
+    if count < 0:
         raise ValueError(f"{_OP}: query_start_loc must have one element more than there are sequences, got none")
-    count = starts.shape[0] - 1
     check.integer(_OP, "pad_slot_id", call.pad_slot_id)
-    check.flag(_OP, "is_silu", call.is_silu)
-    if call.cache_indices is not None:
-        check.tensor(_OP, "cache_indices", call.cache_indices, dtypes=(torch.int32,), shape=(count,), device=device)
-    if call.has_initial_state is not None:
-        check.tensor(_OP, "has_initial_state", call.has_initial_state, dtypes=(torch.bool,), shape=(count,),
-                     device=device)
-    if call.conv_states is not None:
-        _check_states(call)
-    elif call.has_initial_state is not None:
+    for name, each in (("cache_indices", call.cache_indices), ("has_initial_state", call.has_initial_state)):
+        if each is not None:
+            check.tensor(_OP, name, each, shape=(count,))
+    if states is None and call.has_initial_state is not None:
         raise ValueError(f"{_OP}: has_initial_state is for conv_states, which are None")
-    return SKIP if dim == 0 or count == 0 else None
-
-
-def _check_states(call: CausalConv1dCall) -> None:
-    states, kept = call.conv_states, call.weight.shape[1] - 1
-    check.tensor(_OP, "conv_states", states, dtypes=(call.x.dtype,), shape=(None, call.x.shape[0], None),
-                 device=call.x.device, last_contiguous=False)
-    if states.shape[2] < kept:
+    if states is not None and states.shape[2] < kept:
         raise ValueError(f"{_OP}: conv_states must have at least {kept} tokens, one less than weight has columns, got "
                          f"shape {tuple(states.shape)}")
-    if any(step == 0 and size > 1 for step, size in zip(states.stride(), states.shape)):
+    if states is not None and any(step == 0 and size > 1 for step, size in zip(states.stride(), states.shape)):
         raise ValueError(f"{_OP}: conv_states must not be expanded, got strides {states.stride()}")
+    return SKIP if dim == 0 or count == 0 else None
 
 
 def _refusal(target: Target, call: CausalConv1dCall) -> str | None:
@@ -166,33 +139,41 @@ def _triton_refusal(target: Target, call: CausalConv1dCall) -> str | None:
     return _refusal(target, call)
 
 
-def _tune_key(call: CausalConv1dCall) -> dict[str, int | str]:
-    return {"tokens": call.x.shape[1], "sequences": call.query_start_loc.shape[0] - 1, "channels": call.x.shape[0],
-            "width": call.weight.shape[1], "is_channel_last": int(call.x.stride(0) == 1),
-            "dtype": dtypes.name(call.x.dtype)}
+class CausalConv1dKey(NamedTuple):
+    """What a tuned row of causal_conv1d is chosen by."""
 
+    tokens: int
+    sequences: int
+    channels: int
+    width: int
+    is_channel_last: int
+    dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> CausalConv1dCall:
-    """Sequences of nearly equal lengths, each with a state; q and k have a quarter of the channels each."""
-    normal = tune_shapes.normal(device, seed, key["dtype"])
-    dim, tokens, count = key["channels"], key["tokens"], key["sequences"]
-    x = normal(tokens, dim).t() if key["is_channel_last"] else normal(dim, tokens)
-    starts = (torch.arange(count + 1, device=device) * tokens // max(count, 1)).int()
-    sizes = (dim // 4, dim // 4, dim - 2 * (dim // 4))
-    return CausalConv1dCall(*(torch.empty(tokens, size, dtype=x.dtype, device=device) for size in sizes), x,
-                            normal(dim, key["width"]), normal(dim), starts,
-                            normal(count, key["width"] - 1, dim).transpose(1, 2), None,
-                            torch.ones(count, dtype=torch.bool, device=device))
+    @classmethod
+    def of(cls, call: CausalConv1dCall) -> CausalConv1dKey:
+        return cls(call.x.shape[1], call.query_start_loc.shape[0] - 1, *call.weight.shape,
+                   int(call.x.stride(0) == 1), dtypes.name(call.x.dtype))
+
+    def make(self, device: torch.device, seed: int) -> CausalConv1dCall:
+        """Sequences of nearly equal lengths, each with a state; q and k have a quarter of the channels each."""
+        normal = tune_shapes.normal(device, seed, self.dtype)
+        dim, tokens, count = self.channels, self.tokens, self.sequences
+        x = normal(tokens, dim).t() if self.is_channel_last else normal(dim, tokens)
+        starts = (torch.arange(count + 1, device=device) * tokens // max(count, 1)).int()
+        sizes = (dim // 4, dim // 4, dim - 2 * (dim // 4))
+        return CausalConv1dCall(*(torch.empty(tokens, size, dtype=x.dtype, device=device) for size in sizes), x,
+                                normal(dim, self.width), normal(dim), starts,
+                                normal(count, self.width - 1, dim).transpose(1, 2), None,
+                                torch.ones(count, dtype=torch.bool, device=device))
 
 
 def _cases(device: torch.device) -> dict[str, CausalConv1dCall]:
     """Both orders of channels and tokens; lines in another order and one that is padding; neither state nor bias."""
-    key = {"tokens": 150, "sequences": 3, "channels": 136, "width": 4, "is_channel_last": 0, "dtype": "bf16"}
-    plain, last = _tune_case(key, device, 0), _tune_case({**key, "is_channel_last": 1}, device, 1)
+    plain, last, other = (CausalConv1dKey(150, 3, 136, *form).make(device, 0)
+                          for form in ((4, 0, "bf16"), (4, 1, "bf16"), (2, 0, "fp16")))
     lines = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
     return {"tokens side by side": plain._replace(cache_indices=lines), "channels side by side": last,
-            "no state": _tune_case({**key, "width": 2, "dtype": "fp16"}, device, 2)._replace(
-                bias=None, conv_states=None, has_initial_state=None, is_silu=False)}
+            "no state": other._replace(bias=None, conv_states=None, has_initial_state=None, is_silu=False)}
 
 
 def _triton_space(target: Target, call: CausalConv1dCall) -> list[dict[str, int]]:
@@ -201,9 +182,8 @@ def _triton_space(target: Target, call: CausalConv1dCall) -> list[dict[str, int]
 
 
 _causal_conv1d = Op(
-    _OP, call=CausalConv1dCall, reference=causal_conv1d_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tokens", "sequences", "channels", "width", "is_channel_last", "dtype"), round_field="tokens",
-    writes=("q", "k", "v", "conv_states"), cases=_cases, tuning=Tuning(_tune_case), sums_in_fp32=True,
+    _OP, call=CausalConv1dCall, reference=causal_conv1d_ref, check=_check, key=CausalConv1dKey,
+    round_field="tokens", writes=("q", "k", "v", "conv_states"), cases=_cases, sums_in_fp32=True,
     backends=(Backend("hip", _causal_conv1d_hip, refusal=_refusal),
               Backend("triton", "ops.conv.triton.causal_conv1d:causal_conv1d", refusal=_triton_refusal,
                       space=_triton_space),
@@ -233,27 +213,23 @@ def causal_conv1d_split_qkv(x: Tensor, weight: Tensor, bias: Tensor | None, conv
             sequences begin with zeros.
         activation: "silu", "swish" (the same) or None.
         pad_slot_id: a sequence with this line, or with one that is not there, has zeros for results and no state.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         q and k [tokens, k_dim], and v [tokens, dim − 2 · k_dim], contiguous, dtype of `x`; tokens of no sequence are
         not written.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit; on the CPU, also starts that do not rise, and lines that
-            repeat.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        ValueError: on the CPU, starts do not rise, or lines repeat.
 
     Notes:
         Sums in fp32, rounded to nearest even once. A sequence without tokens keeps its state, or has zeros for one
-        without an initial state. The host waits for nothing: can be captured in a graph.
+        without an initial state.
 
     Source: AITER's `causal_conv1d_split_qkv_hip_fn`; Gu and Dao, Mamba (2023).
     """
     check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
     check.integer(_OP, "k_dim", k_dim, 0, x.shape[0] // 2)
-    check.choice(_OP, "activation", activation, _ACTIVATIONS)
+    check.choice(_OP, "activation", activation, (None, "silu", "swish"))
     check_starts("causal_conv1d_split_qkv", "query_start_loc", query_start_loc, x.shape[1], "tokens of x")
     if conv_states is not None and cache_indices is not None:
         check_distinct("causal_conv1d_split_qkv", "cache_indices", cache_indices, len(conv_states), "line", pad_slot_id)

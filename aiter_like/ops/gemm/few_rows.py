@@ -33,7 +33,25 @@ def chosen(n: int, k: int, band: int = 0) -> tuple[str, int]:
     return f"t16x{columns}_w1x1x4", 1 << splits.bit_length() - 1
 
 
-def space(n: int, k: int, band: int = 0) -> Iterator[dict[str, Any]]:
-    """What the tuner tries."""
+def or_tiles(m: int, n: int, k: int, tile: str | None, splits: int | None, band: int = 0,
+             **sizes: Any) -> tuple[str, int]:
+    """`chosen` for few rows and tiles.chosen for more, but for what is given."""
+    if tile is None and splits is None and m <= ROWS:
+        return chosen(n, k, band)
+    return tiles.chosen(m, n, k, tile, splits, **sizes)
+
+
+def cost(m: int, n: int, k: int, tile: str | None, splits: int | None, band: int = 0, *, element_bytes: int,
+         names: tuple[str, ...]) -> float:
+    """What a trial of the tuner is expected to cost, by the counts of tiles.py."""
+    tile, splits = or_tiles(m, n, k, tile, splits, band, element_bytes=element_bytes, names=names)
+    return tiles.clocks(m, n, k, tiles.parse(tile, (*names, *TILES)), splits, element_bytes=element_bytes, names=names)
+
+
+def space(m: int, n: int, k: int, names: tuple[str, ...], element_bytes: int = 2,
+          band: int = 0) -> Iterator[dict[str, Any]]:
+    """What the tuner tries: these tiles for few rows, those of `names` for more."""
+    if m > ROWS:
+        return tiles.space(m, n, k, names, element_bytes)
     return ({"tile": tile, "splits": splits} for tile in TILES if tiles.parse(tile, TILES).block_n >= band
             for splits in tiles.SPLITS if splits == 1 or k >= splits * _DEPTH and n < 2**27)

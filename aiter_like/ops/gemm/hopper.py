@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -122,11 +122,27 @@ def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow:
                             for stages in {most, max(most // 2, 3)} if 3 <= stages <= most)
 
 
-def plain_space(m: int) -> Iterator[dict[str, int]]:
-    """The same for a kernel without TMA, on any GPU."""
-    for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),
-                                                 (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
-                                                 (128, 256, 64, 8), (256, 128, 64, 8)):
-        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
-            for num_stages in (2, 3, 4):
-                yield dict(zip(Blocks._fields, (block_m, block_n, block_k, num_warps, num_stages)))
+PLAIN = ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 64, 4),
+         (128, 128, 64, 8), (128, 256, 64, 8), (256, 128, 64, 8))
+"""Rows, columns, depth and warps that suit products of 16 bits; deep ones for few rows, which are bound by memory."""
+
+
+def plain_space(m: int, blocks: Iterable[tuple[int, ...]] = PLAIN,
+                names: tuple[str, ...] = Blocks._fields) -> Iterator[dict[str, int]]:
+    """The same for a kernel without TMA, on any GPU: of `blocks`, rows first, those that suit m; the last of their
+    `names` is num_stages."""
+    for block in blocks:
+        if block[0] <= max(16, 2 * m) and (block[0] >= 64 or m < 512):
+            yield from (dict(zip(names, (*block, num_stages))) for num_stages in (2, 3, 4))
+
+
+def kernels_of(name: str, is_for_hopper: Callable[[Target, Any], bool]) -> Callable[..., list[str]]:
+    """The `kernels` of a Triton backend: the one for Hopper comes first where it serves; only it has the parameter
+    swap."""
+    def kernels(target: Target, call: Any, **params: int) -> list[str]:
+        own = [f"{name}_hopper"] if is_for_hopper(target, call) else []
+        if params:
+            return own if "swap" in params else [name]
+        return [*own, name]
+
+    return kernels

@@ -37,6 +37,66 @@ def after_product(product: Tensor, activation: str) -> Tensor:
     return product if name == "none" else activated(product, name)
 
 
+LAYOUT = (16, 16)
+"""The one of shuffle_weight that the kernels of 16-bit and of many products read; it wants whole bands of rows and
+pairs of packs."""
+
+
+def is_shuffled(op: str, name: str, weights: Tensor) -> bool:
+    """Whether weights are marked by `shuffle_weight`.
+
+    Raises:
+        ValueError: they are, in another layout.
+    """
+    if not getattr(weights, "is_shuffled", False):
+        return False
+    if (layout := getattr(weights, "shuffle_layout", LAYOUT)) != LAYOUT:
+        raise ValueError(f"{op}: {name} must be shuffled by layout {LAYOUT}, got {layout}")
+    return True
+
+
+def check_shuffled(op: str, b: Tensor, n: int) -> None:
+    """Shuffled weights [..., n or 2 · n, k] lie as shuffle_weight stores them.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if n % 16 or b.shape[-2] % 16 or b.shape[-1] % 32 or not b.is_contiguous():
+        raise ValueError(f"{op}: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0, got shape "
+                         f"{tuple(b.shape)}, strides {b.stride()}")
+
+
+def check_linear(op: str, A: Any, B: Any, otype: Any) -> None:
+    """A linear layer's arguments have so many dimensions that its result has a shape.
+
+    Raises:
+        TypeError, ValueError: they have not, or are of another kind.
+    """
+    if not isinstance(A, Tensor) or not isinstance(B, Tensor):
+        name, tensor = ("B", B) if isinstance(A, Tensor) else ("A", A)
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+    if A.ndim == 0:
+        raise ValueError(f"{op}: A must have at least 1 dimension, got a scalar")
+    if B.ndim != 2:
+        raise ValueError(f"{op}: B must have 2 dimensions, got {B.ndim}")
+    if otype is not None and not isinstance(otype, torch.dtype):
+        raise TypeError(f"{op}: otype must be a dtype, got {type(otype).__name__}")
+
+
+def check_results(op: str, shape: tuple[int, ...], otype: torch.dtype | None, residual: Any, out: Any) -> None:
+    """What has the shape of a linear layer's result has it, and `out` the dtype that is asked for.
+
+    Raises:
+        ValueError: another shape.
+        TypeError: another dtype.
+    """
+    for name, tensor in (("residual", residual), ("out", out)):
+        if isinstance(tensor, Tensor) and tensor.shape != shape:
+            raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+    if isinstance(out, Tensor) and otype is not None and out.dtype != otype:
+        raise TypeError(f"{op}: out must have dtype {otype}, the otype, got {out.dtype}")
+
+
 def matrix(x: Any, columns: int) -> Any:
     """[..., columns] as [rows, columns]: a view where the rows are evenly spaced, else a copy."""
     return x.reshape(-1 if columns else x.shape[:-1].numel(), columns) if isinstance(x, Tensor) and x.ndim != 2 else x
@@ -44,6 +104,9 @@ def matrix(x: Any, columns: int) -> Any:
 
 def write_rows(out: Tensor, write: Callable[[Tensor], None]) -> Tensor:
     """`out` [..., columns], written by write(rows): a view of it as [rows, columns], else a matrix that is copied."""
+    if out.ndim == 2:
+        write(out)
+        return out
     rows = matrix(out, out.shape[-1])
     write(rows)
     if rows.data_ptr() != out.data_ptr():
@@ -56,11 +119,25 @@ def is_rough(a: Tensor, target: Target) -> bool:
     return target.platform == "cuda" and a.dtype in elements.FP8
 
 
-def sum_refusal(a: Tensor) -> str | None:
+def traffic(call: Any) -> tuple[int, int]:
+    """(bytes, flops) of a product: each tensor once, and two operations for each of the depth."""
+    moved = sum(one.numel() * one.element_size() for one in call if isinstance(one, Tensor))
+    return moved, 2 * call.out.shape[:-1].numel() * call.b.shape[-2] * call.a.shape[-1]
+
+
+def sum_refusal(target: Target, call: Any) -> str | None:
     """Why no kernel adds so many products up."""
+    a = call.a
     if a.dtype == torch.int8 and a.shape[-1] >= _INT8_DEPTH:
         return f"sums of int8 have 32 bits: k must be less than {_INT8_DEPTH}, got {a.shape[-1]}"
     return None
+
+
+def ck_refusal(target: Target, call: Any) -> str | None:
+    """Why the ck kernel of a product, or of a batch of them, does not take it: they are alike."""
+    return (mfma_refusal(target) or sum_refusal(target, call) or depth_refusal(call.a, call.out.shape[-1])
+            or rows_refusal(a=call.a, b=call.b, out=call.out, residual=getattr(call, "residual", None))
+            or tiles_refusal(*call.out.shape[:-1], call.b.shape[-2]))
 
 
 def depth_refusal(a: Tensor, n: int) -> str | None:

@@ -19,6 +19,8 @@ from aiter_like.ops.gemm import hopper, tiles
 from aiter_like.ops.gemm.parts import is_rough
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+DTYPES = (*SIXTEEN_BITS, *quant_rule.DTYPES)
+"""Of operands: those of 8 bits come with scales."""
 
 
 def check_matrices(op: str, **matrices: Any) -> None:
@@ -52,12 +54,11 @@ def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str 
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "SUM": "int32_t" if call.a.dtype == torch.int8 else "float",
         "OUT_ELEMENT": elements.CPP[call.out.dtype], "BIAS_ELEMENT": elements.CPP[bias_dtype],
-        "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n,
-        "WAVES_K": sizes.waves_k, "SPLITS": splits, "HAS_BIAS": int(call.bias is not None),
+        **sizes.macros(), "SPLITS": splits, "HAS_BIAS": int(call.bias is not None),
         "HAS_SCALES": int(call.a_scale is not None), **macros})
 
 
-def check_fp8(op: str, a: Tensor) -> None:
+def check_fp8(op: str, a: Tensor, name: str = "a") -> None:
     """`a` is not the fp8 of another device.
 
     Raises:
@@ -65,7 +66,21 @@ def check_fp8(op: str, a: Tensor) -> None:
     """
     target = target_of(a.device)
     if target.platform != "cpu" and (reason := quant_rule.refusal(target, a.dtype)) is not None:
-        raise TypeError(f"{op}: a must have the fp8 of this device, {reason}")
+        raise TypeError(f"{op}: {name} must have the fp8 of this device, {reason}")
+
+
+def check_scales(op: str, call: Any) -> None:
+    """Operands of 8 bits, and no others, come with scales, and are not the fp8 of another device.
+
+    Raises:
+        TypeError: it is that.
+        ValueError: a scale is missing, or there is one.
+    """
+    check_fp8(op, call.a)
+    for name, scale in (("a_scale", call.a_scale), ("b_scale", call.b_scale)):
+        if (scale is None) != (call.a.dtype in SIXTEEN_BITS):
+            wanted = "None with 16-bit operands" if scale is not None else f"given with operands of {call.a.dtype}"
+            raise ValueError(f"{op}: {name} must be {wanted}, got {type(scale).__name__}")
 
 
 def operands(random: Callable[..., Tensor], dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -74,21 +89,18 @@ def operands(random: Callable[..., Tensor], dtype: torch.dtype, *shapes: tuple[i
     return tuple((random(*shape) * factor).to(dtype) for shape in shapes)
 
 
-def hopper_space(m: int, n: int, k: int, a: Tensor, target: Target) -> Iterator[dict[str, int]]:
-    """hopper.space for products with about m rows each: no kernel of many products splits the depth."""
-    for one in hopper.space(m, n, k, a.element_size(), target, is_rough(a, target)):
-        if one.pop("splits") == 1:
-            yield one
+def triton_space(m: int, n: int, k: int, a: Tensor, target: Target, is_for_hopper: bool) -> Iterator[dict[str, int]]:
+    """Blocks for products with about m rows each: of the kernel for Hopper alone where it serves, which splits no
+    depth."""
+    size = a.element_size()
+    if not is_for_hopper:
+        return hopper.plain_space(m, [(*block, depth * 2 // size, num_warps) for *block, depth, num_warps in _BLOCKS])
+    found = hopper.space(m, n, k, size, target, is_rough(a, target))
+    return (one for one in found if one.pop("splits") == 1)
 
 
-def plain_space(m: int, element_bytes: int) -> Iterator[dict[str, int]]:
-    """Blocks for products with about m rows each; deep ones for few rows, which are bound by memory."""
-    for block_m, block_n, depth, num_warps in ((16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4),
-                                               (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8)):
-        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
-            for num_stages in (2, 3, 4):
-                yield {"block_m": block_m, "block_n": block_n, "block_k": depth * 2 // element_bytes,
-                       "num_warps": num_warps, "num_stages": num_stages}
+_BLOCKS = ((16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
+           (128, 256, 64, 8))
 
 
 def most_tiles(rows: int, groups: int, n: int, tile: tiles.Tile) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from aiter_like.device import Target
 from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
@@ -37,20 +35,20 @@ class Block(NamedTuple):
     splits: int
 
 
-def refusal(target: Target, a: Tensor, b: Tensor, is_shuffled: bool) -> str | None:
+def refusal(target: Target, call: Any) -> str | None:
     """What the kernel does not take of a [m, k] and b [n, k]."""
-    m, k = a.shape
+    (m, k), b = call.a.shape, call.b
     if target.platform == "hip" and target.arch != "gfx942":
         return mfma_refusal(target)
     if target.platform == "cuda" and int(target.arch.removeprefix("sm_").rstrip("af")) < 80:
         return f"matrix instructions of sm_80, not for {target.arch}"
     if m > MAX_ROWS or k < MIN_DEPTH:
         return f"a must have at most {MAX_ROWS} rows and at least {MIN_DEPTH} columns, got [{m}, {k}]"
-    if is_shuffled:
+    if call.is_shuffled:
         return "b must not be shuffled, got a result of shuffle_weight"
     if b.shape[0] >= 2**21:
         return f"b must have less than 2^21 rows, got {b.shape[0]}"
-    return rows_refusal(a=a, b=b)
+    return rows_refusal(a=call.a, b=b)
 
 
 def build(m: int, block: Block) -> tuple[str, dict[str, int]]:

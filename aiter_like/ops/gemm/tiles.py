@@ -25,6 +25,10 @@ class Tile(NamedTuple):
     waves_n: int
     waves_k: int
 
+    def macros(self) -> dict[str, int]:
+        """As the sources have them."""
+        return {name.upper(): size for name, size in self._asdict().items()}
+
 
 _SMALL = ("t128x64_w2x2x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
 TILES = ("t256x128_w4x2x1", "t128x128_w2x2x1", *_SMALL)
@@ -71,6 +75,17 @@ def parse(name: str, names: tuple[str, ...] = TILES) -> Tile:
     if name not in names:
         raise ValueError(f"gemm: tile must be one of {', '.join(names)}, got {name!r}")
     return Tile(*map(int, re.findall(r"\d+", name)))
+
+
+def macros(op: str, m: int, n: int, tile: str, splits: int, names: tuple[str, ...]) -> dict[str, int]:
+    """Of a tile of `names`, and of splits of the depth of a product [m, n].
+
+    Raises:
+        ValueError: there is no such tile, or not that many splits.
+    """
+    if splits < 1 or splits > 1 and m * n >= 2**31:
+        raise ValueError(f"{op}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
+    return {**parse(tile, names).macros(), "SPLITS": splits}
 
 
 def depth(tile: Tile, element_bytes: int = 2) -> int:
@@ -137,6 +152,13 @@ def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | N
     The tile is one of `names`.
     """
     return _cheapest(rounded_up(m), n, k, tile, splits, element_bytes, batch, names)
+
+
+def chosen(m: int, n: int, k: int, tile: str | None, splits: int | None, **sizes: Any) -> tuple[str, int]:
+    """The given ones where both are: a tuned row names them; else what `cheapest` finds."""
+    if tile is not None and splits is not None:
+        return tile, splits
+    return cheapest(m, n, k, tile=tile, splits=splits, **sizes)
 
 
 @functools.lru_cache(4096)

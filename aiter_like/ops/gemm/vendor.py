@@ -40,20 +40,20 @@ def refusal(a: Tensor, out: Tensor, bias: Tensor | None, *rest: Tensor | None, a
     return None
 
 
-def linear(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+def linear(call: Any) -> None:
     """Writes out [m, n] = a [m, k] · b [n, k]ᵀ + bias [n]."""
-    if bias is None:
-        torch.mm(a, b.t(), out=out)
+    if call.bias is None:
+        torch.mm(call.a, call.b.t(), out=call.out)
     else:
-        torch.addmm(bias, a, b.t(), out=out)
+        torch.addmm(call.bias, call.a, call.b.t(), out=call.out)
 
 
-def bmm(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+def bmm(call: Any) -> None:
     """Writes out [batch, m, n] = a [batch, m, k] · b [batch, n, k]ᵀ + bias [batch, n]."""
-    if bias is None:
-        torch.bmm(a, b.mT, out=out)
+    if call.bias is None:
+        torch.bmm(call.a, call.b.mT, out=call.out)
     else:
-        torch.baddbmm(bias[:, None], a, b.mT, out=out)
+        torch.baddbmm(call.bias[:, None], call.a, call.b.mT, out=call.out)
 
 
 def block_refusal(target: Target, call: Any) -> str | None:
@@ -76,23 +76,26 @@ def block_scaled(call: Any) -> None:
                      out_dtype=call.out.dtype, out=call.out)
 
 
-def scaled_refusal(target: Target, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor,
-                   bias: Tensor | None) -> str | None:
+def scaled_refusal(target: Target, call: Any) -> str | None:
     """Why the library does not serve a product of 8 bits with scales: it is asked for fp8 on Hopper and later alone."""
+    a, b, out, bias = call.a, call.b, call.out, call.bias
+    if call.band:
+        return "the vendor's library has no shuffled weights"
     if target.platform != "cuda" or int(target.arch.removeprefix("sm_").rstrip("af")) < 90 or a.dtype == torch.int8:
         return "the vendor's library is asked for fp8 with scales on Hopper and later alone"
     if a.shape[1] % 16 or b.shape[0] % 16 or not all(one.is_contiguous() for one in (a, b, out)):
         return "the vendor's library has contiguous fp8 operands whose n and k are multiples of 16"
     if out.dtype != torch.bfloat16 or bias is not None and bias.dtype != torch.bfloat16:
         return "the vendor's library is asked for out and bias in bf16"
-    if (a_scale.numel() > 1) != (b_scale.numel() > 1):
+    if (call.a_scale.numel() > 1) != (call.b_scale.numel() > 1):
         return "the vendor's library has scales of rows and columns, or one each"
     return None
 
 
-def scaled(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None,
-           use_fast_accum: bool) -> None:
+def scaled(call: Any) -> None:
     """Writes out [m, n] = (a [m, k] · b [n, k]ᵀ) · a_scale · b_scale + bias [n], of fp8."""
+    a_scale, b_scale = call.a_scale, call.b_scale
     if a_scale.numel() > 1:
         a_scale, b_scale = a_scale[:, None], b_scale[None]
-    torch._scaled_mm(a, b.t(), a_scale, b_scale, bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum, out=out)
+    torch._scaled_mm(call.a, call.b.t(), a_scale, b_scale, call.bias, out_dtype=call.out.dtype,
+                     use_fast_accum=call.use_fast_accum, out=call.out)

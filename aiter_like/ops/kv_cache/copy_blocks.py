@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlaps
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
@@ -24,28 +24,27 @@ _GROUP_BYTES = 256 * 4  # A workgroup copies so much in the narrowest words; a l
 
 
 class CopyBlocksCall(NamedTuple):
-    """One call of copy_blocks: `to[block_mapping[i, 1]] = source[block_mapping[i, 0]]`.
+    """One call of copy_blocks: `dst[block_mapping[i, 1]] = src[block_mapping[i, 0]]`.
 
     Attributes:
-        to: written, [num_blocks, …] of any dtype and strides.
-        source: like `to` but for the number of blocks; None: `to` itself.
-        block_mapping: [pairs, 2].
-        others: caches like `to`, written too, each from itself; only without `source`.
+        dst: [num_blocks, …] of any dtype and strides.
+        src: like `dst` but for the number of blocks; None: `dst` itself.
+        others: caches like `dst`, written too, each from itself; only without `src`.
     """
 
-    to: Tensor
-    source: Tensor | None
-    block_mapping: Tensor
+    dst: Annotated[Tensor, "*any _", STRIDED]
+    src: Annotated[Tensor | None, "*source _", "dst", STRIDED]
+    block_mapping: Annotated[Tensor, "pairs 2", elements.INTEGERS]
     others: tuple[Tensor, ...] | None = None
 
 
 def copy_blocks_ref(call: CopyBlocksCall) -> None:
     """In torch; it copies the bytes of the elements, whatever their dtype."""
-    to, source, pairs = call.to, call.source, call.block_mapping.long()
-    limit = torch.tensor([to.shape[0] if source is None else source.shape[0], to.shape[0]], device=to.device)
+    dst, src, pairs = call.dst, call.src, call.block_mapping.long()
+    limit = torch.tensor([len(dst if src is None else src), len(dst)], device=dst.device)
     pairs = pairs[((pairs >= 0) & (pairs < limit)).all(1)]
-    for cache in (to, *(call.others or ())):
-        given = cache if source is None else source
+    for cache in (dst, *(call.others or ())):
+        given = cache if src is None else src
         if cache.element_size() == 1:  # fp8, which torch cannot index
             cache, given = cache.view(torch.uint8), given.view(torch.uint8)
         cache[pairs[:, 1]] = given[pairs[:, 0]]
@@ -56,38 +55,32 @@ def _copy_blocks_hip(call: CopyBlocksCall) -> None: ...
 
 
 def _check(call: CopyBlocksCall) -> object:
-    to, source = call.to, call.source
-    check.tensor("copy_blocks", "dst", to, last_contiguous=False)
-    if to.ndim == 0:
-        raise ValueError("copy_blocks: dst must have at least 1 dimension, got a scalar")
-    if source is not None:
-        check.tensor("copy_blocks", "src", source, dtypes=(to.dtype,), shape=(None, *to.shape[1:]), device=to.device,
-                     last_contiguous=False)
-    check.tensor("copy_blocks", "block_mapping", call.block_mapping, dtypes=elements.INTEGERS,
-                 shape=(None, 2), device=to.device)
-    if call.others and source is not None:
-        raise ValueError("copy_blocks: others must be None where there is a source")
+    dst, src = call.dst, call.src
+    if src is not None:
+        check.tensor("copy_blocks", "src", src, shape=(None, *dst.shape[1:]), last_contiguous=False)
+        if call.others:
+            raise ValueError("copy_blocks: others must be None where there is a src")
     for cache in call.others or ():
-        check.tensor("copy_blocks", "others", cache, dtypes=(to.dtype,), shape=to.shape, device=to.device,
+        check.tensor("copy_blocks", "others", cache, dtypes=(dst.dtype,), shape=dst.shape, device=dst.device,
                      last_contiguous=False)
-        if cache.stride() != to.stride():
-            raise ValueError(f"copy_blocks: others must have strides {to.stride()}, got {cache.stride()}")
-    is_empty = 0 in (to.numel(), call.block_mapping.numel()) or (source is not None and not source.numel())
+        if cache.stride() != dst.stride():
+            raise ValueError(f"copy_blocks: others must have strides {dst.stride()}, got {cache.stride()}")
+    is_empty = 0 in (dst.numel(), call.block_mapping.numel()) or (src is not None and not src.numel())
     return SKIP if is_empty else None
 
 
 def _hip_refusal(target: Target, call: CopyBlocksCall) -> str | None:
-    if call.to.ndim > _MAX_RANK:
-        return f"caches of at most {_MAX_RANK} dimensions, got {call.to.ndim}"
+    if call.dst.ndim > _MAX_RANK:
+        return f"caches of at most {_MAX_RANK} dimensions, got {call.dst.ndim}"
     if not call.block_mapping.is_contiguous():
         return "block_mapping must be contiguous"
-    for name, tensor in (("dst", call.to), ("src", call.source)):
+    for name, tensor in (("dst", call.dst), ("src", call.src)):
         if tensor is not None and any(step <= 0 for size, step in zip(tensor.shape, tensor.stride()) if size > 1):
             return f"{name} must not be expanded, got strides {tensor.stride()}"
         if tensor is not None and all(step != 1 for size, step in zip(tensor.shape[1:], tensor.stride()[1:])
                                       if size > 1) and tensor[0].numel() > 1:
             return f"{name} must have contiguous elements, got strides {tensor.stride()}"
-    size, pairs = call.to[0].numel() * call.to.element_size(), call.block_mapping.shape[0]
+    size, pairs = call.dst[0].numel() * call.dst.element_size(), call.block_mapping.shape[0]
     if size >= 2**31 or -(-size // _GROUP_BYTES) * pairs >= 2**24:
         return f"{pairs} blocks of {size} bytes do not fit one launch"
     return None
@@ -102,7 +95,7 @@ def _cases(device: torch.device) -> dict[str, CopyBlocksCall]:
 
 
 _copy_blocks = Op(
-    "copy_blocks", call=CopyBlocksCall, reference=copy_blocks_ref, check=_check, writes=("to", "others"), cases=_cases,
+    "copy_blocks", call=CopyBlocksCall, reference=copy_blocks_ref, check=_check, writes=("dst", "others"), cases=_cases,
     backends=(Backend("hip", _copy_blocks_hip, refusal=_hip_refusal), Backend("torch", copy_blocks_ref)))
 
 
@@ -111,24 +104,16 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     """Copies blocks within every layer's caches: `cache[block_mapping[i, 1]] = cache[block_mapping[i, 0]]`.
 
     Args:
-        key_caches: a layer's keys each, [num_blocks, …] of any dtype and layout.
-        value_caches: as many layers' values.
+        key_caches, value_caches: a layer's each, as many of both, [num_blocks, …] of any dtype and layout; written.
         block_mapping: [pairs, 2] int64|int32, contiguous, on the caches' device: from and to.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: the caches are written.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or the number of layers do not fit, or caches overlap one another in part, or the
-            mapping; on the CPU, also a block that one pair writes and another reads or writes.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        ValueError: caches overlap one another in part, or the mapping; on the CPU, a block that one pair writes and
+            another reads or writes.
 
     Notes:
         A pair with a block outside the cache is skipped. On a GPU, where nobody looks, a block that one pair writes and
-        another reads or writes holds bytes of any of them. One launch for all caches of one shape, dtype and strides;
-        can be captured in a graph.
+        another reads or writes holds bytes of any of them. One launch for all caches of one shape, dtype and strides.
 
     Source: AITER's `copy_blocks`.
     """
@@ -156,29 +141,20 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str | None = None) -> None:
-    """Copies blocks from one cache to another, also between a GPU and the host.
-
-    `dst[block_mapping[i, 1]] = src[block_mapping[i, 0]]`.
+    """Copies blocks between caches, also of a GPU and the host: `dst[block_mapping[i, 1]] = src[block_mapping[i, 0]]`.
 
     Args:
         src: [num_blocks, …] of any dtype and layout.
-        dst: [num_blocks, …], dtype and block shape of `src`; not `src` itself.
+        dst: [num_blocks, …], dtype and block shape of `src`; not `src` itself; written.
         block_mapping: [pairs, 2] int64|int32: from and to. On the device of both caches: one kernel; on the host: a
             copy for each pair.
-        backend: "hip" or "torch" instead of the automatic choice, for the kernel.
-
-    Returns:
-        Nothing: `dst` is written.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit; with a mapping on the host also a block outside its cache, and one
-            that several pairs write.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        ValueError: with a mapping on the host, a block outside its cache, and one that several pairs write.
 
     Notes:
-        The kernel skips a pair with a block outside its cache. Copies to and from pinned host memory are asynchronous
-        on the current stream.
+        The kernel skips a pair with a block outside its cache, and can be captured in a graph. Copies to and from
+        pinned host memory are asynchronous on the current stream.
 
     Source: AITER's `swap_blocks`.
     """

@@ -6,7 +6,7 @@ Kernel: csrc/kv_cache/cp_gather_indexer_k_quant_cache.hip; the cache: ops/kv_cac
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,19 +28,17 @@ class CpGatherIndexerKQuantCacheCall(NamedTuple):
     """One call of cp_gather_indexer_k_quant_cache.
 
     Attributes:
-        dst_k: written, [tokens, head_dim].
-        dst_scale: written, [tokens, groups] fp32, or its bytes.
+        dst_scale: fp32, or its bytes, of `groups` scales.
         kv_cache: [num_blocks, page_size, ≥ head_dim + 4 · groups].
-        block_table: [sequences, max_blocks].
         cu_seq_lens: [sequences + 1], the rows of `dst_k` where sequences begin.
         preshuffle: the cache's keys are in tiles.
     """
 
-    dst_k: Tensor
-    dst_scale: Tensor
-    kv_cache: Tensor
-    block_table: Tensor
-    cu_seq_lens: Tensor
+    dst_k: Annotated[Tensor, "tokens head_dim"]
+    dst_scale: Annotated[Tensor, "tokens _", (torch.float32, torch.uint8, *quant_rule.DTYPES)]
+    kv_cache: Annotated[Tensor, "num_blocks page_size _"]
+    block_table: Annotated[Tensor, "sequences max_blocks", torch.int32]
+    cu_seq_lens: Annotated[Tensor, "_", torch.int32]
     preshuffle: bool = False
 
     @property
@@ -75,18 +73,13 @@ def _cp_gather_indexer_k_quant_cache_hip(call: CpGatherIndexerKQuantCacheCall) -
 
 def _check(call: CpGatherIndexerKQuantCacheCall) -> object:
     op, dst_k, dst_scale = "cp_gather_indexer_k_quant_cache", call.dst_k, call.dst_scale
-    check.tensor(op, "dst_k", dst_k, rank=2)
-    check.tensor(op, "dst_scale", dst_scale, shape=(dst_k.shape[0], None), device=dst_k.device)
     if not dst_scale.shape[1] or dst_scale.shape[1] * dst_scale.element_size() % 4:
         raise ValueError(f"{op}: dst_scale must have whole fp32 numbers, got shape {tuple(dst_scale.shape)} of "
                          f"{dst_scale.dtype}")
-    check.tensor(op, "dst_scale", dst_scale, dtypes=(torch.float32, torch.uint8, *quant_rule.DTYPES))
     indexer_cache.check_cache(op, call.kv_cache, dst_k.shape[1], call.groups, call.preshuffle, dst_k.device)
-    key_dtypes = (call.kv_cache.dtype, torch.uint8, dtypes.fp8_of(target_of(dst_k.device).arch))
-    check.tensor(op, "dst_k", dst_k, dtypes=tuple(dict.fromkeys(key_dtypes)))
-    check.tensor(op, "block_table", call.block_table, rank=2, dtypes=(torch.int32,), device=dst_k.device)
-    check.tensor(op, "cu_seq_lens", call.cu_seq_lens, dtypes=(torch.int32,), shape=(call.block_table.shape[0] + 1,),
-                 device=dst_k.device)
+    key_dtypes = call.kv_cache.dtype, torch.uint8, dtypes.fp8_of(target_of(dst_k.device).arch)
+    check.tensor(op, "dst_k", dst_k, dtypes=dict.fromkeys(key_dtypes))
+    check.tensor(op, "cu_seq_lens", call.cu_seq_lens, shape=(call.block_table.shape[0] + 1,))
     return SKIP if 0 in (dst_k.numel(), call.kv_cache.numel(), call.block_table.numel()) else None
 
 
@@ -131,15 +124,9 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
         block_table: [num_sequences, max_blocks] int32.
         cu_seq_lens: [num_sequences + 1] int32, ascending within the rows of `dst_k`.
         preshuffle: the cache's keys are in tiles.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `dst_k` and `dst_scale` are written.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit; on the CPU, also starts that fall or rows that are not there.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        ValueError: on the CPU, starts that fall or rows that are not there.
 
     Notes:
         Rows outside all sequences, and those whose block is not in the table or the cache, are left as they are.

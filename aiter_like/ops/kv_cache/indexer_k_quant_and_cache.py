@@ -6,7 +6,7 @@ Kernel: csrc/kv_cache/indexer_k_quant_and_cache.hip; the cache: ops/kv_cache/ind
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,17 +25,16 @@ class IndexerKQuantAndCacheCall(NamedTuple):
     """One call of indexer_k_quant_and_cache.
 
     Attributes:
-        kv_cache: written, [num_blocks, page_size, ≥ head_dim + 4 · groups] of fp8 or bytes; only the named slots.
-        k: [tokens, head_dim].
-        slot_mapping: [≤ tokens], the place of each of the first tokens.
+        kv_cache: [num_blocks, page_size, ≥ head_dim + 4 · groups] of fp8 or bytes; only the named slots are written.
+        slot_mapping: the place of each of the first tokens.
         quant_block_size: the elements of a group, which has a scale.
         scale_fmt: "ue8m0" rounds scales up to powers of two; "" does not.
         preshuffle: the cache's keys are in tiles.
     """
 
-    kv_cache: Tensor
-    k: Tensor
-    slot_mapping: Tensor
+    kv_cache: Annotated[Tensor, "num_blocks page_size _"]
+    k: Annotated[Tensor, "tokens head_dim", elements.FLOATS]
+    slot_mapping: Annotated[Tensor, "_", elements.INTEGERS]
     quant_block_size: int
     scale_fmt: str = ""
     preshuffle: bool = False
@@ -70,7 +69,6 @@ def _indexer_k_quant_and_cache_hip(call: IndexerKQuantAndCacheCall) -> None: ...
 
 def _check(call: IndexerKQuantAndCacheCall) -> object:
     op, k, group = "indexer_k_quant_and_cache", call.k, call.quant_block_size
-    check.tensor(op, "k", k, rank=2, dtypes=elements.FLOATS)
     head_dim = k.shape[1]
     check.integer(op, "quant_block_size", group, low=1)
     if head_dim % group:
@@ -123,19 +121,14 @@ def indexer_k_quant_and_cache(k: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
         k: [num_tokens, head_dim] bf16|fp16|fp32, last dimension contiguous.
         kv_cache: [num_blocks, page_size, ≥ head_dim + 4 · head_dim / quant_block_size], the device's e4m3 or uint8 for
             its bytes; a block holds [page_size, head_dim] keys, then [page_size, head_dim / quant_block_size] fp32.
+            Only the slots that are named are written.
         slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
         quant_block_size: elements of a group; divides head_dim.
         scale_fmt: "ue8m0", or "" for scales of any value.
         preshuffle: keys in tiles of 16 tokens by 16 elements, [page_size / 16, head_dim / 16, 16, 16].
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `kv_cache` is written, and in it only the slots that are named.
 
     Raises:
-        TypeError: an argument is of another kind or dtype; the cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        TypeError: the cache is of another device's format.
 
     Notes:
         A slot below 0, and one beyond the cache, is skipped. Two tokens with one slot: undefined which stays. A NaN

@@ -18,6 +18,16 @@ def instance_of(dtype: torch.dtype, cache_dtype: torch.dtype) -> Instance:
                     {"SOURCE": elements.CPP[dtype], "CACHE": elements.CPP[cache_dtype]})
 
 
+def layout_of(op: str, asm_layout: bool) -> str:
+    """The layout of a cache with packed keys.
+
+    Raises:
+        TypeError: `asm_layout` is no bool; 0 and 1 are none.
+    """
+    check.flag(op, "asm_layout", asm_layout)
+    return "shuffled" if asm_layout else "columns"
+
+
 def check_quantised(names: paged_cache.Names, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
                     layout: str, rank: int = 3) -> None:
     """Tokens of `rank` dimensions fit caches of fp8 or int8 with packed keys.
@@ -27,7 +37,6 @@ def check_quantised(names: paged_cache.Names, key_cache: Tensor, value_cache: Te
     """
     check.choice(names.op, "layout", layout, ("columns", "shuffled"))
     paged_cache.check_caches(names, layout, key_cache, value_cache, key, value, rank)
-    check.tensor(names.op, "key", key, dtypes=elements.FLOATS)
     paged_cache.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))
     check.tensor(names.op, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
 

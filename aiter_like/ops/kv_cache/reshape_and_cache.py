@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,28 +20,27 @@ __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _MAX_ACCESSES = 2**31 - 1  # of one launch
 _TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
-_NAMES = {"rows": paged_cache.Names("reshape_and_cache_flash"), "columns": paged_cache.Names("reshape_and_cache"),
-          "shuffled": paged_cache.Names("reshape_and_cache"),
-          "mla": paged_cache.Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
-                                   "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
+_NAMES = paged_cache.Names("reshape_and_cache")
+_MLA_NAMES = paged_cache.Names("reshape_and_cache", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
+                               "kv_cache[..., kv_lora_rank:]", "scale", "scale")
 
 
 class ReshapeAndCacheCall(NamedTuple):
-    """One call of reshape_and_cache. `key` and `value` are [tokens, heads, …], the caches lie in `layout`.
+    """One call of reshape_and_cache.
 
     Attributes:
-        key_cache: written, and so is `value_cache`; only the slots that `slot_mapping` names.
-        slot_mapping: [≤ tokens], the place of each of the first tokens.
+        key_cache, value_cache: in `layout`; only the slots that `slot_mapping` names are written.
+        slot_mapping: the place of each of the first tokens.
         kv_cache_dtype: "auto" copies; "fp8" or "fp8_e4m3" quantises to the device's fp8.
-        k_scale: 1 element, what an element of the cache counts; None: 1. `v_scale` likewise.
+        k_scale, v_scale: 1 fp32 element, what an element of the cache counts; None: 1.
         layout: "rows", "mla", "columns" or "shuffled" (ops/common/paged_cache.py).
     """
 
     key_cache: Tensor
     value_cache: Tensor
-    key: Tensor
-    value: Tensor
-    slot_mapping: Tensor
+    key: Annotated[Tensor, "tokens heads _"]
+    value: Annotated[Tensor, "tokens heads _", "key"]
+    slot_mapping: Annotated[Tensor, "_", elements.INTEGERS]
     kv_cache_dtype: str = "auto"
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
@@ -85,8 +84,7 @@ def _check_dtypes(names: paged_cache.Names, call: ReshapeAndCacheCall) -> None:
 
 
 def _check(call: ReshapeAndCacheCall) -> object:
-    check.choice("reshape_and_cache", "layout", call.layout, tuple(_NAMES))
-    names, key = _NAMES[call.layout], call.key
+    names, key = _MLA_NAMES if call.layout == "mla" else _NAMES, call.key
     paged_cache.check_caches(names, call.layout, call.key_cache, call.value_cache, key, call.value)
     _check_dtypes(names, call)
     paged_cache.check_slots(names.op, call.slot_mapping, key.shape[0], key.device)
@@ -138,68 +136,43 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         key: [num_tokens, num_heads, head_dim] bf16|fp16|fp32 ("auto": also fp8), last dimension contiguous.
         value: [num_tokens, num_heads, value_dim], dtype of `key`, last dimension contiguous.
         key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], any strides; x is a power of two, 16 bytes.
-        value_cache: [num_blocks, num_heads, value_dim, page_size], any strides; with `asm_layout`
+        value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
             [num_blocks, num_heads, page_size / x, value_dim, x], or a dense tensor of the other shape for those bytes.
         slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
-        kv_cache_dtype: "auto": the caches have the dtype of `key`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
-            its bytes.
+        kv_cache_dtype: "auto": caches have the dtype of what is written; "fp8" or "fp8_e4m3": the device's e4m3, or
+            uint8 for its bytes.
         k_scale: 1 fp32 element, the keys' dequantisation scale; None: 1. Not read with "auto".
         v_scale: the same for the values.
         asm_layout: the shuffled value cache.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
-        Nothing: `key_cache` and `value_cache` are written, and in them only the slots that are named.
+        Nothing: caches are written, and in them only the slots that are named.
 
     Raises:
-        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        TypeError: an fp8 cache is of another device's format.
 
     Notes:
         A slot below 0, and one beyond the cache, is skipped: nothing is written for its token, nor outside the cache.
         Two tokens with one slot: which of them stays is undefined. fp8 saturates, NaN stays NaN; with scale 0 zeros
-        become NaN and all else ±largest. 64-bit addresses; can be captured in a graph.
+        become NaN and all else ±largest. 64-bit addresses.
 
     Source: AITER's `reshape_and_cache`.
     """
-    check.flag("reshape_and_cache", "asm_layout", asm_layout)
+    layout = parts.layout_of(_NAMES.op, asm_layout)
     value_cache = parts.as_shuffled(value_cache, key_cache) if asm_layout else value_cache
     _reshape_and_cache.run(key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype,
-                           k_scale=k_scale, v_scale=v_scale, layout="shuffled" if asm_layout else "columns",
-                           backend=backend)
+                           k_scale=k_scale, v_scale=v_scale, layout=layout, backend=backend)
 
 
 def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
                             kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None, *,
                             backend: str | None = None) -> None:
-    """Writes the keys and values of tokens into their slots of a paged cache with whole rows.
-
-    `cache[slot // page_size, slot % page_size] = x`, or `round(x · (1 / scale))` in an fp8 cache.
+    """As `reshape_and_cache`, into a cache with whole rows: `cache[slot // page_size, slot % page_size] = x`.
 
     Args:
-        key: [num_tokens, num_heads, head_dim] bf16|fp16|fp32 ("auto": also fp8), last dimension contiguous.
-        value: [num_tokens, num_heads, value_dim], dtype of `key`, last dimension contiguous.
         key_cache: [num_blocks, page_size, num_heads, head_dim], any strides: also [B, H, bs, D] transposed, and half of
             [B, H, bs, 2 · D] that holds keys and values.
         value_cache: [num_blocks, page_size, num_heads, value_dim], any strides, its own.
-        slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
-        kv_cache_dtype: "auto": the caches have the dtype of `key`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
-            its bytes.
-        k_scale: 1 fp32 element, the keys' dequantisation scale; None: 1. Not read with "auto".
-        v_scale: the same for the values.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `key_cache` and `value_cache` are written, and in them only the slots that are named.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Skipped slots, doubled slots, fp8 and addresses as in `reshape_and_cache`.
 
     Source: AITER's `reshape_and_cache_flash`.
     """
@@ -209,7 +182,7 @@ def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value
 
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
                          scale: Tensor | None, *, backend: str | None = None) -> None:
-    """Writes latent and rotated key of tokens, one after the other, into their slots of an MLA cache.
+    """Writes latent and rotated key of tokens, one after the other. As `reshape_and_cache`, into slots of an MLA cache:
 
     `kv_cache[slot // page_size, slot % page_size] = kv_c ‖ k_pe`, in an fp8 cache `round(x · (1 / scale))`.
 
@@ -217,32 +190,16 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
         kv_c: [num_tokens, kv_lora_rank] bf16|fp16|fp32 ("auto": also fp8), last dimension contiguous.
         k_pe: [num_tokens, rope_dim], dtype of `kv_c`, last dimension contiguous; [num_tokens, 1, rope_dim] too.
         kv_cache: [num_blocks, page_size, kv_lora_rank + rope_dim], any strides; [num_blocks, page_size, 1, …] too.
-        slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
-        kv_cache_dtype: "auto": the cache has the dtype of `kv_c`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
-            its bytes.
         scale: 1 fp32 element, the dequantisation scale; None: 1. Not read with "auto".
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `kv_cache` is written, and in it only the slots that are named.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        The kernel of `reshape_and_cache_flash` with one head, whose keys are the latent and whose values are the
-        rotated part; skipped slots, doubled slots, fp8 and addresses as there.
 
     Source: AITER's `concat_and_cache_mla`.
     """
-    for name, tensor, ranks in (("kv_c", kv_c, (2,)), ("k_pe", k_pe, (2, 3)), ("kv_cache", kv_cache, (3, 4))):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"concat_and_cache_mla: {name} must be a tensor, got {type(tensor).__name__}")
+    check.tensor("concat_and_cache_mla", "kv_c", kv_c, rank=2)
+    for name, tensor, ranks in (("k_pe", k_pe, (2, 3)), ("kv_cache", kv_cache, (3, 4))):
+        check.tensor("concat_and_cache_mla", name, tensor, device=kv_c.device, last_contiguous=False)
         if tensor.ndim not in ranks:
-            raise ValueError(f"concat_and_cache_mla: {name} must have {' or '.join(map(str, ranks))} dimensions, got "
-                             f"shape {tuple(tensor.shape)}")
+            raise ValueError(f"concat_and_cache_mla: {name} must have {ranks[0]} or {ranks[1]} dimensions, got shape "
+                             f"{tuple(tensor.shape)}")
     rank = kv_c.shape[1]
     k_pe = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe
     cache = kv_cache.unsqueeze(2) if kv_cache.ndim == 3 else kv_cache

@@ -6,14 +6,14 @@ Kernel: csrc/kv_cache/reshape_and_cache_with_block_quant.hip.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule
 from aiter_like.ops.kv_cache import parts
@@ -25,13 +25,13 @@ _MAX_ROWS = 2**23  # a row has a workgroup for keys and one for values
 
 
 class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
-    """One call of reshape_and_cache_with_block_quant. `key` and `value` are [batch, seq_len, heads, …].
+    """One call of reshape_and_cache_with_block_quant.
 
     Attributes:
-        key_cache: read and written, of fp8 or int8, and so is `value_cache`.
-        k_dequant_scales: read and written, [heads, blocks], or [blocks, heads] in the layout "shuffled".
-            `v_dequant_scales` likewise.
-        slot_mapping: [≤ batch · seq_len], the place of each of the first tokens.
+        key_cache, value_cache: read and written, of fp8 or int8.
+        k_dequant_scales, v_dequant_scales: read and written, [heads, blocks], or [blocks, heads] in the layout
+            "shuffled".
+        slot_mapping: the place of each of the first tokens.
         layout: "columns" or "shuffled" (ops/common/paged_cache.py).
         pages_per_scale: pages that follow one another in the caches and are one block of the scales.
         is_truncated: int8 is cut off towards zero, not rounded.
@@ -39,11 +39,11 @@ class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
 
     key_cache: Tensor
     value_cache: Tensor
-    k_dequant_scales: Tensor
-    v_dequant_scales: Tensor
-    key: Tensor
-    value: Tensor
-    slot_mapping: Tensor
+    k_dequant_scales: Annotated[Tensor, "_ _", torch.float32, STRIDED]
+    v_dequant_scales: Annotated[Tensor, "_ _", torch.float32, STRIDED]
+    key: Annotated[Tensor, "batch seq_len heads _", elements.FLOATS]
+    value: Annotated[Tensor, "batch seq_len heads _", "key"]
+    slot_mapping: Annotated[Tensor, "_", elements.INTEGERS]
     layout: str = "columns"
     pages_per_scale: int = 1
     is_truncated: bool = False
@@ -114,7 +114,6 @@ def _check(call: ReshapeAndCacheWithBlockQuantCall) -> object:
     parts.check_quantised(_NAMES, call.key_cache, call.value_cache, key, call.value, call.layout, rank=4)
     paged_cache.check_slots(op, call.slot_mapping, key.shape[0] * key.shape[1], key.device)
     check.integer(op, "pages_per_scale", call.pages_per_scale, low=1)
-    check.flag(op, "is_truncated", call.is_truncated)
     if call.is_truncated and call.key_cache.dtype != torch.int8:
         raise ValueError(f"{op}: is_truncated must be False unless key_cache has dtype torch.int8, got "
                          f"{call.key_cache.dtype}")
@@ -123,8 +122,7 @@ def _check(call: ReshapeAndCacheWithBlockQuantCall) -> object:
                          f"got shape {tuple(call.key_cache.shape)}")
     shape = (call.block_shape[0], key.shape[2])[::1 if call.layout == "shuffled" else -1]
     for name in ("k_dequant_scales", "v_dequant_scales"):
-        check.tensor(op, name, getattr(call, name), dtypes=(torch.float32,), shape=shape, device=key.device,
-                     last_contiguous=False)
+        check.tensor(op, name, getattr(call, name), shape=shape, last_contiguous=False)
     return SKIP if paged_cache.writes_nothing(call) else None
 
 
@@ -166,7 +164,7 @@ def reshape_and_cache_with_block_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, is_truncated: bool = False,
         backend: str | None = None) -> None:
-    """Quantises tokens into their slots of a paged cache with packed keys, one scale for each block and head.
+    """Quantises tokens with a scale for each block and head. As `reshape_and_cache_with_pertoken_quant`, but for:
 
     A run is what follows one another in a sequence and goes to one block: `scale = max(amax(|run|), 2^-110) / largest`,
     for a run that does not begin its block at least the block's scale so far; when that grows, the slots before the run
@@ -175,34 +173,23 @@ def reshape_and_cache_with_block_quant(
     Args:
         key: [batch, seq_len, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
         value: [batch, seq_len, num_heads, value_dim], dtype of `key`, last dimension contiguous.
-        key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], the device's e4m3 or int8, any strides; x is a
-            power of two, 16.
         value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
             [num_blocks, num_heads, page_size / x, value_dim, x].
         k_dequant_scales: [num_heads, num_blocks] fp32, read and written; with `asm_layout` [num_blocks, num_heads].
-        v_dequant_scales: the same for the values.
         slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
-        asm_layout: the shuffled value cache.
         is_truncated: int8 is cut off towards zero, as AITER's kernels have it, not rounded to the nearest.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: caches and scales are written.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
         A slot below 0, and one beyond the cache, is skipped and ends a run. Two runs of one call in one block, and two
-        tokens with one slot: undefined. A NaN makes the block's scale NaN. Can be captured in a graph.
+        tokens with one slot: undefined. A NaN makes the block's scale NaN.
 
     Source: AITER's `reshape_and_cache_with_block_quant`.
     """
-    check.flag(_NAMES.op, "asm_layout", asm_layout)
     _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
-                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns",
+                     slot_mapping=slot_mapping, layout=parts.layout_of(_NAMES.op, asm_layout),
                      is_truncated=is_truncated, backend=backend)
 
 
@@ -210,44 +197,21 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, ori_block_size: int = 128, *,
         is_truncated: bool = False, backend: str | None = None) -> None:
-    """`reshape_and_cache_with_block_quant` where `ori_block_size` tokens share a scale: whole pages of the cache.
+    """As `reshape_and_cache_with_block_quant`, but `ori_block_size` tokens, whole pages of the cache, share a scale.
 
     Args:
-        key: [batch, seq_len, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
-        value: [batch, seq_len, num_heads, value_dim], dtype of `key`, last dimension contiguous.
-        key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], the device's e4m3 or int8, any strides; x is a
-            power of two, 16.
-        value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
-            [num_blocks, num_heads, page_size / x, value_dim, x].
         k_dequant_scales: [num_heads, num_blocks · page_size / ori_block_size] fp32, read and written; with `asm_layout`
             [num_blocks · page_size / ori_block_size, num_heads].
-        v_dequant_scales: the same for the values.
-        slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
-        asm_layout: the shuffled value cache.
         ori_block_size: tokens that share a scale, a multiple of page_size.
-        is_truncated: int8 is cut off towards zero, as AITER's kernels have it, not rounded to the nearest.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: caches and scales are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As there, of blocks of ori_block_size tokens.
 
     Source: AITER's `reshape_and_cache_with_block_quant_for_asm_pa`.
     """
-    op = _NAMES.op
-    check.flag(op, "asm_layout", asm_layout)
+    op, layout = _NAMES.op, parts.layout_of(_NAMES.op, asm_layout)
     check.tensor(op, "key_cache", key_cache, rank=5, last_contiguous=False)
     check.integer(op, "ori_block_size", ori_block_size, low=1)
     page_size = paged_cache.page_size_of(key_cache)
     if page_size == 0 or ori_block_size % page_size:
         raise ValueError(f"{op}: ori_block_size must be a multiple of the page size, {page_size}, got {ori_block_size}")
     _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
-                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns",
-                     pages_per_scale=ori_block_size // page_size, is_truncated=is_truncated, backend=backend)
+                     slot_mapping=slot_mapping, layout=layout, pages_per_scale=ori_block_size // page_size,
+                     is_truncated=is_truncated, backend=backend)

@@ -6,14 +6,14 @@ Kernel: csrc/kv_cache/reshape_and_cache_with_pertoken_quant.hip.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule
 from aiter_like.ops.kv_cache import parts
@@ -24,23 +24,22 @@ _NAMES = paged_cache.Names("reshape_and_cache_with_pertoken_quant")
 
 
 class ReshapeAndCacheWithPertokenQuantCall(NamedTuple):
-    """One call of reshape_and_cache_with_pertoken_quant. `key` and `value` are [tokens, heads, …].
+    """One call of reshape_and_cache_with_pertoken_quant.
 
     Attributes:
-        key_cache: written, of fp8 or int8, and so is `value_cache`; only the slots that `slot_mapping` names.
-        k_dequant_scales: written, [heads, ≥ slots], or [blocks, heads, page_size] in the layout "shuffled".
-            `v_dequant_scales` likewise.
-        slot_mapping: [≤ tokens], the place of each of the first tokens.
+        key_cache, value_cache: of fp8 or int8; only the slots that `slot_mapping` names are written.
+        k_dequant_scales, v_dequant_scales: [heads, ≥ slots], or [blocks, heads, page_size] in the layout "shuffled".
+        slot_mapping: the place of each of the first tokens.
         layout: "columns" or "shuffled" (ops/common/paged_cache.py).
     """
 
     key_cache: Tensor
     value_cache: Tensor
-    k_dequant_scales: Tensor
-    v_dequant_scales: Tensor
-    key: Tensor
-    value: Tensor
-    slot_mapping: Tensor
+    k_dequant_scales: Annotated[Tensor, "*k _", torch.float32, STRIDED]
+    v_dequant_scales: Annotated[Tensor, "*v _", torch.float32, STRIDED]
+    key: Annotated[Tensor, "tokens heads _", elements.FLOATS]
+    value: Annotated[Tensor, "tokens heads _", "key"]
+    slot_mapping: Annotated[Tensor, "_", elements.INTEGERS]
     layout: str = "columns"
 
 
@@ -75,14 +74,13 @@ def _check(call: ReshapeAndCacheWithPertokenQuantCall) -> object:
     parts.check_quantised(_NAMES, key_cache, call.value_cache, key, call.value, call.layout)
     paged_cache.check_slots(op, call.slot_mapping, key.shape[0], key.device)
     blocks, page_size, heads = key_cache.shape[0], paged_cache.page_size_of(key_cache), key.shape[1]
+    shape = (blocks, heads, page_size) if call.layout == "shuffled" else (heads, None)
     for name in ("k_dequant_scales", "v_dequant_scales"):
-        tensor, shape = getattr(call, name), (heads, None)
-        if call.layout == "shuffled":
-            shape = (blocks, heads, page_size)
-        check.tensor(op, name, tensor, dtypes=(torch.float32,), shape=shape, device=key.device, last_contiguous=False)
-        if call.layout == "columns" and tensor.shape[1] < blocks * page_size:
+        scales = getattr(call, name)
+        check.tensor(op, name, scales, shape=shape, last_contiguous=False)
+        if call.layout == "columns" and scales.shape[1] < blocks * page_size:
             raise ValueError(f"{op}: {name} must have a column for each of {blocks * page_size} slots, got shape "
-                             f"{tuple(tensor.shape)}")
+                             f"{tuple(scales.shape)}")
     return SKIP if paged_cache.writes_nothing(call) else None
 
 
@@ -120,40 +118,26 @@ _pertoken_quant = Op(
 def reshape_and_cache_with_pertoken_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, backend: str | None = None) -> None:
-    """Quantises each head of each token and writes it, and its scale, into its slot of a paged cache with packed keys.
+    """Quantises each head of each token. As `reshape_and_cache`, writes it, and its scale, into its slot.
 
     `scale = max(amax(|x|), 2^-110) / largest`, stored is `round(x · (1 / scale))`.
 
     Args:
         key: [num_tokens, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
-        value: [num_tokens, num_heads, value_dim], dtype of `key`, last dimension contiguous.
         key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], the device's e4m3 or int8, any strides; x is a
             power of two, 16.
-        value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
-            [num_blocks, num_heads, page_size / x, value_dim, x], or a dense tensor of the other shape for those bytes.
         k_dequant_scales: [num_heads, ≥ num_blocks · page_size] fp32, written; with `asm_layout`
             [num_blocks, num_heads, page_size].
         v_dequant_scales: the same for the values.
-        slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
-        asm_layout: the shuffled value cache.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: caches and scales are written, and in them only the slots that are named.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         A slot below 0, and one beyond the cache, is skipped. Two tokens with one slot: undefined which stays. Zeros
         have the scale 2^-110 / largest; NaN in a head makes its scale NaN, an infinity infinite (elements: fp8 NaN
-        where NaN or infinite, int8 0). 64-bit addresses; can be captured in a graph.
+        where NaN or infinite, int8 0). 64-bit addresses.
 
     Source: AITER's `reshape_and_cache_with_pertoken_quant`.
     """
-    check.flag(_NAMES.op, "asm_layout", asm_layout)
+    layout = parts.layout_of(_NAMES.op, asm_layout)
     value_cache = parts.as_shuffled(value_cache, key_cache) if asm_layout else value_cache
     _pertoken_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
-                        slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns", backend=backend)
+                        slot_mapping=slot_mapping, layout=layout, backend=backend)

@@ -17,7 +17,8 @@ _WAVE = 64  # lanes that share a tile of the interleaved form
 
 def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool = False, is_guinterleave: bool = False,
                    gate_up: bool = False, pad_k_to: int = 0) -> Tensor:
-    """Weights in bands of R rows, each cut into packs of 16 bytes that follow one another row by row.
+    """Weights in bands of R rows, each cut into packs of 16 bytes that follow one another row by row; a permutation,
+    which `unshuffle_weight` undoes.
 
     Element (n, k) goes to (n // R) · R·K + (k // P) · R·P + (n % R) · P + k % P, with layout = (R, C) and P the
     elements of 16 bytes: row-major [N/R, K/P, R, P].
@@ -35,12 +36,8 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
         layout; where pad_k_to is given also aiter_original_k and aiter_padded_k. Attributes do not survive
         nn.Parameter, .to or slices.
 
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: N, K or the layout do not fit.
-
     Notes:
-        A permutation: exact. `unshuffle_weight` undoes it.
+        Exact.
 
     Source: AITER's `shuffle_weight`.
     """
@@ -61,26 +58,13 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
 
 def unshuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool = False,
                      is_guinterleave: bool = False, gate_up: bool = False) -> Tensor:
-    """Undoes `shuffle_weight`; a padded K stays padded.
-
-    `unshuffle_weight(shuffle_weight(x, …), …)` equals x.
+    """Undoes `shuffle_weight` with the same arguments; a padded K stays padded. As `shuffle_weight`, but for:
 
     Args:
         x: [..., N, K], contiguous, as `shuffle_weight` returned it.
-        layout: what `shuffle_weight` was given; the next three likewise.
-        use_int4: 4-bit numbers, one per element.
-        is_guinterleave: the form of 4-bit experts.
-        gate_up: N is gate and up.
 
     Returns:
         A new tensor of the same dtype and shape.
-
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: N, K or the layout do not fit.
-
-    Notes:
-        A permutation: exact.
 
     Source: the inverse of AITER's `shuffle_weight`.
     """
@@ -99,18 +83,13 @@ def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinter
 
     Args:
         src: [M, G] of 1-byte exponents, one per 32 columns; fp32 scales of any shape; or None.
-        experts_cnt: with is_guinterleave, how many experts have M / experts_cnt rows each; else None.
+        experts_cnt: with is_guinterleave, how many experts have M / experts_cnt rows each, multiples of 32; else None.
         is_guinterleave: the same tiles, of the form that goes with `shuffle_weight`'s of that name: M stays as it is.
-        gate_up: with is_guinterleave, the two sixteens of a tile are rows of the two halves of an expert.
+        gate_up: with is_guinterleave only: the two sixteens of a tile are rows of the two halves of an expert.
 
     Returns:
         [M filled up to a multiple of 256, or with is_guinterleave M, G to one of 8], new, filled with exponents of 1
         (0x7F); fp32 `src` itself.
-
-    Raises:
-        TypeError: `src` is no tensor of 1 byte per element.
-        ValueError: it is no matrix; with is_guinterleave an expert's rows are no multiple of 32, or experts_cnt is
-            missing; without, experts_cnt or gate_up is given.
 
     Notes:
         A permutation: exact.

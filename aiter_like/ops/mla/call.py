@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
 
+from aiter_like.dispatch import STRIDED
+from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
 from aiter_like.ops.mla.mla_reduce import MlaReduceCall
@@ -16,37 +19,35 @@ class MlaDecodeCall(NamedTuple):
     """One call of mla_decode: its arguments in the order of the function that mla_decode.hip exports.
 
     Attributes:
-        out: [total_q, num_heads, v_dim], written; `lse` [total_q, num_heads] fp32 too, or None.
         partial_out, partial_lse: memory for the results of parts, as of MlaReduceCall.
         work_indptr … reduce_partial_map: the plan, as of MlaMetadataCall; memory for one unless `is_planned`.
-        q: [total_q, num_heads, dim]; kv [num_pages, page_size, 1, dim], whose first v_dim columns are the values too.
-        qo_indptr: [batch + 1], where the rows of a sequence begin; kv_indptr [batch + 1], where its pages begin in
-            `kv_indices`.
+        kv: latents and their rotated parts; the first columns, as many as `out` has, are the values too.
+        qo_indptr: where the rows of a sequence begin; kv_indptr: where its pages begin in `kv_indices`.
         kv_last_page_lens: [batch], keys in a sequence's last page; None: all.
-        q_scale, kv_scale: fp32 [1], of fp8.
-        g_kv_indptr: [batch + 1], like kv_indptr of pages of 1, but of all ranks together; None: one rank has all.
+        q_scale, kv_scale: one number, of fp8.
+        g_kv_indptr: like kv_indptr of pages of 1, but of all ranks together; None: one rank has all.
         num_kv_splits: 0, or parts of each sequence.
         cp_world_size, cp_rank: key j here is key j · cp_world_size + cp_rank of the sequence, with g_kv_indptr.
     """
 
-    out: Tensor
-    lse: Tensor | None
-    partial_out: Tensor
-    partial_lse: Tensor
-    work_indptr: Tensor
-    work_info: Tensor
-    reduce_indptr: Tensor
-    reduce_final_map: Tensor
-    reduce_partial_map: Tensor
-    q: Tensor
-    kv: Tensor
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    kv_indices: Tensor
-    kv_last_page_lens: Tensor | None = None
-    q_scale: Tensor | None = None
-    kv_scale: Tensor | None = None
-    g_kv_indptr: Tensor | None = None
+    out: Annotated[Tensor, "total_q heads columns"]
+    lse: Annotated[Tensor | None, "total_q heads", torch.float32, STRIDED]
+    partial_out: Annotated[Tensor, "rows heads columns", torch.float32]
+    partial_lse: Annotated[Tensor, "rows heads", torch.float32]
+    work_indptr: Annotated[Tensor, "parts+1", torch.int32]
+    work_info: Annotated[Tensor, "items 8", torch.int32]
+    reduce_indptr: Annotated[Tensor, "tiles+1", torch.int32]
+    reduce_final_map: Annotated[Tensor, "tiles 2", torch.int32]
+    reduce_partial_map: Annotated[Tensor, "slots", torch.int32]
+    q: Annotated[Tensor, "total_q heads dim", (*FLOATS, *FP8)]
+    kv: Annotated[Tensor, "pages page_size 1 dim", (*FLOATS, *FP8)]
+    qo_indptr: Annotated[Tensor, "batch+1", torch.int32]
+    kv_indptr: Annotated[Tensor, "batch+1", torch.int32]
+    kv_indices: Annotated[Tensor, "entries", torch.int32]
+    kv_last_page_lens: Annotated[Tensor | None, "batch", torch.int32] = None
+    q_scale: Annotated[Tensor | None, "*q_scale", torch.float32] = None
+    kv_scale: Annotated[Tensor | None, "*kv_scale", torch.float32] = None
+    g_kv_indptr: Annotated[Tensor | None, "batch+1", torch.int32] = None
     is_planned: bool = False
     max_seqlen_q: int = 1
     num_kv_splits: int = 0

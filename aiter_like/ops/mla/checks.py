@@ -3,62 +3,42 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
-from aiter_like.ops.common import contents
+from aiter_like.ops.attention.checks import MAX_ROWS, MIN_SCALE, fp8_refusal, mfma_refusal, scale_refusal
+from aiter_like.ops.common import contents, plans
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
 
 OP = "mla_decode"
 MOST_SPLITS = 1024
-PLAN = ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
-"""Fields of a plan."""
 
-_MIN_SCALE = 1e-8  # that of flash_attn_fwd
 _WIDEST = 512, 128  # columns of the latent and of the rotated part that a tile holds
 
 
 def check_call(call: MlaDecodeCall) -> object:
-    """All that metadata can tell, before anything is written; messages say argument, expected, got."""
-    q, kv, device = call.q, call.kv, call.q.device
-    check.tensor(OP, "q", q, rank=3, dtypes=(*FLOATS, *FP8))
-    check.tensor(OP, "kv", kv, rank=4, dtypes=(*FLOATS, *FP8), device=device)
+    """What metadata can tell beyond annotations, before anything is written."""
+    q, kv = call.q, call.kv
+    dim, v_dim = q.shape[2], call.out.shape[2]
     if kv.dtype not in (q.dtype, *FP8) or q.dtype in FP8 and kv.dtype not in FP8:
         raise TypeError(f"{OP}: kv must have dtype {q.dtype} or fp8, got {kv.dtype}")
-    total_q, num_heads, dim = q.shape
-    check.tensor(OP, "kv", kv, shape=(None, None, 1, dim))
     if 0 in kv.shape[1:]:
         raise ValueError(f"{OP}: kv must not be empty, got shape {tuple(kv.shape)}")
-    check.tensor(OP, "out", call.out, dtypes=FLOATS if q.dtype in FP8 else (q.dtype,), device=device,
-                 shape=(total_q, num_heads, None))
-    v_dim = call.out.shape[2]
+    check.tensor(OP, "out", call.out, dtypes=FLOATS if q.dtype in FP8 else (q.dtype,))
     if not 0 < v_dim < dim:
         raise ValueError(f"{OP}: out must have fewer columns than q, whose last ones are rotated, got {v_dim} and "
                          f"{dim}")
-    if call.lse is not None:
-        check.tensor(OP, "lse", call.lse, dtypes=(torch.float32,), shape=(total_q, num_heads), device=device,
-                     last_contiguous=False)
-    check.tensor(OP, "qo_indptr", call.qo_indptr, rank=1)
-    if call.batch < 0:
-        raise ValueError(f"{OP}: qo_indptr must have at least 1 element, got 0")
-    lengths = {"qo_indptr": call.batch + 1, "kv_indptr": call.batch + 1, "kv_indices": None,
-               "kv_last_page_lens": call.batch, "g_kv_indptr": call.batch + 1}
-    for name, size in lengths.items():
-        if (tensor := getattr(call, name)) is not None:
-            check.tensor(OP, name, tensor, dtypes=(torch.int32,), shape=(size,), device=device)
+    plans.check_plan(OP, call)
+    if call.kv_last_page_lens is not None:
+        check.tensor(OP, "kv_last_page_lens", call.kv_last_page_lens, shape=(call.batch,))
     for name, scale in (("q_scale", call.q_scale), ("kv_scale", call.kv_scale)):
-        if scale is not None:
-            check.tensor(OP, name, scale, dtypes=(torch.float32,), device=device)
-            if scale.numel() != 1:
-                raise ValueError(f"{OP}: {name} must have 1 element, got shape {tuple(scale.shape)}")
+        if scale is not None and scale.numel() != 1:
+            raise ValueError(f"{OP}: {name} must have 1 element, got shape {tuple(scale.shape)}")
     _check_numbers(call)
-    _check_plan(call)
     return SKIP if 0 in (q.numel(), call.batch, call.max_seqlen_q) else None
 
 
@@ -67,28 +47,10 @@ def _check_numbers(call: MlaDecodeCall) -> None:
     check.integer(OP, "num_kv_splits", call.num_kv_splits, low=0, high=MOST_SPLITS)
     check.integer(OP, "cp_world_size", call.cp_world_size, low=1)
     check.integer(OP, "cp_rank", call.cp_rank, low=0, high=call.cp_world_size - 1)
-    check.real(OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
+    check.real(OP, "softmax_scale", call.softmax_scale, low=MIN_SCALE)
     check.real(OP, "softcap", call.softcap, low=0.0)
-    check.flag(OP, "causal", call.causal)
     if call.cp_world_size > 1 and call.causal and call.g_kv_indptr is None:
         raise ValueError(f"{OP}: with cp_world_size {call.cp_world_size}, g_kv_indptr must be given")
-
-
-def _check_plan(call: MlaDecodeCall) -> None:
-    num_heads, v_dim = call.out.shape[1:]
-    check.tensor(OP, "partial_out", call.partial_out, dtypes=(torch.float32,), shape=(None, num_heads, v_dim),
-                 device=call.q.device)
-    check.tensor(OP, "partial_lse", call.partial_lse, dtypes=(torch.float32,), device=call.q.device,
-                 shape=(call.partial_out.shape[0], num_heads))
-    for name, columns in zip(PLAN, (None, 8, None, 2, None)):
-        tensor = getattr(call, name)
-        check.tensor(OP, name, tensor, rank=1 if columns is None else 2, dtypes=(torch.int32,), device=call.q.device)
-        if columns is not None and tensor.shape[1] != columns or not tensor.is_contiguous():
-            raise ValueError(f"{OP}: {name} must be contiguous, with rows of {columns or 1}, got shape "
-                             f"{tuple(tensor.shape)} with strides {tensor.stride()}")
-    check.tensor(OP, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
-    if call.work_indptr.shape[0] < 2:
-        raise ValueError(f"{OP}: work_indptr must have at least 2 elements, got {call.work_indptr.shape[0]}")
 
 
 def check_contents(op: str, q: Tensor, kv: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
@@ -110,10 +72,7 @@ def triton_refusal(target: Target, call: MlaDecodeCall) -> str | None:
     v_dim, rope_dim = call.out.shape[2], call.q.shape[2] - call.out.shape[2]
     if v_dim > _WIDEST[0] or rope_dim > _WIDEST[1]:
         return f"a latent of at most {_WIDEST[0]} columns and {_WIDEST[1]} rotated ones, got {v_dim} and {rope_dim}"
-    for name, tensor in (("q", call.q), ("kv_buffer", call.kv)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    return scale_refusal(call.softmax_scale) or size_refusal(call)
+    return fp8_refusal(target, q=call.q, kv_buffer=call.kv) or scale_refusal(call.softmax_scale) or size_refusal(call)
 
 
 def size_refusal(call: MlaDecodeCall) -> str | None:
@@ -129,8 +88,8 @@ def size_refusal(call: MlaDecodeCall) -> str | None:
 
 def ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    if reason := mfma_refusal(target):
+        return reason
     dim, v_dim = call.q.shape[2], call.out.shape[2]
     if dim % 32 or v_dim % 128 or dim > sum(_WIDEST) or v_dim > _WIDEST[0]:
         return (f"a latent of a multiple of 128 columns, {_WIDEST[0]} at most, and a multiple of 32 with the rotated "

@@ -7,8 +7,8 @@ mla_reduce's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,24 +16,15 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, default_target, target_of
 from aiter_like.dispatch import Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MAX_ROWS
-from aiter_like.ops.common import elements, vectors
+from aiter_like.ops.common import elements, plans, tune_shapes, vectors
 from aiter_like.ops.common.contents import check_lengths
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
-from aiter_like.ops.mla.checks import (
-    MOST_SPLITS,
-    OP,
-    PLAN,
-    check_call,
-    check_contents,
-    ck_refusal,
-    triton_refusal,
-)
+from aiter_like.ops.mla.checks import MOST_SPLITS, OP, check_call, check_contents, ck_refusal, triton_refusal
 from aiter_like.ops.mla.hopper import hopper_fits, triton_kernels, triton_space
 from aiter_like.ops.mla.reference import attend
 
@@ -50,8 +41,7 @@ def _instance(call: MlaDecodeCall, *, waves: int = 4) -> Instance:
     element, q_element, kv_element = (elements.CPP[tensor.dtype] for tensor in (call.out, call.q, call.kv))
     dim, v_dim, has_softcap = call.q.shape[2], call.out.shape[2], int(call.softcap > 0)
     name = (element, f"q_{q_element}", f"kv_{kv_element}", f"d{dim}x{v_dim}", f"m{16 * row_waves}",
-            f"w{waves}",
-            *(["cap"] if has_softcap else []))
+            f"w{waves}", *(["cap"] if has_softcap else []))
     return Instance("_".join(name), {
         "ELEMENT": element, "Q_ELEMENT": q_element, "KV_ELEMENT": kv_element, "HEAD_DIM": dim, "HEAD_DIM_V": v_dim,
         "ROW_WAVES": row_waves, "WAVES": waves, "HAS_SOFTCAP": has_softcap, "BLOCK_KEYS": plan.BLOCK_KEYS,
@@ -62,39 +52,31 @@ def _instance(call: MlaDecodeCall, *, waves: int = 4) -> Instance:
 def _mla_decode_ck(call: MlaDecodeCall) -> None: ...
 
 
-def _tune_key(call: MlaDecodeCall) -> dict[str, int | str]:
-    return {"batch": call.batch, "seqlen_q": call.max_seqlen_q,
-            "seqlen_k": call.kv_indices.shape[0] * call.page_size // max(call.batch, 1), "num_heads": call.q.shape[1],
-            "head_dim": call.q.shape[2], "head_dim_v": call.out.shape[2], "page_size": call.page_size,
-            "features": "+".join(call.features) or "none", "dtype": dtypes.name(call.q.dtype),
-            "kv_dtype": dtypes.name(call.kv.dtype)}
-
-
 def decode_call(q: Tensor, kv: Tensor, out: Tensor, lse: Tensor | None, qo_indptr: Tensor, kv_indptr: Tensor,
                 kv_indices: Tensor, kv_last_page_lens: Tensor | None, **options: Any) -> MlaDecodeCall:
     """A call of new memory for plan and parts. options: further fields."""
-    splits, rows = options.get("num_kv_splits", 0), options.get("max_seqlen_q", 1)
-    sizes, memory = _memory(q, kv, out, qo_indptr, kv_indices, rows, splits, None)
-    return MlaDecodeCall(out, lse, *plan.parts_in(memory, sizes.num_slots * rows, *out.shape[1:]),
-                         *plan.plan_in(memory, sizes, rows, *out.shape[1:]), q, kv, qo_indptr, kv_indptr, kv_indices,
-                         kv_last_page_lens, **{**options, "num_kv_splits": splits or int(sizes.is_even)})
+    memory, splits = _memory(q, kv, out, qo_indptr, kv_indices, options.get("max_seqlen_q", 1),
+                             options.get("num_kv_splits", 0), None)
+    return MlaDecodeCall(out, lse, *memory, q, kv, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens,
+                         **{**options, "num_kv_splits": splits})
 
 
 def _memory(q: Tensor, kv: Tensor, out: Tensor, qo_indptr: Tensor, kv_indices: Tensor, max_seqlen_q: int,
-            num_kv_splits: int, workspace: Tensor | None) -> tuple[plan.Sizes, Tensor]:
-    """The sizes of a plan, and fp32 memory for it and its parts."""
+            num_kv_splits: int, workspace: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
+    """Memory for parts and plan, as the call has it, and its num_kv_splits."""
     num_heads, v_dim = out.shape[1:]
     batch, target = max(qo_indptr.shape[0] - 1, 0), target_of(q.device)
     sizes = plan.sizes_of(target, batch, max_seqlen_q * num_heads, kv.shape[1], num_kv_splits, kv_indices.shape[0],
                           target.arch == "sm_90" and hopper_fits(q, kv, v_dim))
-    needed = plan.workspace_bytes(sizes, max_seqlen_q, num_heads, v_dim)
+    memory = _fp32(workspace, plan.workspace_bytes(sizes, max_seqlen_q, num_heads, v_dim), q)
+    return (*plan.parts_in(memory, sizes.num_slots * max_seqlen_q, num_heads, v_dim),
+            *plan.plan_in(memory, sizes, max_seqlen_q, num_heads, v_dim)), num_kv_splits or int(sizes.is_even)
+
+
+def _fp32(workspace: Tensor | None, needed: int, q: Tensor) -> Tensor:
+    """So many bytes of the caller's memory, or of new one, as fp32."""
     if workspace is None:
-        return sizes, torch.empty(needed // 4, dtype=torch.float32, device=q.device)
-    return sizes, _given_memory(workspace, needed, q)
-
-
-def _given_memory(workspace: Tensor, needed: int, q: Tensor) -> Tensor:
-    """The caller's memory as fp32."""
+        return torch.empty(needed // 4, dtype=torch.float32, device=q.device)
     check.tensor(_PUBLIC, "workspace", workspace, rank=1, dtypes=(torch.uint8,), device=q.device)
     if workspace.numel() < needed or workspace.storage_offset() % 16:
         raise ValueError(f"{_PUBLIC}: workspace must have at least {needed} bytes, 16-byte aligned, got "
@@ -102,44 +84,59 @@ def _given_memory(workspace: Tensor, needed: int, q: Tensor) -> Tensor:
     return workspace[:needed].view(torch.float32)
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> MlaDecodeCall:
-    """Sequences of equal lengths on pages in random order."""
-    generator = torch.Generator(device).manual_seed(seed)
-    batch, page_size, rows = key["batch"], key["page_size"], key["seqlen_q"]
-    pages = -(-key["seqlen_k"] // page_size)
+class MlaDecodeKey(NamedTuple):
+    """What a tuned row of mla_decode is chosen by."""
 
-    def random(*shape: int, dtype: str) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device).to(dtypes.DTYPES[dtype])
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads: int
+    head_dim: int
+    head_dim_v: int
+    page_size: int
+    features: str
+    dtype: str
+    kv_dtype: str
 
-    q = random(batch * rows, key["num_heads"], key["head_dim"], dtype=key["dtype"])
-    kv = random(batch * pages, page_size, 1, key["head_dim"], dtype=key["kv_dtype"])
-    out = torch.empty(*q.shape[:2], key["head_dim_v"], device=device,
-                      dtype=q.dtype if q.dtype in FLOATS else torch.bfloat16)
-    starts = torch.arange(batch + 1, device=device, dtype=torch.int32)
-    order = torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32)
-    last = torch.full((batch,), (key["seqlen_k"] - 1) % page_size + 1, device=device, dtype=torch.int32)
-    one = torch.ones(1, device=device)
-    is_fp8 = kv.dtype in FP8
-    features = key["features"].split("+")
-    return decode_call(q, kv, out, torch.empty(q.shape[:2], device=device), starts * rows, starts * pages, order, last,
-                       q_scale=one if q.dtype in FP8 else None, kv_scale=one if is_fp8 else None, max_seqlen_q=rows,
-                       softmax_scale=key["head_dim"] ** -0.5, softcap=30.0 if "softcap" in features else 0.0,
-                       causal="full" not in features)
+    @classmethod
+    def of(cls, call: MlaDecodeCall) -> MlaDecodeKey:
+        return cls(call.batch, call.max_seqlen_q, call.kv_indices.shape[0] * call.page_size // max(call.batch, 1),
+                   *call.q.shape[1:], call.out.shape[2], call.page_size, "+".join(call.features) or "none",
+                   dtypes.name(call.q.dtype), dtypes.name(call.kv.dtype))
+
+    def make(self, device: torch.device, seed: int) -> MlaDecodeCall:
+        """Sequences of equal lengths on pages in random order."""
+        batch, rows, pages = self.batch, self.seqlen_q, -(-self.seqlen_k // self.page_size)
+        q = tune_shapes.normal(device, seed, self.dtype)(batch * rows, self.num_heads, self.head_dim)
+        kv = tune_shapes.normal(device, seed + 1, self.kv_dtype)(batch * pages, self.page_size, 1, self.head_dim)
+        out = torch.empty(*q.shape[:2], self.head_dim_v, device=device,
+                          dtype=q.dtype if q.dtype in FLOATS else torch.bfloat16)
+        starts, one = torch.arange(batch + 1, device=device, dtype=torch.int32), torch.ones(1, device=device)
+        last = torch.full((batch,), (self.seqlen_k - 1) % self.page_size + 1, device=device, dtype=torch.int32)
+        features = self.features.split("+")
+        return decode_call(
+            q, kv, out, torch.empty(q.shape[:2], device=device), starts * rows, starts * pages,
+            tune_shapes.page_table(device, seed, batch, pages).flatten(), last,
+            q_scale=one if q.dtype in FP8 else None, kv_scale=one if kv.dtype in FP8 else None, max_seqlen_q=rows,
+            softmax_scale=self.head_dim ** -0.5, softcap=30.0 if "softcap" in features else 0.0,
+            causal="full" not in features)
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[MlaDecodeKey]:
+        """Decoding `tokens` sequences of 4096 keys."""
+        if model.kv_lora_rank and tokens <= 256:
+            yield cls(tokens, 1, 4096, model.num_heads // tp, model.kv_lora_rank + model.qk_rope_head_dim,
+                      model.kv_lora_rank, 64, "none", model.dtype, model.dtype)
 
 
 def _cases(device: torch.device) -> dict[str, MlaDecodeCall]:
     """Decoding whose keys are split; several tokens in two tiles of rows; pages of single keys, fp8, a cap."""
     fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
-    key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 300, "num_heads": 5, "head_dim": 576, "head_dim_v": 512,
-           "page_size": 64, "features": "none", "dtype": "bf16", "kv_dtype": "bf16"}
-    small = {**key, "head_dim": 160, "head_dim_v": 128}
-    return {"split": _tune_case(key, device, 0),
-            "tokens": _tune_case({**small, "seqlen_q": 4, "num_heads": 20, "seqlen_k": 90, "page_size": 16,
-                                  "dtype": "fp16", "kv_dtype": "fp16"}, device, 1),
-            "fp8, single keys": _tune_case({**small, "seqlen_q": 2, "num_heads": 16, "page_size": 1, "seqlen_k": 40,
-                                            "kv_dtype": fp8, "features": "softcap"}, device, 2),
-            "fp8 queries": _tune_case({**small, "num_heads": 8, "seqlen_k": 100, "dtype": fp8, "kv_dtype": fp8,
-                                       "features": "full"}, device, 3)}
+    keys = {"split": MlaDecodeKey(2, 1, 300, 5, 576, 512, 64, "none", "bf16", "bf16"),
+            "tokens": MlaDecodeKey(2, 4, 90, 20, 160, 128, 16, "none", "fp16", "fp16"),
+            "fp8, single keys": MlaDecodeKey(2, 2, 40, 16, 160, 128, 1, "softcap", "bf16", fp8),
+            "fp8 queries": MlaDecodeKey(2, 1, 100, 8, 160, 128, 64, "full", fp8, fp8)}
+    return {name: key.make(device, 0) for name, key in keys.items()}
 
 
 def _traffic(call: MlaDecodeCall) -> tuple[int, int]:
@@ -150,14 +147,6 @@ def _traffic(call: MlaDecodeCall) -> tuple[int, int]:
     moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
     rows = call.q.shape[0] * call.q.shape[1]
     return moved, 2 * rows * keys // max(call.batch, 1) * (width + call.out.shape[2])
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Decoding `tokens` sequences of 4096 keys."""
-    if model.kv_lora_rank and tokens <= 256:
-        yield {"batch": tokens, "seqlen_q": 1, "seqlen_k": 4096, "num_heads": model.num_heads // tp,
-               "head_dim": model.kv_lora_rank + model.qk_rope_head_dim, "head_dim_v": model.kv_lora_rank,
-               "page_size": 64, "features": "none", "dtype": model.dtype, "kv_dtype": model.dtype}
 
 
 def mla_decode_ref(call: MlaDecodeCall) -> None:
@@ -172,10 +161,9 @@ def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
 
 
 mla_decode_op = Op(
-    OP, call=MlaDecodeCall, reference=mla_decode_ref, check=check_call, tune_key=_tune_key,
-    tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "head_dim", "head_dim_v", "page_size", "features",
-                 "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *PLAN), cases=_cases,
-    tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *PLAN)),
+    OP, call=MlaDecodeCall, reference=mla_decode_ref, check=check_call, key=MlaDecodeKey, traffic=_traffic,
+    writes=("out", "lse", "partial_out", "partial_lse", *plans.FIELDS), cases=_cases,
+    scratch=("partial_out", "partial_lse", *plans.FIELDS),
     backends=(Backend("ck", _mla_decode_ck, refusal=ck_refusal, space=_ck_space,
                       address_refusal=vectors.begin_at({"q": 8, "kv": 16, "out": 2})),
               Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=triton_refusal,
@@ -201,8 +189,7 @@ def mla_decode_fwd(
 
     Args:
         q: [total_q, num_heads, dim] bf16|fp16|fp8, any number of heads, last dimension contiguous; dim is 576.
-        kv_buffer: [num_pages, page_size, 1, dim], dtype of `q` or fp8 (e4m3 of the target), strides free but for the
-            last.
+        kv_buffer: [num_pages, page_size, 1, dim], dtype of `q` or fp8 of the target, strides free but for the last.
         o: [total_q, num_heads, v_dim], dtype of `q` (bf16|fp16 for fp8 q), written; v_dim is 512.
         qo_indptr: [batch + 1] int32: sequence i has the rows qo_indptr[i] … qo_indptr[i + 1] − 1 of `q`.
         kv_indptr: [≥ batch + 1] int32: its pages are kv_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
@@ -211,42 +198,30 @@ def mla_decode_fwd(
         kv_last_page_lens: [batch] int32, keys in the last page of each sequence; None: all. Not read where page_size
             is 1, where engines pass tensors of other lengths.
         max_seqlen_q: not less than the longest sequence of queries; on a GPU rows beyond are not computed.
-        page_size: that of `kv_buffer`.
-        nhead_kv: 1.
+        page_size, nhead_kv: that of `kv_buffer`, and 1.
         sm_scale: of the scores, finite, ≥ 1e-8; None: 1 / sqrt(dim).
         logit_cap: above 0, scores become logit_cap · tanh(score / logit_cap).
-        num_kv_splits: parts into which the keys of each sequence are cut; None: as many as fill the device, by the
-            lengths. Of no meaning where the call brings a plan.
-        num_kv_splits_indptr: AITER's hint for its own kernels; of no meaning here.
+        num_kv_splits: parts of the keys of each sequence; None: as many as fill the device, by the lengths. Of no
+            meaning where the call brings a plan.
         work_meta_data: with it the call brings the plan of `get_mla_metadata_v1`; its values are not read.
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map: the plan.
-        q_scale: 1 fp32 element, for fp8 `q`; ignored for others. None: 1.
-        kv_scale: likewise for `kv_buffer`.
-        intra_batch_mode, return_logits: AITER's hints; of no meaning here.
+        q_scale, kv_scale: 1 fp32 element, for fp8 `q` and `kv_buffer`; ignored for others. None: 1.
+        intra_batch_mode, return_logits, num_kv_splits_indptr: AITER's hints; of no meaning here.
         return_lse: the log-sum-exp of the scores is wanted.
-        g_kv_indptr: [batch + 1] int32, cumulative numbers of keys on all ranks together, where key j of this rank is
-            key j · cp_world_size + cp_rank of its sequence: the causal mask looks at those numbers.
-        cp_world_size, cp_rank: see there.
+        g_kv_indptr, cp_world_size, cp_rank: [batch + 1] int32, cumulative numbers of keys on all ranks together, where
+            key j of this rank is key j · cp_world_size + cp_rank of its sequence: the causal mask looks at those.
         causal: a query token sees no later one.
         workspace: uint8, at least `mla_decode_workspace_bytes`, 16-byte aligned; None: new memory.
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         (partial results, log-sum-exp). The former is the memory of parts, [rows, 1, num_heads, v_dim] fp32; the latter
         [total_q, num_heads] fp32, natural logarithm, or None.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit, or a part of the plan is missing.
-        UnsupportedError: nhead_kv other than 1, AITER's packed caches of bytes, or a backend that cannot serve the
-            call.
-
     Notes:
-        Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: bf16). The keys of all sequences are
-        shared out evenly over the device by a plan that is made there from the lengths: no synchronisation, the
-        launch and its memory depend on shapes alone, so the call can be captured in a graph. Parts are added up in a
-        fixed order: deterministic. Lengths, pages and plans that point outside their tensors touch no memory there.
-        A row that sees no key gives 0 and a log-sum-exp of −inf; rows of no sequence are not written.
+        Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: bf16). A plan, made on the device from the
+        lengths, shares the keys of all sequences out evenly: no synchronisation, and launch and memory depend on shapes
+        alone. Parts are added up in a fixed order: deterministic. What points outside its tensor touches no memory
+        there. A row that sees no key gives 0 and a log-sum-exp of −inf; rows of no sequence are not written.
 
     Source: AITER's `mla_decode_fwd`; DeepSeek-V2 (2024).
     """
@@ -269,31 +244,24 @@ def mla_decode_fwd(
     if g_kv_indptr is not None:
         check_lengths(_PUBLIC, "g_kv_indptr", g_kv_indptr, check.INT32_MAX, None)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
-    splits = num_kv_splits or 0
-    if work_meta_data is not None:
-        given = work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map
-        if any(tensor is None for tensor in given):
+    if work_meta_data is None:
+        memory, splits = _memory(q, kv_buffer, o, qo_indptr, kv_indices, max_seqlen_q, num_kv_splits or 0, workspace)
+    else:
+        planned = work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map
+        if any(tensor is None for tensor in planned):
             raise ValueError(f"{_PUBLIC}: with work_meta_data, work_indptr, work_info_set, reduce_indptr, "
                              "reduce_final_map and reduce_partial_map must be given")
         check.tensor(_PUBLIC, "reduce_partial_map", reduce_partial_map, rank=1)
         rows, (num_heads, v_dim) = max(reduce_partial_map.shape[0] * max_seqlen_q, 1), o.shape[1:]
-        if workspace is None:
-            memory = torch.empty(rows * num_heads * (v_dim + 1), dtype=torch.float32, device=q.device)
-        else:
-            memory = _given_memory(workspace, rows * num_heads * (v_dim + 1) * 4, q)
-        planned, splits = given, 0
-    else:
-        sizes, memory = _memory(q, kv_buffer, o, qo_indptr, kv_indices, max_seqlen_q, splits, workspace)
-        rows, splits = sizes.num_slots * max_seqlen_q, splits or int(sizes.is_even)
-        planned = plan.plan_in(memory, sizes, max_seqlen_q, *o.shape[1:])
-    partial_out, partial_lse = plan.parts_in(memory, rows, *o.shape[1:])
+        parts = _fp32(workspace, rows * num_heads * (v_dim + 1) * 4, q)
+        memory, splits = (*plan.parts_in(parts, rows, num_heads, v_dim), *planned), 0
     mla_decode_op.run(
-        o, lse, partial_out, partial_lse, *planned, q=q, kv=kv_buffer, qo_indptr=qo_indptr, kv_indptr=kv_indptr,
+        o, lse, *memory, q=q, kv=kv_buffer, qo_indptr=qo_indptr, kv_indptr=kv_indptr,
         kv_indices=kv_indices, kv_last_page_lens=kv_last_page_lens, q_scale=q_scale, kv_scale=kv_scale,
         g_kv_indptr=g_kv_indptr, is_planned=work_meta_data is not None, max_seqlen_q=max_seqlen_q, num_kv_splits=splits,
         softmax_scale=max(q.shape[2], 1) ** -0.5 if sm_scale is None else sm_scale, softcap=max(logit_cap, 0.0),
         causal=causal, cp_world_size=cp_world_size, cp_rank=cp_rank, backend=backend)
-    return partial_out.unsqueeze(1), lse
+    return memory[0].unsqueeze(1), lse
 
 
 mla_decode_op.public.append(mla_decode_fwd)
@@ -302,26 +270,14 @@ mla_decode_op.public.append(mla_decode_fwd)
 def mla_decode_workspace_bytes(batch: int, max_seqlen_q: int, num_heads: int, *, v_head_dim: int = 512,
                                page_size: int = 1, num_kv_splits: int | None = None,
                                device: torch.device | None = None) -> int:
-    """The size of `workspace` with which `mla_decode_fwd` allocates nothing beside its results, whatever the lengths.
+    """The size of `workspace` for `mla_decode_fwd`, whatever the lengths. As `attention_workspace_bytes`: for partial
+    results of the pieces into which a plan can cut sequences, in fp32, and the plan. A call that brings a plan needs
+    4 · len(reduce_partial_map) · max_seqlen_q · num_heads · (v_head_dim + 1).
 
     Args:
-        batch, max_seqlen_q, num_heads: as of the call.
+        batch, max_seqlen_q, num_heads, page_size, num_kv_splits: as of the call.
         v_head_dim: columns of `o`.
-        page_size, num_kv_splits: as of the call.
         device: where it will run; None: the current one.
-
-    Returns:
-        Bytes: partial results of the pieces into which a plan can cut sequences, in fp32, and the plan.
-
-    Raises:
-        TypeError: an argument is no integer.
-        ValueError: it is negative, or beyond what the call takes.
-
-    Notes:
-        A function of shapes and of the device's number of CUs: the same for each call of a captured graph. A call that
-        brings a plan needs 4 · len(reduce_partial_map) · max_seqlen_q · num_heads · (v_head_dim + 1).
-
-    Source: this project; ops/mla/plan.py.
     """
     op = "mla_decode_workspace_bytes"
     for name, value, low in (("batch", batch, 0), ("max_seqlen_q", max_seqlen_q, 0), ("num_heads", num_heads, 1),

@@ -6,17 +6,18 @@ Kernels: csrc/mla/mla_metadata.hip, ops/mla/triton/mla_metadata.py.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, default_target
+from aiter_like.device import default_target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import compile_ops
+from aiter_like.ops.common import plans
 from aiter_like.ops.common.contents import check_lengths, check_starts
 from aiter_like.ops.mla import plan
 
@@ -30,14 +31,8 @@ class MlaMetadataCall(NamedTuple):
     """One call of mla_metadata: its arguments in the order of the function that mla_metadata.hip exports. All int32.
 
     Attributes:
-        work_indptr: [parts + 1], written: the items of part p are work_indptr[p] … work_indptr[p + 1] − 1.
-        work_info: [items, 8], written: sequence, first row of its partial result or −1, first row of q and the one
-            behind its last, first page and the one behind the last, pages behind it, 0.
-        reduce_indptr: [sequences + 1], written: where a sequence's entries begin in `reduce_partial_map`.
-        reduce_final_map: [sequences, 2], written: first row of q, and the one behind its last.
-        reduce_partial_map: [slots], written: first rows of partial results.
-        qo_indptr: [batch + 1], where the rows of a sequence begin.
-        kv_indptr: [batch + 1], where its pages begin.
+        work_indptr … reduce_partial_map: as of `get_mla_metadata_v1`, which says what they hold.
+        qo_indptr: where the rows of a sequence begin; `kv_indptr`: where its pages do.
         num_entries: pages in the list; `total_q`: rows of q.
         max_seqlen_q: rows of a sequence, at most.
         block_pages: pages of a block; `least_blocks`: blocks of a part, `overhead`: what a sequence costs besides.
@@ -45,13 +40,13 @@ class MlaMetadataCall(NamedTuple):
         topk: −1, or each token is a sequence of at most so many of its sequence's pages, in a list of [tokens, topk].
     """
 
-    work_indptr: Tensor
-    work_info: Tensor
-    reduce_indptr: Tensor
-    reduce_final_map: Tensor
-    reduce_partial_map: Tensor
-    qo_indptr: Tensor
-    kv_indptr: Tensor
+    work_indptr: Annotated[Tensor, "parts+1", torch.int32]
+    work_info: Annotated[Tensor, "items 8", torch.int32]
+    reduce_indptr: Annotated[Tensor, "sequences+1", torch.int32]
+    reduce_final_map: Annotated[Tensor, "sequences 2", torch.int32]
+    reduce_partial_map: Annotated[Tensor, "slots", torch.int32]
+    qo_indptr: Annotated[Tensor, "batch+1", torch.int32]
+    kv_indptr: Annotated[Tensor, "batch+1", torch.int32]
     num_entries: int = _ANY
     total_q: int = _ANY
     max_seqlen_q: int = _ANY
@@ -116,37 +111,12 @@ def mla_metadata_ref(call: MlaMetadataCall) -> None:
                 place += rows
         tiles.append(len(slots))
         line += size
-    flat = [item for part in items for item in part][:len(call.work_info)]
-    counts = torch.tensor([0, *(len(part) for part in items)], device="cpu")
-    call.work_indptr.copy_(counts.cumsum(0).clamp(max=len(call.work_info)))
-    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32, device="cpu").view(-1, 8)
-    tiles += [len(slots)] * (len(call.reduce_indptr) - len(tiles))
-    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)], device="cpu"))
-    final = [[row, row + rows] for row, rows, *_ in sequences][:len(call.reduce_final_map)]
     call.reduce_final_map.zero_()
-    call.reduce_final_map[:len(final)] = torch.tensor(final, dtype=torch.int32, device="cpu").view(-1, 2)
-    kept = slots[:len(call.reduce_partial_map)]
-    call.reduce_partial_map[:len(kept)] = torch.tensor(kept, dtype=torch.int32, device="cpu")
+    plans.write(call, items, tiles, [[row, row + rows] for row, rows, *_ in sequences], slots)
 
 
 def _check(call: MlaMetadataCall) -> object:
-    int32 = (torch.int32,)
-    device = call.work_indptr.device
-    for name, rank, last in (("work_indptr", 1, None), ("work_info", 2, 8), ("reduce_indptr", 1, None),
-                             ("reduce_final_map", 2, 2), ("reduce_partial_map", 1, None), ("qo_indptr", 1, None),
-                             ("kv_indptr", 1, None)):
-        tensor = getattr(call, name)
-        check.tensor(_OP, name, tensor, rank=rank, dtypes=int32, device=device)
-        if not tensor.is_contiguous() or last not in (None, tensor.shape[-1]):
-            wanted = "contiguous" if last is None else f"contiguous with rows of {last}"
-            raise ValueError(f"{_OP}: {name} must be {wanted}, got shape {tuple(tensor.shape)} with strides "
-                             f"{tensor.stride()}")
-    for name in ("work_indptr", "reduce_indptr", "qo_indptr", "kv_indptr"):
-        if getattr(call, name).shape[0] < (2 if name == "work_indptr" else 1):
-            raise ValueError(f"{_OP}: {name} must have an element more than it has entries, got "
-                             f"{getattr(call, name).shape[0]}")
-    check.tensor(_OP, "kv_indptr", call.kv_indptr, shape=call.qo_indptr.shape)
-    check.tensor(_OP, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
+    plans.check_plan(_OP, call)
     for name, low in (("num_entries", 0), ("total_q", 0), ("max_seqlen_q", 0), ("block_pages", 1), ("least_blocks", 1),
                       ("overhead", 0), ("num_kv_splits", 0), ("topk", -1)):
         check.integer(_OP, name, getattr(call, name), low=low)
@@ -159,16 +129,12 @@ def _check(call: MlaMetadataCall) -> object:
 
 def _case(device: torch.device, lengths: list[tuple[int, int]], parts: int, **options: int) -> MlaMetadataCall:
     """Sequences of (rows, pages)."""
-    def starts(values: list[int]) -> Tensor:
-        return torch.tensor([0, *values]).cumsum(0).int().to(device)
-
-    batch, splits = len(lengths), options.get("num_kv_splits", 0)
-    parts = batch * splits if options.get("is_even") else parts
-    topk = options.get("topk", -1)
+    batch, topk = len(lengths), options.get("topk", -1)
+    parts = batch * options["num_kv_splits"] if options.get("is_even") else parts
     tiles = batch * lengths[0][0] if topk >= 0 else batch
-    shapes = (parts + 1,), (tiles + parts, 8), (tiles + 1,), (tiles, 2), (tiles + parts,)
-    return MlaMetadataCall(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),
-                           starts([rows for rows, _ in lengths]), starts([pages for _, pages in lengths]),
+    return MlaMetadataCall(*plans.zeros(device, parts, tiles + parts, tiles, tiles + parts),
+                           plans.starts(device, [rows for rows, _ in lengths]),
+                           plans.starts(device, [pages for _, pages in lengths]),
                            total_q=sum(rows for rows, _ in lengths), **options)
 
 
@@ -181,18 +147,10 @@ def _cases(device: torch.device) -> dict[str, MlaMetadataCall]:
             "tokens": _case(device, [(3, 300), (3, 5)], 5, topk=200)}
 
 
-def _refusal(target: Target, call: MlaMetadataCall) -> str | None:
-    batch, parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
-    if batch >= 2**20 or parts >= 2**20:
-        return f"less than {2**20} sequences and parts, got {batch} and {parts}"
-    return None
-
-
 mla_metadata_op = Op(
-    _OP, call=MlaMetadataCall, reference=mla_metadata_ref, check=_check, cases=_cases,
-    writes=("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"),
-    backends=(Backend("hip", _mla_metadata_hip, refusal=_refusal),
-              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=_refusal),
+    _OP, call=MlaMetadataCall, reference=mla_metadata_ref, check=_check, cases=_cases, writes=plans.FIELDS,
+    backends=(Backend("hip", _mla_metadata_hip, refusal=plans.refusal),
+              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=plans.refusal),
               Backend("torch", mla_metadata_ref)))
 
 
@@ -200,10 +158,9 @@ def get_mla_metadata_info_v1(
         batch_size: int, max_seqlen_qo: int, num_head_qo: int, q_dtype: torch.dtype, kv_dtype: torch.dtype,
         is_sparse: bool, fast_mode: bool = True, num_kv_splits: int = 32, intra_batch_mode: bool = False,
         max_split_per_batch: int = -1) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    """Shapes and dtypes of the tensors that `get_mla_metadata_v1` writes.
+    """Shapes and dtypes of the tensors that `get_mla_metadata_v1` writes. As `get_pa_metadata_info_v1`.
 
     Args:
-        batch_size: sequences, at most.
         max_seqlen_qo: query tokens of a sequence, at most.
         num_head_qo: any number of heads.
         is_sparse: each query token has pages of its own.
@@ -214,13 +171,6 @@ def get_mla_metadata_info_v1(
         ((items, 8), int32), reduce_indptr (tiles + 1, int32), reduce_final_map ((tiles, 2), int32) and
         reduce_partial_map (slots, int32).
 
-    Raises:
-        TypeError: a size is no integer.
-        ValueError: a size is negative.
-
-    Notes:
-        Sizes follow from the current device's CUs and hold for all lengths, so a captured graph can keep the tensors.
-
     Source: AITER's `get_mla_metadata_info_v1`.
     """
     op = "get_mla_metadata_info_v1"
@@ -229,13 +179,11 @@ def get_mla_metadata_info_v1(
         check.integer(op, name, value, low=low)
     tokens = max_seqlen_qo if is_sparse else 1
     rows = num_head_qo * (1 if is_sparse else max_seqlen_qo)
-    return _shapes(plan.balanced(default_target(), batch_size * tokens, rows, 1))
+    return _info(plan.balanced(default_target(), batch_size * tokens, rows, 1))
 
 
-def _shapes(sizes: plan.Sizes) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    int32 = torch.int32
-    return ((2, torch.uint64), (sizes.num_parts + 1, int32), ((sizes.num_items, 8), int32),
-            (sizes.num_tiles + 1, int32), ((sizes.num_tiles, 2), int32), (sizes.num_slots, int32))
+def _info(sizes: plan.Sizes) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
+    return plans.info(sizes.num_parts, sizes.num_items, sizes.num_tiles, sizes.num_slots)
 
 
 def get_mla_metadata_v1(
@@ -248,16 +196,11 @@ def get_mla_metadata_v1(
         dtype_q_rope: torch.dtype | None = None, dtype_kv_nope: torch.dtype | None = None,
         dtype_kv_rope: torch.dtype | None = None, dtype_q: torch.dtype | None = None,
         dtype_kv: torch.dtype | None = None, *, backend: str | None = None) -> None:
-    """Plans `mla_decode_fwd` from lengths on the device: which part of its launch takes which pages.
+    """Plans `mla_decode_fwd` from lengths on the device. As `get_pa_metadata_v1`, but for parts that have all heads.
 
     Args:
-        seqlens_qo_indptr: [batch + 1] int32, where the query tokens of a sequence begin.
-        seqlens_kv_indptr: [≥ batch + 1] int32, where its pages begin.
-        kv_last_page_lens: [batch] int32; of no meaning for the plan, which counts pages.
-        num_heads_per_head_k: heads of q; of no meaning for the plan, whose parts have all of them.
-        num_heads_k: 1.
-        is_causal: of no meaning for the plan.
-        work_metadata_ptrs: [2] uint64, written: zeros, as no kernel here reads addresses from memory.
+        seqlens_kv_indptr: [≥ batch + 1] int32, where the pages of a sequence begin.
+        num_heads_k, mla_version: 1 and 0.
         work_info_set: [items, 8] int32, written: sequence, first row of its partial result or −1 where it has but one
             piece, first query token and the one behind its last, first page and the one behind its last, pages of the
             sequence behind that, 0.
@@ -265,31 +208,19 @@ def get_mla_metadata_v1(
         reduce_indptr: [tiles + 1] int32, written: where a sequence's entries begin in `reduce_partial_map`.
         reduce_final_map: [tiles, 2] int32, written: its first query token, and the one behind its last.
         reduce_partial_map: [slots] int32, written: first rows of partial results.
-        page_size: of the cache.
-        kv_granularity: pages of which a piece is a multiple.
-        max_seqlen_qo: query tokens of a sequence, at most; below 1: unknown.
-        uni_seqlen_qo, fast_mode, intra_batch_mode, is_cp_round_robin: AITER's hints; of no meaning here.
+        page_size, kv_granularity: keys of a page, and pages of which a piece is a multiple.
         topk: each query token has pages of its own, in a list [tokens, topk] of which it uses as many as its sequence
             has, at most `topk`; −1: no.
         max_split_per_batch: pieces of a sequence, at most, or one more where it begins inside of a part; below 1: any
             number.
-        mla_version: 0.
-        dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: AITER's hints for the choice of its
-            kernels; of no meaning here.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: the six tensors are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: num_heads_k other than 1, another version, or the backend cannot serve the call.
+        kv_last_page_lens, num_heads_per_head_k, is_causal: of no meaning for the plan.
+        uni_seqlen_qo, fast_mode, intra_batch_mode, is_cp_round_robin: AITER's hints; of no meaning here.
+        dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: likewise.
 
     Notes:
         The sequences' pages are laid on a line, in blocks, and the line is cut into equal parts: no length makes a part
-        longer than others. No synchronisation; can be captured in a graph. Tensors of the sizes that
-        `get_mla_metadata_info_v1` gives are large enough for all lengths; what would lie outside others is left out.
+        longer than others. No synchronisation. Tensors of the sizes that `get_mla_metadata_info_v1` gives are large
+        enough for all lengths; what would lie outside others is left out.
 
     Source: AITER's `get_mla_metadata_v1`.
     """
@@ -328,20 +259,12 @@ mla_metadata_op.public.append(get_mla_metadata_v1)
 
 def get_ps_metadata_info_v1(batch_size: int, num_head_k: int, max_qlen: int,
                             qlen_granularity: int = 256) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    """Shapes and dtypes of the tensors that `get_ps_metadata_v1` writes.
+    """Shapes and dtypes of the tensors that `get_ps_metadata_v1` writes. As `get_mla_metadata_info_v1`.
 
     Args:
-        batch_size: sequences, at most.
         num_head_k: heads of the keys.
         max_qlen: query tokens of a sequence, at most.
         qlen_granularity: query tokens of a tile.
-
-    Returns:
-        Six pairs of shape and dtype, as `get_mla_metadata_info_v1` gives them.
-
-    Raises:
-        TypeError: a size is no integer.
-        ValueError: a size is negative.
 
     Notes:
         The attention that serves `mla_prefill_ps_asm_fwd` shares its work out itself: there is one part, and a tile of
@@ -354,7 +277,7 @@ def get_ps_metadata_info_v1(batch_size: int, num_head_k: int, max_qlen: int,
                              ("qlen_granularity", qlen_granularity, 1)):
         check.integer(op, name, value, low=low)
     tiles = batch_size * max(-(-max_qlen // qlen_granularity), 1)
-    return _shapes(plan.Sizes(1, max(batch_size, 1), 1, tiles, 1, True))
+    return _info(plan.Sizes(1, max(batch_size, 1), 1, tiles, 1, True))
 
 
 def get_ps_metadata_v1(
@@ -366,25 +289,14 @@ def get_ps_metadata_v1(
 
     Args:
         seqlens_qo_indptr, pages_kv_indptr, context_lens: int32, on any device; not read.
-        gqa_ratio, num_heads_k: heads of q for each head of the keys, and heads of the keys; of no meaning.
         work_metadata_ptrs: [2] uint64, written: zeros.
         work_indptr: [parts + 1] int32, written: zeros, as no part has an item.
         reduce_indptr: [tiles + 1] int32, written: zeros, as no tile has parts, so that `mla_reduce_v1` with them leaves
             the attention's rows as they are.
         work_info, reduce_final_map, reduce_partial_map: int32, left as they are.
-        qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's hints; of no meaning
-            here.
+        gqa_ratio, num_heads_k, qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's
+            hints; of no meaning.
         need_lse: False: `mla_reduce_v1`, which has nothing to add up, would leave the log-sum-exps unwritten.
-
-    Returns:
-        Nothing: three tensors are written.
-
-    Raises:
-        TypeError: a tensor that is written is of another kind or dtype.
-        UnsupportedError: need_lse.
-
-    Notes:
-        No synchronisation; can be captured in a graph.
 
     Source: AITER's `get_ps_metadata_v1`.
     """

@@ -21,31 +21,16 @@ def mla_prefill_fwd(
         q: Tensor, kv_buffer: Tensor, o: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
         kv_last_page_lens: Tensor | None, max_seqlen_q: int, sm_scale: float | None = None, logit_cap: float = 0.0,
         num_kv_splits: int | None = None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Multi-head latent attention of whole prompts, causal, over a paged cache of latents.
+    """Multi-head latent attention of whole prompts. As `mla_decode_fwd`, causal, with one part per sequence: rows
+    enough to fill the device come from the prompts.
 
     Args:
-        q: [total_q, num_heads, dim] bf16|fp16|fp8, as for `mla_decode_fwd`.
-        kv_buffer: [num_pages, page_size, 1, dim], as there.
-        o: [total_q, num_heads, v_dim], as there; written.
-        qo_indptr, kv_indptr: [batch + 1] int32, as there.
-        kv_indices: [entries] int32, as there.
-        kv_last_page_lens: [batch] int32, as there.
-        max_seqlen_q: not less than the longest sequence of queries.
-        sm_scale, logit_cap: as there.
         num_kv_splits: AITER's hint; of no meaning here: keys are not split.
         backend: "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         (`o`, log-sum-exp [total_q, 1, num_heads, 1] fp32, natural logarithm). A row of a sequence without keys is 0 and
         −inf; rows of no sequence, behind qo_indptr's last, are not written, and their log-sum-exps may be anything.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: AITER's packed caches of bytes, or a backend that cannot serve the call.
-
-    Notes:
-        `mla_decode_fwd` with one part per sequence: rows enough to fill the device come from the prompts.
 
     Source: AITER's `mla_prefill_fwd`.
     """
@@ -73,8 +58,8 @@ def mla_prefill_ps_asm_fwd(
             fp8.
         V: likewise with head_dim_v columns, dtype of `K`; head_dim_v is 128.
         qo_indptr: [batch + 1] int32: sequence i has the rows qo_indptr[i] … qo_indptr[i + 1] − 1 of `Q`.
-        kv_indptr: [batch + 1] int32: its keys (or pages) are kv_page_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
-        kv_page_indices: [entries] int32.
+        kv_indptr, kv_page_indices: [batch + 1] and [entries] int32: its keys (or pages) are
+            kv_page_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
         work_indptr, work_info_set: the plan of `get_ps_metadata_v1`; not read, as the attention has its own.
         max_seqlen_q: not less than the longest sequence of queries.
         softmax_scale: finite, ≥ 1e-8.
@@ -84,17 +69,10 @@ def mla_prefill_ps_asm_fwd(
         q_scale, k_scale, v_scale: 1 fp32 element each, for fp8; ignored for others. None: 1.
         backend: "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        Nothing: `output` is written, all rows of each sequence, 0 for one without keys: `mla_reduce_v1` with the same
-        plan finds nothing to add up. Rows of no sequence, behind qo_indptr's last, are not written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
     Notes:
-        `unified_attention` over a list of pages.
+        `unified_attention` over a list of pages. All rows of each sequence are written, 0 for one without keys, and
+        `mla_reduce_v1` with the same plan finds nothing to add up; rows of no sequence, behind qo_indptr's last, are
+        not written.
 
     Source: AITER's `mla_prefill_ps_asm_fwd`.
     """
@@ -142,26 +120,14 @@ def mla_prefill_ps_fwd(
         reduce_partial_map: Tensor | None = None, softmax_scale: float | None = None, q_scale: Tensor | None = None,
         k_scale: Tensor | None = None, v_scale: Tensor | None = None, *,
         backend: str | None = None) -> tuple[Tensor, None]:
-    """`mla_prefill_ps_asm_fwd` and the sum of its parts, of which there are none.
+    """As `mla_prefill_ps_asm_fwd`, and the sum of its parts, of which there are none.
 
     Args:
-        Q, K, V, output: as for `mla_prefill_ps_asm_fwd`.
-        qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q, is_causal: as there.
         reduce_indptr, reduce_final_map, reduce_partial_map: the plan's; not read.
         softmax_scale: of the scores; None: 1 / sqrt(head_dim_v), as AITER has it.
-        q_scale, k_scale, v_scale: as there.
-        backend: as there.
 
     Returns:
-        (`output`, None): there are no partial log-sum-exps. Rows of no sequence are not written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: a backend that cannot serve the call.
-
-    Notes:
-        See there.
+        (`output`, None): there are no partial log-sum-exps.
 
     Source: AITER's `aiter.mla.mla_prefill_ps_fwd`.
     """

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.common.contents import are_on_host, check_starts
 
 __all__ = ["mla_reduce_v1"]
@@ -27,22 +26,21 @@ class MlaReduceCall(NamedTuple):
     """One call of mla_reduce: its arguments in the order of the function that mla_reduce.hip exports.
 
     Attributes:
-        out: [total_q, num_heads, v_dim] bf16|fp16|fp32, written where a tile has parts.
-        lse: [total_q, num_heads] fp32, written likewise; None: not wanted.
-        partial_out: [rows, num_heads, v_dim] fp32, normalised; `partial_lse` [rows, num_heads].
-        reduce_indptr: [tiles + 1] int32, where the entries of a tile begin in `reduce_partial_map`.
-        reduce_final_map: [tiles, 2] int32, first row of `out` and the one behind its last; None: `max_seqlen_q` each.
-        reduce_partial_map: int32, first row of each part in the partial results.
+        out, lse: written where a tile has parts.
+        partial_out: [rows, heads, columns], normalised; `partial_lse` [rows, heads].
+        reduce_indptr: where the entries of a tile begin in `reduce_partial_map`.
+        reduce_final_map: first row of `out` and the one behind its last; None: `max_seqlen_q` each.
+        reduce_partial_map: first row of each part in the partial results.
         max_seqlen_q: rows of a tile, at most.
     """
 
-    out: Tensor
-    lse: Tensor | None
-    partial_out: Tensor
-    partial_lse: Tensor
-    reduce_indptr: Tensor
-    reduce_final_map: Tensor | None
-    reduce_partial_map: Tensor
+    out: Annotated[Tensor, "total_q heads columns", elements.FLOATS]
+    lse: Annotated[Tensor | None, "total_q heads", torch.float32, STRIDED]
+    partial_out: Annotated[Tensor, "rows _ _", torch.float32]
+    partial_lse: Annotated[Tensor, "rows _", torch.float32, STRIDED]
+    reduce_indptr: Annotated[Tensor, "tiles+1", torch.int32]
+    reduce_final_map: Annotated[Tensor | None, "tiles 2", torch.int32]
+    reduce_partial_map: Annotated[Tensor, "entries", torch.int32]
     max_seqlen_q: int = 1
 
 
@@ -78,29 +76,17 @@ def mla_reduce_ref(call: MlaReduceCall) -> None:
 
 
 def _check(call: MlaReduceCall) -> object:
-    out, device = call.out, call.out.device
-    check.tensor(_OP, "out", out, rank=3, dtypes=elements.FLOATS)
-    total_q, num_heads, v_dim = out.shape
-    if call.lse is not None:
-        check.tensor(_OP, "lse", call.lse, dtypes=(torch.float32,), shape=(total_q, num_heads), device=device,
-                     last_contiguous=False)
-    check.tensor(_OP, "partial_out", call.partial_out, dtypes=(torch.float32,), shape=(None, num_heads, v_dim),
-                 device=device)
-    check.tensor(_OP, "partial_lse", call.partial_lse, dtypes=(torch.float32,),
-                 shape=(call.partial_out.shape[0], num_heads), device=device, last_contiguous=False)
-    check.tensor(_OP, "reduce_indptr", call.reduce_indptr, rank=1, dtypes=(torch.int32,), device=device)
-    check.tensor(_OP, "reduce_partial_map", call.reduce_partial_map, rank=1, dtypes=(torch.int32,), device=device)
-    tiles = call.reduce_indptr.shape[0] - 1
+    check.tensor(_OP, "partial_out", call.partial_out, shape=(None, *call.out.shape[1:]))
+    check.tensor(_OP, "partial_lse", call.partial_lse, shape=(None, call.out.shape[1]), last_contiguous=False)
+    tiles, final_map = call.reduce_indptr.shape[0] - 1, call.reduce_final_map
     if tiles < 0:
         raise ValueError(f"{_OP}: reduce_indptr must have at least 1 element, got 0")
-    if call.reduce_final_map is not None:
-        check.tensor(_OP, "reduce_final_map", call.reduce_final_map, dtypes=(torch.int32,), shape=(tiles, 2),
-                     device=device)
-        if not call.reduce_final_map.is_contiguous():
-            raise ValueError(f"{_OP}: reduce_final_map must be contiguous, got strides "
-                             f"{call.reduce_final_map.stride()}")
+    if final_map is not None:
+        check.tensor(_OP, "reduce_final_map", final_map, shape=(tiles, 2))
+        if not final_map.is_contiguous():
+            raise ValueError(f"{_OP}: reduce_final_map must be contiguous, got strides {final_map.stride()}")
     check.integer(_OP, "max_seqlen_q", call.max_seqlen_q, low=0)
-    return SKIP if 0 in (out.numel(), tiles, call.max_seqlen_q, call.partial_out.shape[0]) else None
+    return SKIP if 0 in (call.out.numel(), tiles, call.max_seqlen_q, call.partial_out.shape[0]) else None
 
 
 def _refusal(target: Target, call: MlaReduceCall) -> str | None:
@@ -108,35 +94,32 @@ def _refusal(target: Target, call: MlaReduceCall) -> str | None:
     return f"less than 2^31 rows of heads, got {programs}" if programs >= 2**31 else None
 
 
-def _tune_key(call: MlaReduceCall) -> dict[str, int | str]:
-    return {"tiles": call.reduce_indptr.shape[0] - 1, "seqlen_q": call.max_seqlen_q, "num_heads": call.out.shape[1],
-            "head_dim_v": call.out.shape[2], "parts": call.reduce_partial_map.shape[0],
-            "dtype": dtypes.name(call.out.dtype)}
+class MlaReduceKey(NamedTuple):
+    """What a tuned row of mla_reduce is chosen by."""
 
+    tiles: int
+    seqlen_q: int
+    num_heads: int
+    head_dim_v: int
+    parts: int
+    dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> MlaReduceCall:
-    """Tiles with equally many parts."""
-    generator = torch.Generator(device).manual_seed(seed)
-    tiles, rows, heads, width = key["tiles"], key["seqlen_q"], key["num_heads"], key["head_dim_v"]
-    each = key["parts"] // max(tiles, 1)
-    count = tiles * each * rows
-    integers = {"dtype": torch.int32, "device": device}
-    starts = torch.arange(tiles + 1, **integers)
-    return MlaReduceCall(
-        torch.empty(tiles * rows, heads, width, dtype=dtypes.DTYPES[key["dtype"]], device=device),
-        torch.empty(tiles * rows, heads, device=device),
-        torch.randn(count, heads, width, generator=generator, device=device),
-        torch.randn(count, heads, generator=generator, device=device), starts * each,
-        torch.stack((starts[:-1], starts[1:]), 1).contiguous() * rows,
-        torch.arange(key["parts"], **integers) * rows, rows)
+    @classmethod
+    def of(cls, call: MlaReduceCall) -> MlaReduceKey:
+        return cls(call.reduce_indptr.shape[0] - 1, call.max_seqlen_q, *call.out.shape[1:],
+                   call.reduce_partial_map.shape[0], dtypes.name(call.out.dtype))
 
-
-def _cases(device: torch.device) -> dict[str, MlaReduceCall]:
-    """Tiles of several rows with a few parts, and with more than are loaded at once; without a map of rows."""
-    key = {"tiles": 3, "seqlen_q": 2, "num_heads": 5, "head_dim_v": 96, "parts": 6, "dtype": "bf16"}
-    many = _tune_case({**key, "tiles": 1, "parts": 19, "head_dim_v": 512, "dtype": "fp32"}, device, 1)
-    return {"few parts": _tune_case(key, device, 0), "many parts": many,
-            "no map": _tune_case({**key, "dtype": "fp16"}, device, 2)._replace(reduce_final_map=None)}
+    def make(self, device: torch.device, seed: int, has_map: bool = True) -> MlaReduceCall:
+        """Tiles with equally many parts."""
+        random = tune_shapes.normal(device, seed, "fp32")
+        each, rows = self.parts // max(self.tiles, 1), self.tiles * self.seqlen_q
+        starts = torch.arange(self.tiles + 1, dtype=torch.int32, device=device)
+        return MlaReduceCall(
+            torch.empty(rows, self.num_heads, self.head_dim_v, dtype=dtypes.DTYPES[self.dtype], device=device),
+            torch.empty(rows, self.num_heads, device=device), random(rows * each, self.num_heads, self.head_dim_v),
+            random(rows * each, self.num_heads), starts * each,
+            torch.stack((starts[:-1], starts[1:]), 1).contiguous() * self.seqlen_q if has_map else None,
+            torch.arange(self.parts, dtype=torch.int32, device=device) * self.seqlen_q, self.seqlen_q)
 
 
 def _traffic(call: MlaReduceCall) -> tuple[int, int]:
@@ -152,9 +135,11 @@ def _triton_space(target: Target, call: MlaReduceCall) -> Iterator[dict[str, int
 
 
 mla_reduce_op = Op(
-    _OP, call=MlaReduceCall, reference=mla_reduce_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tiles", "seqlen_q", "num_heads", "head_dim_v", "parts", "dtype"), round_field="parts",
-    writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic), sums_in_fp32=True,
+    _OP, call=MlaReduceCall, reference=mla_reduce_ref, check=_check, key=MlaReduceKey, round_field="parts",
+    writes=("out", "lse"), traffic=_traffic, sums_in_fp32=True,
+    cases={"few parts": MlaReduceKey(3, 2, 5, 96, 6, "bf16"),
+           "many parts": MlaReduceKey(1, 2, 5, 512, 19, "fp32"),  # than are loaded at once
+           "no map": (MlaReduceKey(3, 2, 5, 96, 6, "fp16"), {"has_map": False})},
     backends=(Backend("hip", _mla_reduce_hip, refusal=_refusal),
               Backend("triton", "ops.mla.triton.mla_reduce:mla_reduce", refusal=_refusal, space=_triton_space),
               Backend("torch", mla_reduce_ref)))
@@ -207,15 +192,6 @@ def mla_reduce_v1(partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Te
         num_kv_splits: AITER's hint for its own kernel; of no meaning here.
         final_output: [total_q, num_heads, v_dim] bf16|fp16|fp32, written where a tile has parts.
         final_lse: [total_q, num_heads] fp32, written likewise; None: not wanted.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `final_output` and `final_lse` are written, in rows whose tile has a part and in no others.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         Sums in fp32, in the order of the map: equal calls give equal bits. A part whose log-sum-exp is −inf is not

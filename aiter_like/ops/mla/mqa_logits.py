@@ -8,18 +8,18 @@ Kernels: csrc/mla/mqa_logits.hip, ops/mla/triton/mqa_logits.py; the cache: ops/k
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import contents, elements, paged_cache
+from aiter_like.ops.attention.checks import fp8_refusal, mfma_refusal
+from aiter_like.ops.common import contents, elements, paged_cache, tune_shapes
 from aiter_like.ops.kv_cache import indexer_cache
 
 __all__ = ["mqa_logits", "paged_mqa_logits"]
@@ -35,29 +35,26 @@ class MqaLogitsCall(NamedTuple):
     """One call of mqa_logits: its arguments in the order of the function that mqa_logits.hip exports.
 
     Attributes:
-        logits: [rows, columns] fp32, written.
-        q: [rows, num_heads, head_dim]; with a table the rows of a sequence follow one another, equally many of each.
-        keys: [num_pages, page_size, head_dim]; without a table one page, of all keys.
-        k_scale: [num_pages, page_size] fp32.
-        weights: [rows, num_heads] fp32.
-        starts, ends: [rows] int32, the keys that a row sees; None with a table.
-        context_lens: [batch] int32; block_table [batch, max_pages] int32, the pages of a sequence's keys.
-        page_starts: [batch + 1] int32, instead of context_lens: sequence b has all keys of the pages
+        q: with a table the rows of a sequence follow one another, equally many of each.
+        keys: without a table one page, of all keys.
+        starts, ends: the keys that a row sees; None with a table.
+        context_lens: [batch]; block_table [batch, max_pages], the pages of a sequence's keys.
+        page_starts: [batch + 1], instead of context_lens: sequence b has all keys of the pages
             block_table[page_starts[b] … page_starts[b + 1] − 1], a table of one dimension.
         preshuffle: the keys of a page are in tiles (ops/kv_cache/indexer_cache.py).
         clean_logits: columns that a row does not see become −inf; else only those of its sequence's later tokens.
     """
 
-    logits: Tensor
-    q: Tensor
-    keys: Tensor
-    k_scale: Tensor
-    weights: Tensor
-    starts: Tensor | None = None
-    ends: Tensor | None = None
-    context_lens: Tensor | None = None
-    block_table: Tensor | None = None
-    page_starts: Tensor | None = None
+    logits: Annotated[Tensor, "rows columns", torch.float32]
+    q: Annotated[Tensor, "rows heads dim", elements.FP8]
+    keys: Annotated[Tensor, "pages page_size dim", "q"]
+    k_scale: Annotated[Tensor, "pages page_size", torch.float32, STRIDED]
+    weights: Annotated[Tensor, "rows heads", torch.float32]
+    starts: Annotated[Tensor | None, "rows", torch.int32] = None
+    ends: Annotated[Tensor | None, "rows", torch.int32] = None
+    context_lens: Annotated[Tensor | None, "batch", torch.int32] = None
+    block_table: Annotated[Tensor | None, "*batch entries", torch.int32] = None
+    page_starts: Annotated[Tensor | None, "batch+1", torch.int32] = None
     preshuffle: bool = False
     clean_logits: bool = True
 
@@ -150,19 +147,9 @@ def _mqa_logits_ck(call: MqaLogitsCall) -> None: ...
 
 
 def _check(call: MqaLogitsCall) -> object:
-    q, device = call.q, call.q.device
-    check.tensor(_OP, "q", q, rank=3, dtypes=elements.FP8)
-    rows, heads, dim = q.shape
-    check.tensor(_OP, "keys", call.keys, dtypes=(q.dtype,), shape=(None, None, dim), device=device)
-    pages, page_size, _ = call.keys.shape
-    check.tensor(_OP, "k_scale", call.k_scale, dtypes=(torch.float32,), shape=(pages, page_size), device=device,
-                 last_contiguous=False)
-    check.tensor(_OP, "weights", call.weights, dtypes=(torch.float32,), shape=(rows, heads), device=device)
-    check.tensor(_OP, "logits", call.logits, dtypes=(torch.float32,), shape=(rows, None), device=device)
-    check.flag(_OP, "preshuffle", call.preshuffle)
-    check.flag(_OP, "clean_logits", call.clean_logits)
+    (rows, heads, dim), (pages, page_size, _) = call.q.shape, call.keys.shape
     if 0 in (heads, dim):
-        raise ValueError(f"{_OP}: q must have heads and elements, got shape {tuple(q.shape)}")
+        raise ValueError(f"{_OP}: q must have heads and elements, got shape {tuple(call.q.shape)}")
     sizes = rows, call.logits.shape[1], pages, page_size
     if any(size > _MOST for size in sizes):
         raise ValueError(f"{_OP}: rows, columns, pages and their keys must be at most {_MOST}, got {sizes}")
@@ -172,8 +159,7 @@ def _check(call: MqaLogitsCall) -> object:
 
 def _check_keys(call: MqaLogitsCall) -> None:
     """Which keys a row sees is said in one way, and the table has room that can be counted."""
-    rows, device, integers = call.q.shape[0], call.q.device, (torch.int32,)
-    pages, page_size, dim = call.keys.shape
+    rows, (pages, page_size, dim) = call.q.shape[0], call.keys.shape
     given = [name for name in ("starts", "ends", "context_lens", "block_table", "page_starts")
              if getattr(call, name) is not None]
     if given not in (["starts", "ends"], ["context_lens", "block_table"], ["block_table", "page_starts"]):
@@ -183,17 +169,12 @@ def _check_keys(call: MqaLogitsCall) -> None:
         raise ValueError(f"{_OP}: preshuffle needs a page size and head_dim that are multiples of "
                          f"{indexer_cache.TILE}, got {page_size} and {dim}")
     if call.block_table is None:
-        check.tensor(_OP, "starts", call.starts, dtypes=integers, shape=(rows,), device=device)
-        check.tensor(_OP, "ends", call.ends, dtypes=integers, shape=(rows,), device=device)
         if pages > 1:
             raise ValueError(f"{_OP}: keys must be one page without block_table, got {pages}")
         return
-    is_ragged = call.page_starts is not None
-    check.tensor(_OP, "block_table", call.block_table, rank=1 if is_ragged else 2, dtypes=integers, device=device)
-    if is_ragged:
-        check.tensor(_OP, "page_starts", call.page_starts, rank=1, dtypes=integers, device=device)
-    else:
-        check.tensor(_OP, "context_lens", call.context_lens, dtypes=integers, shape=(call.batch,), device=device)
+    check.tensor(_OP, "block_table", call.block_table, rank=2 if call.page_starts is None else 1)
+    if call.page_starts is None:
+        check.tensor(_OP, "context_lens", call.context_lens, shape=(call.batch,))
     if call.batch < 0 or rows % max(call.batch, 1) or rows and not call.batch:
         raise ValueError(f"{_OP}: q must have equally many rows for each of {call.batch} sequences, got {rows}")
     if page_size == 0 or call.max_keys >= 2**31:
@@ -201,71 +182,72 @@ def _check_keys(call: MqaLogitsCall) -> None:
                          f"{call.block_table.shape[-1]} pages of {page_size}")
 
 
-def _format_refusal(target: Target, call: MqaLogitsCall) -> str | None:
-    if call.q.dtype != dtypes.fp8_of(target.arch):
-        return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, got {call.q.dtype}"
-    return None
-
-
 def _ck_refusal(target: Target, call: MqaLogitsCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    if reason := mfma_refusal(target):
+        return reason
     _, heads, dim = call.q.shape
     if heads not in _HEADS or dim not in (64, 128):
         return f"heads in multiples of 16 up to 64, or 128, of 64 or 128 elements, got {heads} of {dim}"
     if call.q.stride(1) * heads > _MOST:
         return f"heads of a row within {_MOST} bytes, got strides {call.q.stride()}"
-    return _format_refusal(target, call)
+    return fp8_refusal(target, q=call.q)
 
 
 def _triton_refusal(target: Target, call: MqaLogitsCall) -> str | None:
     _, heads, dim = call.q.shape
     if heads > 128 or dim > 256:
         return f"at most 128 heads of at most 256 elements, got {heads} of {dim}"
-    return _format_refusal(target, call)
+    return fp8_refusal(target, q=call.q)
 
 
-def _tune_key(call: MqaLogitsCall) -> dict[str, int | str]:
-    return {"rows": call.q.shape[0], "seqlen_q": call.rows_of_sequence, "columns": call.logits.shape[1],
-            "num_heads": call.q.shape[1], "head_dim": call.q.shape[2],
-            "page_size": 0 if call.block_table is None else call.keys.shape[1],
-            "layout": "shuffled" if call.preshuffle else "rows", "dtype": dtypes.name(call.q.dtype)}
+class MqaLogitsKey(NamedTuple):
+    """What a tuned row of mqa_logits is chosen by.
 
+    Attributes:
+        page_size: 0: without a table.
+    """
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> MqaLogitsCall:
-    """Prompts that are causal, or sequences of equal lengths on pages in random order."""
-    generator = torch.Generator(device).manual_seed(seed)
-    rows, columns, heads, dim, page_size = (
-        key[name] for name in ("rows", "columns", "num_heads", "head_dim", "page_size"))
-    dtype = dtypes.DTYPES[key["dtype"]]
+    rows: int
+    seqlen_q: int
+    columns: int
+    num_heads: int
+    head_dim: int
+    page_size: int
+    layout: str
+    dtype: str
 
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
+    @classmethod
+    def of(cls, call: MqaLogitsCall) -> MqaLogitsKey:
+        return cls(call.q.shape[0], call.rows_of_sequence, call.logits.shape[1], *call.q.shape[1:],
+                   0 if call.block_table is None else call.keys.shape[1], "shuffled" if call.preshuffle else "rows",
+                   dtypes.name(call.q.dtype))
 
-    batch = rows // key["seqlen_q"] if page_size else 1
-    pages, size = (batch * -(-columns // page_size), page_size) if page_size else (1, columns)
-    logits = torch.empty(rows, columns, device=device)
-    call = MqaLogitsCall(logits, random(rows, heads, dim).to(dtype), random(pages, size, dim).to(dtype),
-                         random(pages, size).abs(), random(rows, heads), preshuffle=key["layout"] == "shuffled")
-    integers = {"dtype": torch.int32, "device": device}
-    if not page_size:
-        ends = (torch.arange(rows, **integers) + columns - rows + 1).clamp(min=0)
-        return call._replace(starts=torch.zeros_like(ends), ends=ends)
-    table = torch.randperm(pages, generator=generator, **integers).view(batch, -1)
-    return call._replace(context_lens=torch.full((batch,), columns, **integers), block_table=table)
+    def make(self, device: torch.device, seed: int) -> MqaLogitsCall:
+        """Prompts that are causal, or sequences of equal lengths on pages in random order."""
+        rows, columns, integers = self.rows, self.columns, {"dtype": torch.int32, "device": device}
+        random, random_fp8 = (tune_shapes.normal(device, seed, dtype) for dtype in ("fp32", self.dtype))
+        batch, size = (rows // self.seqlen_q, self.page_size) if self.page_size else (1, columns)
+        pages = -(-columns // size)
+        call = MqaLogitsCall(
+            torch.empty(rows, columns, device=device), random_fp8(rows, self.num_heads, self.head_dim),
+            random_fp8(batch * pages, size, self.head_dim), random(batch * pages, size).abs(),
+            random(rows, self.num_heads), preshuffle=self.layout == "shuffled")
+        if not self.page_size:
+            ends = (torch.arange(rows, **integers) + columns - rows + 1).clamp(min=0)
+            return call._replace(starts=torch.zeros_like(ends), ends=ends)
+        return call._replace(context_lens=torch.full((batch,), columns, **integers),
+                             block_table=tune_shapes.page_table(device, seed, batch, pages))
 
 
 def _cases(device: torch.device) -> dict[str, MqaLogitsCall]:
     """Prompts of odd lengths; decoding of one row, of several, and of more heads, in each order of keys."""
-    kind = dtypes.name(dtypes.fp8_of(target_of(device).arch))
-    key = {"rows": 9, "seqlen_q": 9, "columns": 150, "num_heads": 16, "head_dim": 64, "page_size": 0, "layout": "rows",
-           "dtype": kind}
-    paged = {**key, "rows": 4, "seqlen_q": 2, "page_size": 16}
-    return {"prompt": _tune_case(key, device, 0),
-            "decoding": _tune_case({**key, "rows": 2, "seqlen_q": 1, "page_size": 1}, device, 1),
-            "tokens": _tune_case({**paged, "head_dim": 128, "layout": "shuffled"}, device, 2),
-            "four tokens": _tune_case({**paged, "seqlen_q": 4, "num_heads": 32}, device, 3)}
+    prompt = MqaLogitsKey(9, 9, 150, 16, 64, 0, "rows", dtypes.name(dtypes.fp8_of(target_of(device).arch)))
+    paged = prompt._replace(rows=4, seqlen_q=2, page_size=16)
+    keys = {"prompt": prompt, "decoding": prompt._replace(rows=2, seqlen_q=1, page_size=1),
+            "tokens": paged._replace(head_dim=128, layout="shuffled"),
+            "four tokens": paged._replace(seqlen_q=4, num_heads=32)}
+    return {name: key.make(device, 0) for name, key in keys.items()}
 
 
 def _traffic(call: MqaLogitsCall) -> tuple[int, int]:
@@ -285,9 +267,8 @@ def _triton_space(target: Target, call: MqaLogitsCall) -> Iterator[dict[str, int
 
 
 mqa_logits_op = Op(
-    _OP, call=MqaLogitsCall, reference=mqa_logits_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "seqlen_q", "columns", "num_heads", "head_dim", "page_size", "layout", "dtype"),
-    round_field="columns", writes=("logits",), cases=_cases, tuning=Tuning(_tune_case, _traffic), sums_in_fp32=True,
+    _OP, call=MqaLogitsCall, reference=mqa_logits_ref, check=_check, key=MqaLogitsKey, round_field="columns",
+    writes=("logits",), cases=_cases, traffic=_traffic, sums_in_fp32=True,
     backends=(Backend("ck", _mqa_logits_ck, refusal=_ck_refusal),
               Backend("triton", "ops.mla.triton.mqa_logits:mqa_logits", refusal=_triton_refusal,
                       space=_triton_space),
@@ -308,15 +289,9 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
         starts, ends: [rows] int32. Beyond the keys they are cut off; ends[i] ≤ starts[i]: row i sees none.
         clean_logits: columns that a row does not see become −inf; False: they stay as they are.
         logits: [rows, num_keys] fp32, written; None: new memory, whose rows begin at multiples of 256 elements.
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `logits`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         Sums in fp32: equal calls give equal bits. A product q · k that is NaN counts as 0, as in AITER's kernel; a
@@ -325,8 +300,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
     Source: AITER's `fp8_mqa_logits`; DeepSeek-V3.2-Exp (2025), lightning indexer.
     """
     check.tensor(_OP, "q", q, rank=3, dtypes=elements.FP8)
-    check.tensor(_OP, "k", k, rank=2, dtypes=(q.dtype,))
-    check.tensor(_OP, "k", k, shape=(None, q.shape[2]), device=q.device)
+    check.tensor(_OP, "k", k, rank=2, dtypes=(q.dtype,), shape=(None, q.shape[2]), device=q.device)
     check.tensor(_OP, "k_scale", k_scale, shape=(k.shape[0],), last_contiguous=False)
     if logits is None:
         width = -(-k.shape[0] // _COLUMN_STEP) * _COLUMN_STEP
@@ -340,7 +314,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
 def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tensor, context_lens: Tensor | None,
                      block_table: Tensor, preshuffle: bool = False, clean_logits: bool = True, *,
                      page_starts: Tensor | None = None, backend: str | None = None) -> None:
-    """`mqa_logits` of the last tokens of sequences, whose keys and scales are in the indexer's cache.
+    """As `mqa_logits`, of the last tokens of sequences, whose keys and scales are in the indexer's cache.
 
     Token t of sequence b, of next_n, sees its keys 0 … context_lens[b] − next_n + t; key j is in page
     block_table[b, j // page_size].
@@ -349,7 +323,7 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
         q: [batch, next_n, num_heads, head_dim] fp8 (e4m3 of the target), last dimension contiguous.
         kv_cache: [num_pages, page_size, width] or [num_pages, page_size, 1, width], dtype of `q` or uint8, as
             `indexer_k_quant_and_cache` writes it with one scale per key: a page holds [page_size, head_dim] keys, then
-            [page_size] fp32; width ≥ head_dim + 4.
+            [page_size] fp32; width ≥ head_dim + 4. Slots that no sequence has may hold anything.
         weights: [batch · next_n, num_heads] fp32, in which scales of `q` are.
         logits: [batch · next_n, columns] fp32, written; keys beyond its columns are left out.
         context_lens: [batch] int32, with the tokens of `q`; None with `page_starts`.
@@ -360,18 +334,6 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
             and columns from context_lens[b] on stay as they are.
         page_starts: [batch + 1] int32: sequence b has all keys of the pages block_table[page_starts[b] …
             page_starts[b + 1] − 1].
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `logits` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; the cache is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `mqa_logits`. Slots that no sequence has may hold anything.
 
     Source: AITER's `deepgemm_fp8_paged_mqa_logits`; DeepGEMM's `fp8_paged_mqa_logits`; DeepSeek-V3.2-Exp (2025).
     """

@@ -58,60 +58,41 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
             layout (16, 16). AITER's words of eight int4 (uint32, or int32) [.., k / 8], as its
             `rearrange_4bit_elements` orders them, are in the order of `shuffle_weight`, marked or not.
         w2: [experts, k, inner], stored like `w1`.
-        topk_weight: [tokens, slots] fp32, rows evenly spaced.
-        topk_ids: [tokens, slots] int32, rows evenly spaced: experts of all devices; others than those do not count.
+        topk_weight, topk_ids: [tokens, slots] fp32 and int32, rows evenly spaced; numbers of no expert do not count.
         expert_mask: [experts of all devices (and more)] int32: not 0 for those that are here, as many as `w1` has, in
-            its order. On a GPU nobody looks: of more of them, rows of tokens that go to those beyond `w1` hold
-            anything, and the others are right.
+            its order. On a GPU nobody looks: of more of them, tokens that go to those beyond `w1` get anything.
         activation: ActivationType: Silu, Gelu (erf), Swiglu (GPT-OSS: gate · sigmoid(1.702 gate) · (up + 1)), or No
             without gates.
         quant_type: QuantType: No (16 bits); per_Tensor and per_Token (fp8, int8, int4; the latter also words);
             per_1x128 or per_128x128 (fp8 with block scales; int4 with a scale for 128 of k); per_1x32 (mxfp4; int4 with
             AITER's scales).
-        doweight_stage1: the weight is multiplied before the activation instead of at the end.
-        w1_scale: of 8 bits [experts] or, as per_Token has it, [experts, rows of w1]; block scales [experts, ⌈rows /
-            128⌉, ⌈k / 128⌉]; of int4 [experts, rows] or [experts, rows, ⌈k / (32, 64 or 128)⌉] fp32|bf16|fp16, with
-            per_1x32 [experts, k / 32, rows]; of mxfp4 [experts, rows, k / 32] exponents of 8 bits (e8m0 or uint8).
+        doweight_stage1: the weight is multiplied before the activation instead of at the end; without `bias1`.
+        w1_scale, w2_scale: of 8 bits [experts] or, as per_Token has it, [experts, rows of w]; block scales [experts,
+            ⌈rows / 128⌉, ⌈k / 128⌉]; of int4 [experts, rows] or [experts, rows, ⌈k / (32, 64 or 128)⌉] fp32|bf16|fp16,
+            with per_1x32 [experts, k / 32, rows]; of mxfp4 [experts, rows, k / 32] exponents of 8 bits (e8m0 or uint8).
             Further dimensions of size 1, or flattened, are as good.
-        w2_scale: likewise of `w2`.
         a1_scale: of `hidden_states` that have 8 bits: [tokens], block scales [tokens, ⌈k / 128⌉], with per_Tensor one
             number; of others, with per_Tensor, one number to quantise with, else found.
         a2_scale: one number to quantise what is between the stages with, with per_Tensor; else found.
         block_size_M: rows of a block that an expert has for itself, 1 to 256; default: by the number of tokens.
         num_local_tokens: [1] int32, 0 … tokens: as many of the first tokens count; the rows of others are zeros. On a
             GPU nobody looks: less than 0 is 0, more than there are is all.
-        moe_sorting_dispatch_policy: chooses among AITER's kernels; no meaning here.
+        moe_sorting_dispatch_policy, splitk: choose among AITER's kernels; no meaning here.
         dtype: of the result, bf16|fp16; default: that of `hidden_states`.
-        hidden_pad: how many of the last of k are padding of zeros; nothing depends on it.
-        intermediate_pad: how many of the last of inner are.
-        bias1: [experts, rows of w1] bf16|fp16|fp32.
-        bias2: [experts, k].
-        splitk: chooses among AITER's kernels; no meaning here.
+        hidden_pad, intermediate_pad: zeros at the end of k, and of inner; nothing depends on it.
+        bias1, bias2: [experts, rows of w1] and [experts, k] bf16|fp16|fp32.
         swiglu_limit: gates are at most, the rest at most and at least, so far from 0; default: 7 of Swiglu, else none.
-        beta: of Situv2, which is not served.
-        linear_beta: likewise.
         gate_mode: "separated", or "interleave": gates are the even rows of `w1`.
-        shared_w1: not served, as all that follows: None.
-        shared_w2: None.
-        shared_w1_scale: None.
-        shared_w2_scale: None.
-        shared_expert_id: -1.
-        stage2_scatter: None.
-        backend: "hip", "ck", "triton" or "torch" for the products, instead of the automatic choice.
+        beta, linear_beta, shared_w1, shared_w2, shared_w1_scale, shared_w2_scale, stage2_scatter: not served: None.
+        shared_expert_id: likewise: -1.
 
     Returns:
         [tokens, k] of `dtype`. A token without experts that are here has zeros.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: a form is not served, or the backend asked for cannot serve the call; the reason is in the
-            message.
-
     Notes:
         Products are summed in fp32 (int8: int32), rounded to `dtype` after each stage; weights of 4 bits are widened,
         activations then keep their 16 bits, but become fp8 beside words of int4. Equal calls give equal results.
-        Without waiting for the device; can be captured in a graph. Derivatives of 16-bit layers without masks.
+        Without waiting for the device; `backend` is that of the products. Derivatives of 16-bit layers without masks.
 
     Source: AITER's `fused_moe`.
     """
@@ -255,7 +236,7 @@ def _quantised(x: Tensor, layer: Layer, scale: Tensor | None, backend: str | Non
 def _check_hidden(hidden: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """hidden_states, and the dtype of the result."""
     check.tensor(_OP, "hidden_states", hidden, rank=2, dtypes=(*SIXTEEN_BITS, *quant_rule.DTYPES))
-    check_fp8(_OP, hidden)
+    check_fp8(_OP, hidden, "hidden_states")
     dtype = dtype or hidden.dtype
     if dtype not in SIXTEEN_BITS:
         raise TypeError(f"{_OP}: dtype must be bf16 or fp16, got {dtype}")

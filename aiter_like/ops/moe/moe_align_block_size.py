@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements, rows
-from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, experts_of_build
+from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, check_lengths, instance_of_ids
 
 __all__ = ["moe_align_block_size"]
 
@@ -25,20 +25,20 @@ class MoeAlignBlockSizeCall(NamedTuple):
     """One call of moe_align_block_size: its arguments in the order of the function that the .hip exports.
 
     Attributes:
-        sorted_ids: [capacity] int32, written: numbers of pairs, in padding the number of all pairs.
-        sorted_experts: [blocks] int32, written: the expert of each block.
-        block_pairs: [blocks] int32, written: how many pairs of that expert there are from this block on.
-        valid: [1] int32, written: pairs with padding. What lies beyond is left as it is.
-        ids: [..., k] int32|int64, rows evenly spaced: experts; others than 0 … experts - 1 do not count.
+        sorted_ids: [capacity]: numbers of pairs, in padding the number of all pairs.
+        sorted_experts: [blocks]: the expert of each block.
+        block_pairs: [blocks]: how many pairs of that expert there are from this block on.
+        valid: [1]: pairs with padding. What lies beyond is left as it is.
+        ids: rows evenly spaced: experts; others than 0 … experts - 1 do not count.
         experts: how many there are.
         block: each expert's pairs are padded to a multiple of it.
     """
 
-    sorted_ids: Tensor
-    sorted_experts: Tensor
-    block_pairs: Tensor | None
-    valid: Tensor
-    ids: Tensor
+    sorted_ids: Annotated[Tensor, "_", torch.int32]
+    sorted_experts: Annotated[Tensor, "_", torch.int32]
+    block_pairs: Annotated[Tensor | None, "_", torch.int32]
+    valid: Annotated[Tensor, "_", torch.int32]
+    ids: Annotated[Tensor, "*tokens k", elements.INTEGERS]
     experts: int
     block: int
 
@@ -65,35 +65,20 @@ def moe_align_block_size_ref(call: MoeAlignBlockSizeCall) -> None:
     call.valid[0] = count * call.block
 
 
-def _instance(call: MoeAlignBlockSizeCall) -> Instance:
-    experts, bits = experts_of_build(call.experts), 8 * call.ids.element_size()
-    return Instance(f"i{bits}_e{experts}", {"ID": f"int{bits}_t", "EXPERTS": experts})
-
-
-@compile_ops("moe/moe_align_block_size.hip", gen_func=_instance)
+@compile_ops("moe/moe_align_block_size.hip", gen_func=instance_of_ids)
 def _moe_align_block_size_hip(call: MoeAlignBlockSizeCall) -> None: ...
 
 
 def _check(call: MoeAlignBlockSizeCall) -> None:
-    """All that can be wrong, before anything is written; messages say argument, expected, got."""
-    check.tensor(_OP, "topk_ids", call.ids, dtypes=elements.INTEGERS)
-    if call.ids.ndim == 0:
-        raise ValueError(f"{_OP}: topk_ids must have at least 1 dimension, got a scalar")
     pairs = call.ids.numel()
     if pairs >= 2**31:
         raise ValueError(f"{_OP}: topk_ids must have less than {2**31} elements, got {pairs}")
     check.integer(_OP, "num_experts", call.experts, low=1, high=2**20)
     check.integer(_OP, "block_size", call.block, low=1, high=2**16)
     places = capacity(pairs, call.experts, call.block)
-    for name, tensor, least in (("sorted_token_ids", call.sorted_ids, places),
-                                ("experts_ids", call.sorted_experts, places // call.block),
-                                ("token_nums", call.block_pairs, places // call.block),
-                                ("num_tokens_post_pad", call.valid, 1)):
-        if name == "token_nums" and tensor is None:
-            continue
-        check.tensor(_OP, name, tensor, dtypes=(torch.int32,), rank=1, device=call.ids.device)
-        if tensor.numel() < least:
-            raise ValueError(f"{_OP}: {name} must have at least {least} elements, got {tensor.numel()}")
+    blocks = places // call.block
+    check_lengths(_OP, sorted_token_ids=(call.sorted_ids, places), experts_ids=(call.sorted_experts, blocks),
+                  token_nums=(call.block_pairs, blocks), num_tokens_post_pad=(call.valid, 1))
 
 
 def _kernel_refusal(target: Target, call: MoeAlignBlockSizeCall) -> str | None:
@@ -137,19 +122,10 @@ def moe_align_block_size(topk_ids: Tensor, num_experts: int, block_size: int, so
         experts_ids: [⌊L / block_size⌋] int32 at least, written: the expert of each block.
         token_nums: the same, written: pairs of that expert from this block on, so that a full block has block_size or
             more; None: not written.
-        num_tokens_post_pad: [1] int32, written: pairs with padding.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; the outputs are written. What lies beyond the pairs with padding is left as it is.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        num_tokens_post_pad: [1] int32, written: pairs with padding. What lies beyond these is left as it is.
 
     Notes:
-        Without waiting for the device, in one launch for up to 2048 pairs; deterministic; can be captured in a graph.
+        Without waiting for the device, in one launch for up to 2048 pairs; deterministic.
 
     Source: AITER's `moe_align_block_size`.
     """

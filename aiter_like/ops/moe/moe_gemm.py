@@ -12,18 +12,17 @@ from torch import Tensor
 
 from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.activation.parts import gated
 from aiter_like.ops.gemm.parts import after_product
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
-from aiter_like.ops.moe import moe_gemm_blocks, moe_gemm_ck, moe_gemm_hip, moe_gemm_tuning
+from aiter_like.ops.moe import moe_gemm_blocks, moe_gemm_ck, moe_gemm_hip
 from aiter_like.ops.moe.moe_formats import MXFP4_GROUP, SCALE_BLOCK, power_of_two, widened
-from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, has_block_scales, is_gated, pair_count, tune_key
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, has_block_scales, is_gated, pair_count
 from aiter_like.ops.moe.moe_gemm_cases import cases
 from aiter_like.ops.moe.moe_gemm_checks import check_call
+from aiter_like.ops.moe.moe_gemm_tuning import MoeGemmKey, traffic
 
 _OP = "moe_gemm"
-_LAYOUT = (16, 16)
 
 
 def pairs_of(call: MoeGemmCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +68,7 @@ def _product(call: MoeGemmCall, rows: Tensor, expert: int) -> Tensor:
     """Of chosen rows with one expert's matrix, scaled."""
     a, b = call.a[rows].float(), call.b[expert]
     if call.is_shuffled:
-        b = unshuffle_weight(b, _LAYOUT)
+        b = unshuffle_weight(b)
     k = call.a.shape[1]
     weights = widened(b, call.b_format)
     if call.b_scale is not None:
@@ -114,12 +113,8 @@ def _prefers(target: Target, call: MoeGemmCall) -> str | None:
 
 
 moe_gemm = Op(
-    _OP, call=MoeGemmCall, reference=moe_gemm_ref, check=check_call, tune_key=tune_key,
-    tune_fields=("pairs", "experts", "n", "k", "slots", "block", "dtype", "b_dtype", "group_size", "is_gated",
-                 "is_of_pairs", "is_shuffled"),
-    round_field="pairs", cases=cases, sums_in_fp32=True, prefers=_prefers,
-    tuning=Tuning(moe_gemm_tuning.case, traffic=moe_gemm_tuning.traffic, shapes=moe_gemm_tuning.shapes,
-                  smaller=moe_gemm_tuning.smaller),
+    _OP, call=MoeGemmCall, reference=moe_gemm_ref, check=check_call, key=MoeGemmKey, round_field="pairs", cases=cases,
+    traffic=traffic, sums_in_fp32=True, prefers=_prefers,
     backends=(Backend("hip", moe_gemm_hip.moe_gemm_hip, refusal=moe_gemm_hip.refusal, space=moe_gemm_hip.space),
               Backend("ck", moe_gemm_ck.moe_gemm_ck, refusal=moe_gemm_ck.ck_refusal, space=moe_gemm_ck.ck_space,
                       cost=moe_gemm_ck.ck_cost),

@@ -167,7 +167,7 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
     elif (call.sorted_ids.shape[0] // _MIN_ROWS + call.experts.shape[0]) * -(-columns // 16) >= _MOST_PROGRAMS:
         return (f"sorted_ids and out must give less than 2^23 tiles, got {call.sorted_ids.shape[0]} places × {columns} "
                 "columns")
-    return sum_refusal(call.a)
+    return sum_refusal(target, call)
 
 
 def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import dtypes
+from aiter_like.dispatch import STRIDED
+from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.parts import GATED
+from aiter_like.ops.gemm.problems import DTYPES
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 
 SWIGLU = "swiglu_and_mul"
@@ -32,22 +34,22 @@ class MoeGemmCall(NamedTuple):
     `b`, takes the bias and then the weight, and passes the activation.
 
     Attributes:
-        out: [pairs, columns], or with `sums_slots` [tokens, columns], rows evenly spaced, written; bf16|fp16|fp32. Rows
-            of pairs whose expert is not here are left as they are.
-        a: [tokens, k], or [pairs, k] where each pair has a row of its own, rows evenly spaced; bf16|fp16|fp8|int8.
-        b: [experts, n, k] of any strides, n = columns or, where `activation` is a gate's, 2 · columns: gates, then what
-            they let through. By `b_format` elements of `a`'s dtype, int8 or fp8, or [experts, n, k / 2] bytes.
-        experts: [blocks] int32: the expert of each block; one that `b` does not have: the block is left out.
-        sorted_ids: [blocks · block] int32: slot << 24 | token, and other numbers in padding; or None: pair i is block
-            i, `block` is 1 and `experts` has an element for each pair.
-        valid: [1] int32 or more: as many places of `sorted_ids` count, a multiple of `block`; None without it.
-        weights: [blocks · block] fp32 like `sorted_ids`, or [pairs] without it: a factor of each product.
-        bias: [experts, n], last dimension contiguous; bf16|fp16|fp32.
-        a_scale: [rows of a] fp32, or [rows of a, ceil(k / 128)] where `group_size` is 128 of two fp8 operands, of any
-            strides; given where `a` has 8 bits.
-        b_scale: fp32, or 8 bits without sign (powers of two) in mxfp4, or the dtype of `a` where that has 16 bits; of
-            any strides: [experts, n] with `group_size` 0; [experts, ceil(n / 128), ceil(k / 128)] of two fp8 operands
-            and of fp8 weights; [experts, n, ceil(k / group_size)] of int8, int4 and mxfp4 ones of 16-bit activations.
+        out: [pairs, columns], or with `sums_slots` [tokens, columns]. Rows of pairs whose expert is not here are left
+            as they are.
+        a: [tokens, k], or [pairs, k] where each pair has a row of its own.
+        b: [experts, n, k], n = columns or, where `activation` is a gate's, 2 · columns: gates, then what they let
+            through. By `b_format` elements of `a`'s dtype, int8 or fp8, or [experts, n, k / 2] bytes.
+        experts: [blocks]: the expert of each block; one that `b` does not have: the block is left out.
+        sorted_ids: [blocks · block]: slot << 24 | token, and other numbers in padding; or None: pair i is block i,
+            `block` is 1 and `experts` has an element for each pair.
+        valid: [1] or more: as many places of `sorted_ids` count, a multiple of `block`; None without it.
+        weights: [blocks · block] like `sorted_ids`, or [pairs] without it: a factor of each product.
+        bias: [experts, n].
+        a_scale: [rows of a], or [rows of a, ceil(k / 128)] where `group_size` is 128 of two fp8 operands; given where
+            `a` has 8 bits.
+        b_scale: fp32, or 8 bits without sign (powers of two) in mxfp4, or the dtype of `a` where that has 16 bits:
+            [experts, n] with `group_size` 0; [experts, ceil(n / 128), ceil(k / 128)] of two fp8 operands and of fp8
+            weights; [experts, n, ceil(k / group_size)] of int8, int4 and mxfp4 ones of 16-bit activations.
         slots: experts of a token.
         block: places of `sorted_ids` that share an expert.
         activation: "none", one of GATED, SWIGLU, or one of ACTIVATIONS.
@@ -61,16 +63,16 @@ class MoeGemmCall(NamedTuple):
             order that is as fixed; without `sorted_ids` alone.
     """
 
-    out: Tensor
-    a: Tensor
-    b: Tensor
-    experts: Tensor
-    sorted_ids: Tensor | None = None
-    valid: Tensor | None = None
-    weights: Tensor | None = None
-    bias: Tensor | None = None
-    a_scale: Tensor | None = None
-    b_scale: Tensor | None = None
+    out: Annotated[Tensor, "_ _", elements.FLOATS]
+    a: Annotated[Tensor, "_ _", DTYPES]
+    b: Annotated[Tensor, "_ _ _", STRIDED]
+    experts: Annotated[Tensor, "_", torch.int32]
+    sorted_ids: Annotated[Tensor | None, "_", torch.int32] = None
+    valid: Annotated[Tensor | None, "_", torch.int32] = None
+    weights: Annotated[Tensor | None, "_", torch.float32] = None
+    bias: Annotated[Tensor | None, "_ _", elements.FLOATS] = None
+    a_scale: Annotated[Tensor | None, "*of_a", torch.float32, STRIDED] = None
+    b_scale: Annotated[Tensor | None, "*of_b", STRIDED] = None
     slots: int = 1
     block: int = 1
     activation: str = "none"
@@ -116,12 +118,3 @@ def block_for(pairs: int, experts: int, arch: str = "") -> int:
     mean = pairs / min(pairs, experts)
     suited = next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
     return min(suited, _LARGEST_ON_HOPPER) if arch == "sm_90" else suited
-
-
-def tune_key(call: MoeGemmCall) -> dict[str, int | str]:
-    """By what a tuned row is chosen."""
-    experts, n = call.b.shape[:2]
-    return {"pairs": pair_count(call), "experts": experts, "n": n, "k": call.a.shape[1], "slots": call.slots,
-            "block": call.block, "dtype": dtypes.name(call.a.dtype), "b_dtype": call.b_format,
-            "group_size": call.group_size, "is_gated": int(is_gated(call.activation)),
-            "is_of_pairs": int(call.a.shape[0] == pair_count(call)), "is_shuffled": int(call.is_shuffled)}

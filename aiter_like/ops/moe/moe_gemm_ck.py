@@ -107,7 +107,7 @@ def moe_gemm_ck(call: MoeGemmCall) -> None: ...
 
 def ck_refusal(target: Target, call: MoeGemmCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    return (mfma_refusal(target) or sum_refusal(call.a) or form_refusal(call)
+    return (mfma_refusal(target) or sum_refusal(target, call) or form_refusal(call)
             or depth_refusal(call.a, call.out.shape[1]) or rows_refusal(a=call.a, b=call.b, out=call.out)
             or _size_refusal(call) or _tile_refusal(call))
 

@@ -6,18 +6,18 @@ Kernels: csrc/moe/moe_permute.hip, ops/moe/triton/moe_permute.py; of the way bac
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import Target
-from aiter_like.dispatch import Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.dispatch import STRIDED, Backend, Op
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import check_starts
-from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, experts_of_build
+from aiter_like.ops.moe.moe_sorting import MOST_EXPERTS, capacity, instance_of_ids
 from aiter_like.ops.moe.moe_sum import moe_sum_op
 
 __all__ = ["moe_permute", "moe_unpermute"]
@@ -30,28 +30,25 @@ class MoePermuteCall(NamedTuple):
     """One call of moe_permute: its arguments in the order of the function that moe_permute.hip exports.
 
     Attributes:
-        output: [rows, columns], written where a pair is: dtype of `input`; rows of padding stay as they are.
-        output_scales: [rows, groups] fp32, the same.
-        index: [rows] int32, written: the number of the pair, token · k + slot, of each row; tokens · k where is none.
-        inverse: [tokens, k] int32, written: the row of each pair; -1 where it does not count.
-        first: [experts + 1] int64, written: where an expert's rows begin, and where they all end.
-        input: [tokens, columns] of 1, 2 or 4 bytes an element.
-        scales: [tokens, groups] fp32, of any strides.
-        ids: [tokens, k] int32|int64: experts of all devices; numbers that are none do not count.
-        expert_map: [experts of all devices] int32: the number of each here, others than 0 … experts - 1 elsewhere.
+        output, output_scales: written where a pair is; rows of padding stay as they are.
+        index: the number of the pair, token · k + slot, of each row; tokens · k where is none.
+        inverse: the row of each pair, contiguous; -1 where it does not count.
+        first: [experts + 1]: where an expert's rows begin, and where they all end.
+        ids: experts of all devices; numbers that are none do not count.
+        expert_map: of the experts of all devices the number of each here, others than 0 … experts - 1 elsewhere.
         experts: how many there are here.
         block: each expert's rows are padded to a multiple of it.
     """
 
-    output: Tensor
-    output_scales: Tensor | None
-    index: Tensor
-    inverse: Tensor
-    first: Tensor
-    input: Tensor
-    scales: Tensor | None
-    ids: Tensor
-    expert_map: Tensor | None = None
+    output: Annotated[Tensor, "rows columns", "input"]
+    output_scales: Annotated[Tensor | None, "rows groups", torch.float32]
+    index: Annotated[Tensor, "rows", torch.int32]
+    inverse: Annotated[Tensor, "tokens k", torch.int32]
+    first: Annotated[Tensor, "_", torch.int64]
+    input: Annotated[Tensor, "tokens columns", _ROWS]
+    scales: Annotated[Tensor | None, "tokens groups", torch.float32, STRIDED]
+    ids: Annotated[Tensor, "tokens k", elements.INTEGERS]
+    expert_map: Annotated[Tensor | None, "_", torch.int32] = None
     experts: int = 1
     block: int = 1
 
@@ -82,47 +79,25 @@ def moe_permute_ref(call: MoePermuteCall) -> None:
         call.output_scales[place] = call.scales[token]
 
 
-def _instance(call: MoePermuteCall) -> Instance:
-    experts, bits = experts_of_build(call.experts), 8 * call.ids.element_size()
-    return Instance(f"i{bits}_e{experts}", {"ID": f"int{bits}_t", "EXPERTS": experts})
-
-
-@compile_ops("moe/moe_permute.hip", gen_func=_instance)
+@compile_ops("moe/moe_permute.hip", gen_func=instance_of_ids)
 def _moe_permute_hip(call: MoePermuteCall) -> None: ...
 
 
 def _check(call: MoePermuteCall) -> None:
-    """All that can be wrong, before anything is written; messages say argument, expected, got."""
-    check.tensor(_OP, "hidden_states", call.input, dtypes=_ROWS, rank=2)
-    (tokens, columns), device = call.input.shape, call.input.device
-    check.tensor(_OP, "topk_ids", call.ids, dtypes=elements.INTEGERS, shape=(tokens, None), device=device)
-    slots = call.ids.shape[1]
     check.integer(_OP, "n_local_expert", call.experts, low=1, high=2**20)
     check.integer(_OP, "align_block_size", call.block, low=1, high=2**16)
-    least = capacity(tokens * slots, call.experts, call.block)
+    least = capacity(call.ids.numel(), call.experts, call.block)
     if least >= 2**31:
         raise ValueError(f"{_OP}: topk_ids must have less than {2**31} elements with padding, got {least}")
-    check.tensor(_OP, "permuted_hidden_states", call.output, dtypes=(call.input.dtype,), shape=(None, columns),
-                 device=device)
     rows = call.output.shape[0]
     if not least <= rows < 2**31:
         raise ValueError(f"{_OP}: permuted_hidden_states must have at least {least} rows and less than {2**31}, got "
                          f"{rows}")
-    for name, tensor, dtype, shape in (("permuted_idx", call.index, torch.int32, (rows,)),
-                                       ("inv_permuted_idx", call.inverse, torch.int32, (tokens, slots)),
-                                       ("expert_first_token_offset", call.first, torch.int64, (call.experts + 1,))):
-        check.tensor(_OP, name, tensor, dtypes=(dtype,), shape=shape, device=device)
+    check.tensor(_OP, "expert_first_token_offset", call.first, shape=(call.experts + 1,))
     if not call.inverse.is_contiguous():
         raise ValueError(f"{_OP}: inv_permuted_idx must be contiguous, got strides {call.inverse.stride()}")
     if (call.scales is None) != (call.output_scales is None):
         raise ValueError(f"{_OP}: a1q_scale must come with a tensor for its result, got one of them")
-    if call.scales is not None:
-        check.tensor(_OP, "a1q_scale", call.scales, dtypes=(torch.float32,), shape=(tokens, None), device=device,
-                     last_contiguous=False)
-        check.tensor(_OP, "permuted a1q_scale", call.output_scales, dtypes=(torch.float32,),
-                     shape=(rows, call.scales.shape[1]), device=device)
-    if call.expert_map is not None:
-        check.tensor(_OP, "expert_map", call.expert_map, dtypes=(torch.int32,), rank=1, device=device)
 
 
 def _kernel_refusal(target: Target, call: MoePermuteCall) -> str | None:
@@ -182,17 +157,13 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
 
     Args:
         hidden_states: [tokens, columns] bf16|fp16|fp32|fp8|int8|uint8, last dimension contiguous.
-        a1q_scale: [tokens, groups] fp32 of any strides, copied with the rows; one of fewer dimensions is returned as it
-            is.
+        a1q_scale: [tokens, groups] fp32 of any strides, copied with the rows; of fewer dimensions returned as it is.
         topk_ids: [tokens, k] int32|int64, rows evenly spaced: experts; numbers that are none do not count.
-        n_expert: experts of all devices.
-        n_local_expert: experts of this one; -1: all. Up to 1024 for the kernels.
+        n_expert, n_local_expert: experts of all devices and of this one, up to 1024 for the kernels; -1: all.
         expert_map: [n_expert] int32: the number on this device of each expert, others than 0 … n_local_expert - 1 where
             it is elsewhere; None: they are the first ones.
-        permuted_hidden_states: the result, of L rows at least and dtype of hidden_states, last dimension contiguous;
-            default: a new one.
+        permuted_hidden_states: the result, of L rows at least, last dimension contiguous; default: a new one.
         align_block_size: each expert's rows are padded to a multiple of it; default: 1.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `permuted_hidden_states` [L, columns] with L = tokens · k + min(tokens · k, n_local_expert) · (align_block_size
@@ -201,33 +172,24 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
         [tokens · k] int32, the row of each pair, -1 where it does not count; `permuted_idx` [L] int32, the pair of each
         row, tokens · k where is none. Such rows of the first two are undefined.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
-        Without waiting for the device; deterministic; can be captured in a graph. A token's row is read once, however
-        many experts it has here.
+        Without waiting for the device; deterministic. A token's row is read once, however many experts it has here.
 
     Source: vLLM's `moe_permute`.
     """
-    check.tensor(_OP, "hidden_states", hidden_states, dtypes=_ROWS, rank=2)
-    check.tensor(_OP, "topk_ids", topk_ids, dtypes=elements.INTEGERS, shape=(hidden_states.shape[0], None))
+    check.tensor(_OP, "hidden_states", hidden_states, rank=2)
+    check.tensor(_OP, "topk_ids", topk_ids, rank=2)
     check.integer(_OP, "n_expert", n_expert, low=1, high=2**20)
     check.integer(_OP, "n_local_expert", n_local_expert, low=-1, high=n_expert)
     block = 1 if align_block_size is None else align_block_size
     check.integer(_OP, "align_block_size", block, low=1, high=2**16)
     if expert_map is not None:
-        check.tensor(_OP, "expert_map", expert_map, dtypes=(torch.int32,), shape=(n_expert,),
-                     device=hidden_states.device)
+        check.tensor(_OP, "expert_map", expert_map, shape=(n_expert,))
     if a1q_scale is not None:
         check.tensor(_OP, "a1q_scale", a1q_scale, dtypes=(torch.float32,), last_contiguous=False)
     if permuted_hidden_states is not None:
         check.tensor(_OP, "permuted_hidden_states", permuted_hidden_states, rank=2)
     has_scales = a1q_scale is not None and a1q_scale.ndim > 1
-    if has_scales:
-        check.tensor(_OP, "a1q_scale", a1q_scale, shape=(hidden_states.shape[0], None), last_contiguous=False)
     experts = n_expert if n_local_expert == -1 else n_local_expert
     call = _call(hidden_states, a1q_scale if has_scales else None, topk_ids, expert_map, experts, block,
                  permuted_hidden_states)
@@ -238,45 +200,28 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
 
 def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Tensor, inv_permuted_idx: Tensor,
                   expert_first_token_offset: Tensor | None = None, *, backend: str | None = None) -> None:
-    """The weighted sums of the rows that `moe_permute` has made of each token, and that experts have worked on.
-
-    `out[t] = Σ_s topk_weights[t, s] · permuted_hidden_states[inv_permuted_idx[t, s]]`, slot by slot.
+    """The sums of each token's rows that `moe_permute` has made and experts have worked on, slot by slot:
+    `out[t] = Σ_s topk_weights[t, s] · permuted_hidden_states[inv_permuted_idx[t, s]]`.
 
     Args:
         out: [tokens, columns] bf16|fp16|fp32, written, last dimension contiguous.
         permuted_hidden_states: [rows, columns] bf16|fp16|fp32, last dimension contiguous.
         topk_weights: [tokens, k] fp32, rows evenly spaced.
-        inv_permuted_idx: [tokens · k] or [tokens, k] int32: the row of each pair; where it is none the pair does not
-            count.
+        inv_permuted_idx: [tokens · k] or [tokens, k] int32: the row of each pair, which counts where there is one.
         expert_first_token_offset: [n_local_expert + 1] int64, whose last number says how many of the first rows hold
             something; None: all.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Added in fp32, rounded to nearest even once; rows of pairs that do not count are not read; deterministic; can be
-        captured in a graph.
+        Added in fp32, rounded to nearest even once; rows of pairs that do not count are not read; deterministic.
 
     Source: vLLM's `moe_unpermute`.
     """
     name = "moe_unpermute"  # of the arguments that have others in the operator
-    check.tensor(name, "permuted_hidden_states", permuted_hidden_states, dtypes=elements.FLOATS, rank=2)
-    device = permuted_hidden_states.device
-    check.tensor(name, "topk_weights", topk_weights, dtypes=(torch.float32,), rank=2, device=device)
-    check.tensor(name, "out", out, dtypes=elements.FLOATS, device=device,
-                 shape=(topk_weights.shape[0], permuted_hidden_states.shape[1]))
-    check.tensor(name, "inv_permuted_idx", inv_permuted_idx, dtypes=(torch.int32,), device=device)
-    if inv_permuted_idx.ndim == 1:
-        check.tensor(name, "inv_permuted_idx", inv_permuted_idx, shape=(topk_weights.numel(),))
-        inv_permuted_idx = inv_permuted_idx.view(topk_weights.shape)
-    check.tensor(name, "inv_permuted_idx", inv_permuted_idx, shape=tuple(topk_weights.shape))
+    check.tensor(name, "permuted_hidden_states", permuted_hidden_states, rank=2)
+    check.tensor(name, "topk_weights", topk_weights, rank=2)
+    shape, device = tuple(topk_weights.shape), topk_weights.device
+    check.tensor(name, "inv_permuted_idx", inv_permuted_idx, dtypes=(torch.int32,), device=device,
+                 shape=(topk_weights.numel(),) if inv_permuted_idx.ndim == 1 else shape)
     used = None
     if expert_first_token_offset is not None:
         check.tensor(name, "expert_first_token_offset", expert_first_token_offset, dtypes=(torch.int64,), rank=1,
@@ -286,7 +231,8 @@ def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Ten
         check_starts(name, "expert_first_token_offset", expert_first_token_offset, len(permuted_hidden_states),
                      "rows of permuted_hidden_states")
         used = expert_first_token_offset[-1:]
-    moe_sum_op.run(out, permuted_hidden_states, topk_weights, index=inv_permuted_idx, used=used, backend=backend)
+    moe_sum_op.run(out, permuted_hidden_states, topk_weights, index=inv_permuted_idx.view(shape), used=used,
+                   backend=backend)
 
 
 _moe_permute.public.append(moe_permute)

@@ -5,7 +5,7 @@ csrc/moe/moe_sorting.hip.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,33 +29,32 @@ class MoeSortingCall(NamedTuple):
     """One call of moe_sorting: its arguments in the order of the function that moe_sorting.hip exports.
 
     Attributes:
-        sorted_ids: [capacity] int32, written: slot << 24 | token; in padding k << 24 | tokens.
-        sorted_weights: [capacity] fp32, written: the pair's weight; 0 in padding.
-        sorted_experts: [blocks] int32, written: the expert of each block, counted among those that are here.
-        valid: [2] int32, written: pairs with padding, and tokens that count. What lies beyond is left as it is.
-        buffer: contiguous, set to zero; of whole words of 4 bytes.
-        ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … experts - 1 do not count.
-        weights: [tokens, k] fp32, rows evenly spaced; with `local_tokens` also fewer rows: other tokens do not count.
-        mask: [experts] int32: 0 where an expert is on another device.
-        local_tokens: [1] int32: as many of the first tokens count.
+        sorted_ids: [capacity]: slot << 24 | token; in padding k << 24 | tokens.
+        sorted_weights: [capacity]: the pair's weight; 0 in padding.
+        sorted_experts: [blocks]: the expert of each block, counted among those that are here.
+        valid: [2]: pairs with padding, and tokens that count. What lies beyond is left as it is.
+        buffer: set to zero; of whole words of 4 bytes.
+        ids: rows evenly spaced: experts; others than 0 … experts - 1 do not count.
+        weights: rows evenly spaced; with `local_tokens` also fewer rows: other tokens do not count.
+        mask: [experts]: 0 where an expert is on another device.
+        local_tokens: as many of the first tokens count.
         experts: how many there are.
         block: each expert's pairs are padded to a multiple of it.
-        local_ids: [tokens, k] int32, written: the expert of each pair, counted among those that are here; -1 where the
-            pair does not count.
+        local_ids: the expert of each pair, counted among those that are here; -1 where the pair does not count.
     """
 
-    sorted_ids: Tensor
-    sorted_weights: Tensor
-    sorted_experts: Tensor
-    valid: Tensor
-    buffer: Tensor | None
-    ids: Tensor
-    weights: Tensor
-    mask: Tensor | None = None
-    local_tokens: Tensor | None = None
+    sorted_ids: Annotated[Tensor, "_", torch.int32]
+    sorted_weights: Annotated[Tensor, "_", torch.float32]
+    sorted_experts: Annotated[Tensor, "_", torch.int32]
+    valid: Annotated[Tensor, "_", torch.int32]
+    buffer: Annotated[Tensor | None, "*sizes"]
+    ids: Annotated[Tensor, "tokens k", torch.int32]
+    weights: Annotated[Tensor, "_ k", torch.float32]
+    mask: Annotated[Tensor | None, "_", torch.int32] = None
+    local_tokens: Annotated[Tensor | None, "1", torch.int32] = None
     experts: int = 1
     block: int = 32
-    local_ids: Tensor | None = None
+    local_ids: Annotated[Tensor | None, "tokens k", torch.int32] = None
 
 
 def capacity(pairs: int, experts: int, block: int) -> int:
@@ -66,6 +65,12 @@ def capacity(pairs: int, experts: int, block: int) -> int:
 def experts_of_build(experts: int) -> int:
     """The macro EXPERTS of the kernels in moe_sorting_body.h: the smallest that so many fit."""
     return next(size for size in _EXPERTS if size >= experts)
+
+
+def instance_of_ids(call: Any) -> Instance:
+    """The build of moe_permute and moe_align_block_size, for the dtype of `ids` and so many experts."""
+    experts, bits = experts_of_build(call.experts), 8 * call.ids.element_size()
+    return Instance(f"i{bits}_e{experts}", {"ID": f"int{bits}_t", "EXPERTS": experts})
 
 
 def moe_sorting_ref(call: MoeSortingCall) -> None:
@@ -109,37 +114,32 @@ def _moe_sorting_hip(call: MoeSortingCall) -> None: ...
 
 
 def _check(call: MoeSortingCall) -> None:
-    """All that can be wrong, before anything is written; messages say argument, expected, got."""
-    integers = {"dtypes": (torch.int32,), "device": call.ids.device if isinstance(call.ids, Tensor) else None}
-    check.tensor(_OP, "topk_ids", call.ids, dtypes=(torch.int32,), rank=2)
-    (tokens, slots), device = call.ids.shape, call.ids.device
-    check.tensor(_OP, "topk_weights", call.weights, dtypes=(torch.float32,), shape=(None, slots), device=device)
-    if call.weights.shape[0] > tokens or call.local_tokens is None:
-        check.tensor(_OP, "topk_weights", call.weights, shape=(tokens, slots))
+    (tokens, slots), weights = call.ids.shape, call.weights
+    if weights.shape[0] > tokens or call.local_tokens is None:
+        check.tensor(_OP, "topk_weights", weights, shape=(tokens, slots))
     check.integer(_OP, "num_experts", call.experts, low=1, high=2**20)
     check.integer(_OP, "block_size", call.block, low=1, high=2**16)
     if not 1 <= slots <= _MOST_SLOTS or tokens > _MOST_TOKENS:
         raise ValueError(f"{_OP}: topk_ids must have at most {_MOST_TOKENS} rows and 1 to {_MOST_SLOTS} columns, which "
                          f"numbers of 32 bits hold, got shape {tuple(call.ids.shape)}")
     places = capacity(tokens * slots, call.experts, call.block)
-    for name, tensor, dtype, least in (("sorted_token_ids", call.sorted_ids, torch.int32, places),
-                                       ("sorted_weights", call.sorted_weights, torch.float32, places),
-                                       ("sorted_expert_ids", call.sorted_experts, torch.int32, places // call.block),
-                                       ("num_valid_ids", call.valid, torch.int32, 2)):
-        check.tensor(_OP, name, tensor, dtypes=(dtype,), rank=1, device=device)
-        if tensor.numel() < least:
-            raise ValueError(f"{_OP}: {name} must have at least {least} elements, got {tensor.numel()}")
+    check_lengths(_OP, sorted_token_ids=(call.sorted_ids, places), sorted_weights=(call.sorted_weights, places),
+                  sorted_expert_ids=(call.sorted_experts, places // call.block), num_valid_ids=(call.valid, 2))
     if call.mask is not None:
-        check.tensor(_OP, "expert_mask", call.mask, shape=(call.experts,), **integers)
-    if call.local_tokens is not None:
-        check.tensor(_OP, "num_local_tokens", call.local_tokens, shape=(1,), **integers)
-    if call.local_ids is not None:
-        check.tensor(_OP, "local_topk_ids", call.local_ids, dtypes=(torch.int32,), shape=(tokens, slots), device=device)
-        if not call.local_ids.is_contiguous():
-            raise ValueError(f"{_OP}: local_topk_ids must be contiguous, got strides {call.local_ids.stride()}")
-    if call.buffer is not None:
-        check.tensor(_OP, "moe_buf", call.buffer, device=device)
-        check.dense(_OP, "moe_buf", call.buffer)
+        check.tensor(_OP, "mask", call.mask, shape=(call.experts,))
+    if call.local_ids is not None and not call.local_ids.is_contiguous():
+        raise ValueError(f"{_OP}: local_topk_ids must be contiguous, got strides {call.local_ids.stride()}")
+
+
+def check_lengths(op: str, **lists: tuple[Tensor | None, int]) -> None:
+    """Lists, where they are given, are as long as a number says, or longer.
+
+    Raises:
+        ValueError: one is shorter.
+    """
+    for name, (tensor, least) in lists.items():
+        if tensor is not None and tensor.numel() < least:
+            raise ValueError(f"{op}: {name} must have at least {least} elements, got {tensor.numel()}")
 
 
 def check_local_tokens(op: str, local_tokens: Tensor | None, ids: Tensor) -> None:
@@ -237,48 +237,36 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
 
     Args:
         topk_ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … num_experts - 1 do not count.
-        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows: other tokens do not
-            count.
+        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows.
         num_experts: of all devices; up to 1024 for the kernel.
-        model_dim: columns of the buffer of results.
-        moebuf_dtype: its dtype.
+        model_dim, moebuf_dtype: columns and dtype of the buffer of results.
         block_size: rows of a block.
         expert_mask: [num_experts] int32: 0 where an expert is on another device: its pairs vanish, and the experts
             behind it count from there.
         num_local_tokens: [1] int32, 0 … tokens: as many of the first tokens count. On a GPU nobody looks: less than 0
             is 0, more than there are is all.
         dispatch_policy: chooses among AITER's own kernels; no meaning here.
-        return_local_topk_ids: a sixth result, below.
+        return_local_topk_ids: whether there is a sixth result.
         accumulate: the buffer is set to zero, for sums; else it is only made where there is a mask.
-        flat: not served.
-        output_aux: not served.
-        backend: "hip" or "torch" instead of the automatic choice.
+        flat, output_aux: not served.
 
     Returns:
         `sorted_ids` [L] int32, slot << 24 | token, in padding k << 24 | tokens, with L = tokens · k + num_experts ·
         block_size - k; `sorted_weights` [L] fp32, 0 in padding; `sorted_expert_ids` [⌈L / block_size⌉] int32, of each
         block; `num_valid_ids` [2] int32, rows with padding and tokens that count; `moe_buf` [tokens, model_dim], zeros,
         or [0, 0] where neither `accumulate` nor a mask asks for it; on demand `local_topk_ids` [tokens, k] int32, the
-        expert of each pair, counted among those of this device, -1 where the pair does not count. What lies beyond the
-        valid rows is undefined.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: a form that is not served is asked for, or the backend cannot serve the call.
+        expert of each pair, counted among those here, -1 where it does not count. Beyond the valid rows: undefined.
 
     Notes:
-        Without waiting for the device; deterministic; can be captured in a graph. 127 experts of a token and 2^24 - 1
-        tokens at most.
+        Without waiting for the device; deterministic. 127 experts of a token and 2^24 - 1 tokens at most.
 
     Source: AITER's `moe_sorting`.
     """
-    check.flag(_OP, "return_local_topk_ids", return_local_topk_ids)
-    for name, value in (("flat", flat), ("output_aux", output_aux)):
+    for name, value in (("return_local_topk_ids", return_local_topk_ids), ("flat", flat), ("output_aux", output_aux),
+                        ("accumulate", accumulate)):
         check.flag(_OP, name, value)
-        if value:
-            raise UnsupportedError(f"{_OP}: {name} is not served")
-    check.flag(_OP, "accumulate", accumulate)
+    if flat or output_aux:
+        raise UnsupportedError(f"{_OP}: {'flat' if flat else 'output_aux'} is not served")
     check.integer(_OP, "model_dim", model_dim, low=0)
     if moebuf_dtype not in elements.FLOATS:
         raise TypeError(f"{_OP}: moebuf_dtype must be one of {', '.join(map(dtypes.name, elements.FLOATS))}, got "
@@ -299,34 +287,16 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
                     sorted_expert_ids: Tensor, num_valid_ids: Tensor, moe_buf: Tensor | None, num_experts: int,
                     unit_size: int, local_expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
                     dispatch_policy: int = 0, *, backend: str | None = None) -> None:
-    """`moe_sorting` into given tensors.
+    """As `moe_sorting`, into given tensors.
 
     Args:
-        topk_ids: [tokens, k] int32, rows evenly spaced: experts.
-        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows.
-        sorted_token_ids: [L] int32, written, contiguous; of tokens · k + min(tokens · k, num_experts) · (unit_size - 1)
-            elements at least.
-        sorted_weights: the same of fp32, written.
+        sorted_token_ids, sorted_weights: [L] int32 and fp32, written, contiguous; L at least tokens · k +
+            min(tokens · k, num_experts) · (unit_size - 1).
         sorted_expert_ids: [⌊L / unit_size⌋] int32 at least, written.
         num_valid_ids: [2] int32, written.
         moe_buf: set to zero, contiguous, of any shape; None or empty: none.
-        num_experts: of all devices; up to 1024 for the kernel.
         unit_size: rows of a block.
         local_expert_mask: [num_experts] int32: 0 where an expert is on another device.
-        num_local_tokens: [1] int32, 0 … tokens: as many of the first tokens count, as in `moe_sorting`.
-        dispatch_policy: chooses among AITER's own kernels; no meaning here.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; all five outputs are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `moe_sorting`.
 
     Source: AITER's `moe_sorting_fwd`.
     """
@@ -334,9 +304,6 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
     check.tensor(name, "topk_ids", topk_ids, rank=2)
     check.integer(name, "num_experts", num_experts, low=1, high=2**20)
     check.integer(name, "unit_size", unit_size, low=1, high=2**16)
-    if local_expert_mask is not None:
-        check.tensor(name, "local_expert_mask", local_expert_mask, dtypes=(torch.int32,), shape=(num_experts,),
-                     device=topk_ids.device)
     check_local_tokens(name, num_local_tokens, topk_ids)
     buffer = None if isinstance(moe_buf, Tensor) and moe_buf.numel() == 0 else moe_buf
     _moe_sorting.run(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, buffer, topk_ids, topk_weights,

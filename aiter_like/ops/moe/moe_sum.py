@@ -6,8 +6,8 @@ Kernels: csrc/moe/moe_sum.hip, ops/moe/triton/moe_sum.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
 
@@ -29,33 +28,30 @@ class MoeSumCall(NamedTuple):
     """One call of moe_sum: its arguments in the order of the function that moe_sum.hip exports.
 
     Attributes:
-        output: [tokens, columns] bf16|fp16|fp32, written.
-        input: [tokens, slots, columns] bf16|fp16|fp32, of any strides but that of the columns; with `index`
-            [rows, columns]. Rows of slots that do not count are not read.
-        weights: [tokens, slots] fp32; None: 1.
-        ids: [tokens, slots] int32: the expert of each slot, which counts where it is one of 0 … experts - 1.
-        mask: [experts] int32: 0 where an expert's slots do not count.
-        local_tokens: [1] int32: as many of the first tokens count; the others get zeros.
+        input: [tokens, slots, columns], with `index` [rows, columns]. Rows of slots that do not count are not read.
+        weights: [tokens, slots]; None: 1.
+        ids: [tokens, slots]: the expert of each slot, which counts where it is one of 0 … experts - 1.
+        mask: [experts]: 0 where an expert's slots do not count.
+        local_tokens: as many of the first tokens count; the others get zeros.
         experts: how many there are, for `ids`.
-        index: [tokens, slots] int32: the row of `input` for each slot, which counts where there is that row.
-        used: [1] int64, with `index`: as many of the first rows count.
+        index: [tokens, slots]: the row of `input` for each slot, which counts where there is that row.
+        used: with `index`: as many of the first rows count.
     """
 
-    output: Tensor
-    input: Tensor
-    weights: Tensor | None = None
-    ids: Tensor | None = None
-    mask: Tensor | None = None
-    local_tokens: Tensor | None = None
+    output: Annotated[Tensor, "_ _", elements.FLOATS]
+    input: Annotated[Tensor, "*tokens columns", elements.FLOATS]
+    weights: Annotated[Tensor | None, "_ _", torch.float32] = None
+    ids: Annotated[Tensor | None, "_ _", torch.int32] = None
+    mask: Annotated[Tensor | None, "_", torch.int32] = None
+    local_tokens: Annotated[Tensor | None, "1", torch.int32] = None
     experts: int = 0
-    index: Tensor | None = None
-    used: Tensor | None = None
+    index: Annotated[Tensor | None, "_ _", torch.int32] = None
+    used: Annotated[Tensor | None, "1", torch.int64] = None
 
 
 def moe_sum_ref(call: MoeSumCall) -> None:
     """The formula in torch, in fp32, slot by slot; writes `output`."""
-    tokens, columns = call.output.shape
-    slots = call.input.shape[1] if call.index is None else call.index.shape[1]
+    (tokens, slots), columns = _tokens(call), call.output.shape[1]
     device = call.output.device
     counts = torch.ones(tokens, slots, dtype=torch.bool, device=device)
     if call.local_tokens is not None:
@@ -89,44 +85,33 @@ def _moe_sum_hip(call: MoeSumCall) -> None: ...
 
 
 def _check(call: MoeSumCall) -> object:
-    """All that can be wrong, before anything is written; messages say argument, expected, got."""
-    check.tensor(_OP, "input", call.input, dtypes=elements.FLOATS, rank=3 if call.index is None else 2)
-    device, columns = call.input.device, call.input.shape[-1]
-    if call.index is None:
-        tokens, slots = call.input.shape[:2]
-    else:
-        check.tensor(_OP, "index", call.index, dtypes=(torch.int32,), rank=2, device=device)
-        tokens, slots = call.index.shape
-    check.tensor(_OP, "output", call.output, dtypes=elements.FLOATS, shape=(tokens, columns), device=device)
+    check.tensor(_OP, "input", call.input, rank=3 if call.index is None else 2)
+    tokens, slots = _tokens(call)
     if slots > _MOST_SLOTS:
         raise ValueError(f"{_OP}: {'input' if call.index is None else 'index'} must have at most {_MOST_SLOTS} slots "
                          f"of a token, got {slots}")
-    if call.weights is not None:
-        check.tensor(_OP, "weights", call.weights, dtypes=(torch.float32,), shape=(tokens, slots), device=device)
+    for name, one in (("weights", call.weights), ("ids", call.ids)):
+        if one is not None:
+            check.tensor(_OP, name, one, shape=(tokens, slots))
+    check.tensor(_OP, "output", call.output, shape=(tokens, call.input.shape[-1]))
     check.integer(_OP, "experts", call.experts, low=0)
-    if call.ids is not None:
-        check.tensor(_OP, "ids", call.ids, dtypes=(torch.int32,), shape=(tokens, slots), device=device)
     if call.mask is not None:
         if call.ids is None:
             raise ValueError(f"{_OP}: mask must come with ids, got None for them")
-        check.tensor(_OP, "mask", call.mask, dtypes=(torch.int32,), shape=(call.experts,), device=device)
-    if call.local_tokens is not None:
-        check.tensor(_OP, "local_tokens", call.local_tokens, dtypes=(torch.int32,), shape=(1,), device=device)
-    if call.used is not None:
-        if call.index is None:
-            raise ValueError(f"{_OP}: used must come with index, got None for it")
-        check.tensor(_OP, "used", call.used, dtypes=(torch.int64,), shape=(1,), device=device)
+        check.tensor(_OP, "mask", call.mask, shape=(call.experts,))
+    if call.used is not None and call.index is None:
+        raise ValueError(f"{_OP}: used must come with index, got None for it")
     return SKIP if call.output.numel() == 0 else None
+
+
+def _tokens(call: MoeSumCall) -> tuple[int, ...]:
+    """How many there are, and slots of each."""
+    return tuple(call.input.shape[:2] if call.index is None else call.index.shape)
 
 
 def _kernel_refusal(target: Target, call: MoeSumCall) -> str | None:
     """What no kernel takes, and torch does."""
     return rows.refusal(output=call.output)
-
-
-def _tune_key(call: MoeSumCall) -> dict[str, int | str]:
-    return {"tokens": call.output.shape[0], "slots": call.input.shape[1] if call.index is None else call.index.shape[1],
-            "columns": call.output.shape[1], "dtype": dtypes.name(call.input.dtype)}
 
 
 def _cases(device: torch.device) -> dict[str, MoeSumCall]:
@@ -147,23 +132,33 @@ def _cases(device: torch.device) -> dict[str, MoeSumCall]:
             "index": MoeSumCall(random(6, 260), random(12, 260), random(6, 4), index=numbers(13, 6, 4), used=used)}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> MoeSumCall:
-    shape = (key["tokens"], key["slots"], key["columns"])
-    x = tune_shapes.normal(device, seed, key["dtype"])(*shape)
-    return MoeSumCall(torch.empty_like(x[:, 0]), x)
+class MoeSumKey(NamedTuple):
+    """What a tuned row of moe_sum is chosen by."""
 
+    tokens: int
+    slots: int
+    columns: int
+    dtype: str
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Of models with experts: results of pairs in the layer's dtype and, as fused_moe has those of few, in fp32."""
-    if model.num_experts:
-        for dtype in (model.dtype, "fp32"):
-            yield {"tokens": tokens, "slots": model.experts_per_token, "columns": model.hidden_size, "dtype": dtype}
+    @classmethod
+    def of(cls, call: MoeSumCall) -> MoeSumKey:
+        return cls(*_tokens(call), call.output.shape[1], dtypes.name(call.input.dtype))
+
+    def make(self, device: torch.device, seed: int) -> MoeSumCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.tokens, self.slots, self.columns)
+        return MoeSumCall(torch.empty_like(x[:, 0]), x)
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[MoeSumKey]:
+        """Of models with experts: results of pairs in the layer's dtype and, as fused_moe has those of few, in fp32."""
+        if model.num_experts:
+            for dtype in (model.dtype, "fp32"):
+                yield cls(tokens, model.experts_per_token, model.hidden_size, dtype)
 
 
 moe_sum_op = Op(
-    _OP, call=MoeSumCall, reference=moe_sum_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tokens", "slots", "columns", "dtype"), round_field="tokens", cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes), writes=("output",), sums_in_fp32=True,
+    _OP, call=MoeSumCall, reference=moe_sum_ref, check=_check, key=MoeSumKey, round_field="tokens", cases=_cases,
+    writes=("output",), sums_in_fp32=True,
     backends=(Backend("hip", _moe_sum_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.moe.triton.moe_sum:moe_sum", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (1, 2, 4)]),
@@ -172,25 +167,14 @@ moe_sum_op = Op(
 
 
 def moe_sum(input: Tensor, output: Tensor, *, backend: str | None = None) -> None:
-    """The sum over the slots of each token.
-
-    `output[t] = Σ_s input[t, s]`, slot by slot.
+    """The sum over the slots of each token: `output[t] = Σ_s input[t, s]`, slot by slot.
 
     Args:
         input: [tokens, slots, columns] bf16|fp16|fp32, last dimension contiguous.
         output: [tokens, columns] bf16|fp16|fp32, written, last dimension contiguous.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `output` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Added in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+        Added in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `moe_sum`.
     """

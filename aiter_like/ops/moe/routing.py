@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.common import elements
 from aiter_like.ops.moe.topk_gating import SCORES, topk_gating_op
 
 __all__ = ["biased_grouped_topk", "fused_topk", "grouped_topk", "moe_fused_gate", "topk_gating", "topk_sigmoid",
@@ -38,12 +37,10 @@ def _written_weights(op: str, indices: Tensor, weights: Tensor, shared: int = 0)
 def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indices: Tensor | None, gating_output: Tensor,
                  need_renorm: bool, num_shared_experts: int = 0, shared_expert_scoring_func: str = "", *,
                  backend: str | None = None) -> None:
-    """The k experts of each token with the largest softmax, and their weights.
-
-    `topk_weights, topk_indices = topk(softmax(gating_output[:, :E]), k)`.
+    """The best experts of each token: `topk_weights, topk_indices = topk(softmax(gating_output[:, :E]), k)`.
 
     Args:
-        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the largest first; with
+        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the best first; with
             `topk_indices` [tokens, k] and shared experts of more columns, of which the last stay as they are.
         topk_indices: [tokens, k + num_shared_experts] or [tokens, k] int32, written: experts.
         token_expert_indices: AITER's scratch; not used.
@@ -51,20 +48,10 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
         need_renorm: the k weights are divided by their sum.
         num_shared_experts: s of them come last, with ids E to E + s - 1 and the sigmoid of their own logits as weights.
         shared_expert_scoring_func: "sigmoid" or "", which means the same.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `topk_weights` and `topk_indices` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         The kernels take up to 1024 experts and 32 places of a token, torch more. Of equal logits the lowest expert
-        comes first. A NaN comes after all numbers, with weight 0; several infinite logits share the weight.
-        Deterministic; can be captured in a graph.
+        comes first, a NaN after all numbers, with weight 0; several infinite logits share the weight. Deterministic.
 
     Source: AITER's `topk_softmax`.
     """
@@ -76,26 +63,12 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, *,
                  backend: str | None = None) -> None:
-    """The k experts of each token with the largest logits, weighted by the sigmoid.
-
-    `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`.
+    """As `topk_softmax`, by the sigmoid: `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`.
 
     Args:
-        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the largest first.
+        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first.
         topk_indices: [tokens, k] int32, written: experts.
         gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `topk_weights` and `topk_indices` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `topk_softmax`.
 
     Source: AITER's `topk_sigmoid`, the routing of Llama 4.
     """
@@ -108,32 +81,15 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
                 correction_bias: Tensor | None = None, need_renorm: bool = True, routed_scaling_factor: float = 1.0,
                 score_func: str = "sqrtsoftplus", num_shared_experts: int = 0, *,
                 backend: str | None = None) -> None:
-    """The k best experts of each token by a score function, with a bias that counts for the choice alone.
+    """As `topk_softmax`, by a score function and with a bias that counts for the choice alone.
 
     `topk_indices = topk(score(gating_output) + correction_bias, k); topk_weights = score(gating_output)[topk_indices]`.
+    Without a bias experts are chosen by their logits, which are ordered like all three scores.
 
     Args:
-        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the best first; with
-            `topk_indices` [tokens, k] and shared experts of more columns, of which the last stay as they are.
-        topk_indices: [tokens, k + num_shared_experts] or [tokens, k] int32, written: experts.
-        gating_output: [tokens, experts + num_shared_experts] bf16|fp16|fp32, rows evenly spaced: logits.
         correction_bias: [experts] fp32|bf16|fp16; None or empty: none.
-        need_renorm: the k weights are divided by their sum.
-        routed_scaling_factor: the k weights are multiplied by it, after that.
+        routed_scaling_factor: the k weights are multiplied by it, after they are divided.
         score_func: "softmax", "sigmoid" or "sqrtsoftplus", √log(1 + e^x).
-        num_shared_experts: as of `topk_softmax`, with the sigmoid of their own logits as weights.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `topk_weights` and `topk_indices` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `topk_softmax`. Without a bias experts are chosen by their logits, which are ordered like all three scores.
 
     Source: AITER's `topk_gating`; sqrtsoftplus is that of DeepSeek-V4.
     """
@@ -148,29 +104,15 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
 def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int, topk_group: int,
                  need_renorm: bool, is_softmax: bool = True, routed_scaling_factor: float = 1.0, *,
                  backend: str | None = None) -> None:
-    """The k best experts of each token, all of the groups whose best experts are the best.
+    """As `topk_sigmoid`, all of the groups whose best experts are the best: of equal groups the lowest, and one as good
+    as a NaN after all others.
 
     Args:
-        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
-        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the largest first.
         topk_ids: [tokens, k] int32, written: experts.
         num_expert_group: groups, of equally many experts in order; up to 32 for the kernels.
         topk_group: of so many groups the experts may be.
-        need_renorm: the weights are divided by their sum.
         is_softmax: scores are the softmax of the logits, else their sigmoid.
-        routed_scaling_factor: the weights are multiplied by it, after that.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `topk_weights` and `topk_ids` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `topk_softmax`; of equal groups the lowest counts. A group as good as a NaN comes after all others.
+        routed_scaling_factor: the weights are multiplied by it, after they are divided.
 
     Source: DeepSeek-V2 (arXiv:2405.04434), group-limited routing; AITER's `grouped_topk`.
     """
@@ -183,30 +125,13 @@ def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, 
 def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
                         num_expert_group: int, topk_group: int, need_renorm: bool, routed_scaling_factor: float = 1.0,
                         *, backend: str | None = None) -> None:
-    """The k best experts of each token by sigmoid and bias, all of the groups whose two best have the largest sum.
+    """As `grouped_topk`, by sigmoid and bias, all of the groups whose two best have the largest sum.
+
+    An expert of another group is never chosen, however small the scores are; AITER's reference in torch, which counts
+    it as 0, may choose it before one whose score and bias are negative.
 
     Args:
-        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
         correction_bias: [experts] fp32|bf16|fp16, added for the choice of groups and experts alone.
-        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first: sigmoids without bias.
-        topk_ids: [tokens, k] int32, written: experts.
-        num_expert_group: groups, of equally many experts in order; up to 32 for the kernels.
-        topk_group: of so many groups the experts may be.
-        need_renorm: the weights are divided by their sum.
-        routed_scaling_factor: the weights are multiplied by it, after that.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `topk_weights` and `topk_ids` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `grouped_topk`. An expert of another group is never chosen, however small the scores are; AITER's reference
-        in torch, which counts it as 0, may choose it before one whose score and bias are negative.
 
     Source: DeepSeek-V3 (arXiv:2412.19437), section 2.1.2; AITER's `biased_grouped_topk`.
     """
@@ -218,36 +143,23 @@ def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_wei
 def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int,
                    topk_group: int, topk: int, n_share_experts_fusion: int, routed_scaling_factor: float = 1.0, *,
                    backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`biased_grouped_topk` with weights that add up to 1, and shared experts among the places of a token.
+    """As `biased_grouped_topk`, with weights that add up to 1, and shared experts among the places of a token.
 
     Args:
         input: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
-        bias: [experts] fp32|bf16|fp16.
+        bias: [experts] fp32|bf16|fp16, added for the choice of groups and experts alone.
         topk_weights: [tokens, topk] fp32, written, rows evenly spaced.
         topk_ids: [tokens, topk] int32, written: experts, and experts + s for shared expert s, which come last.
-        num_expert_group: groups, of equally many experts in order; up to 32 for the kernels.
-        topk_group: of so many groups the experts may be.
-        topk: columns of both, with the shared experts.
-        n_share_experts_fusion: shared experts.
+        topk, n_share_experts_fusion: columns of both, and how many of them are for shared experts.
         routed_scaling_factor: the weight of a shared expert is 1 / routed_scaling_factor; those of the others are not
             multiplied by it, which is left to what adds up the experts' results.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `topk_weights` and `topk_ids`.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `grouped_topk`.
-
     Source: SGLang's `moe_fused_gate`, and AITER's of the same name.
     """
-    check.tensor("moe_fused_gate", "input", input, dtypes=elements.FLOATS, rank=2)
-    check.tensor("moe_fused_gate", "bias", bias, dtypes=elements.FLOATS, shape=(input.shape[1],), device=input.device)
+    check.dense("moe_fused_gate", "bias", bias)
     check.tensor("moe_fused_gate", "topk_weights", topk_weights, rank=2)
     check.integer("moe_fused_gate", "n_share_experts_fusion", n_share_experts_fusion, low=0)
     check.integer("moe_fused_gate", "topk", topk, low=topk_weights.shape[1], high=topk_weights.shape[1])
@@ -261,27 +173,17 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
 def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool,
                topk_ids: Tensor | None = None, topk_weights: Tensor | None = None, *,
                backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`topk_softmax` into new tensors, or into the first rows of given ones.
+    """As `topk_softmax`, into new tensors or the first rows of given ones, without shared experts.
 
     Args:
         hidden_states: [tokens, …], whose tokens are counted.
         gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
         topk: k, the experts of a token.
         renormalize: the weights are divided by their sum.
-        topk_ids: [tokens or more, k] int32, whose first rows are written; default: a new one.
-        topk_weights: [tokens or more, k] fp32, likewise; default: a new one.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        topk_ids, topk_weights: [tokens or more, k] int32 and fp32, whose first rows are written; default: new ones.
 
     Returns:
         `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32, or those that were given, whole.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `topk_softmax`.
 
     Source: AITER's `fused_topk`.
     """

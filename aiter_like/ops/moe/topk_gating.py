@@ -6,8 +6,8 @@ Kernels: csrc/moe/topk_gating.hip, ops/moe/triton/topk_gating.py. Names of AITER
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch.nn import functional
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
 
@@ -34,10 +33,10 @@ class TopkGatingCall(NamedTuple):
     """One call of topk_gating: its arguments in the order of the function that topk_gating.hip exports.
 
     Attributes:
-        weights: [tokens, k + shared] fp32, written, rows evenly spaced: the best expert first, the shared ones last.
-        ids: [tokens, k + shared] or [tokens, k] int32, written: experts, and experts + s for shared expert s.
-        gating: [tokens, experts] bf16|fp16|fp32, with has_shared_logits [tokens, experts + shared]: logits.
-        bias: [experts] fp32|bf16|fp16, added to the scores for the choice alone.
+        weights: [tokens, k + shared]: the best expert first, the shared ones last.
+        ids: [tokens, k + shared] or [tokens, k]: experts, and experts + s for shared expert s.
+        gating: logits, [tokens, experts], with has_shared_logits [tokens, experts + shared].
+        bias: [experts], added to the scores for the choice alone.
         score: one of SCORES.
         groups: of equally many experts, in order.
         best_groups: groups among which the k best are chosen.
@@ -49,10 +48,10 @@ class TopkGatingCall(NamedTuple):
         shared_weight: the weight of each.
     """
 
-    weights: Tensor
-    ids: Tensor
-    gating: Tensor
-    bias: Tensor | None = None
+    weights: Annotated[Tensor, "tokens _", torch.float32]
+    ids: Annotated[Tensor, "tokens _", torch.int32]
+    gating: Annotated[Tensor, "tokens _", elements.FLOATS]
+    bias: Annotated[Tensor | None, "_", elements.FLOATS] = None
     score: int = 0
     groups: int = 1
     best_groups: int = 1
@@ -125,23 +124,18 @@ def _topk_gating_hip(call: TopkGatingCall) -> None: ...
 
 
 def _check(call: TopkGatingCall) -> object:
-    """All that can be wrong, before anything is written; messages say argument, expected, got."""
-    check.tensor(_OP, "gating_output", call.gating, dtypes=elements.FLOATS, rank=2)
-    tokens, device = call.gating.shape[0], call.gating.device
-    check.tensor(_OP, "topk_weights", call.weights, dtypes=(torch.float32,), shape=(tokens, None), device=device)
     check.integer(_OP, "num_shared_experts", call.shared, low=0)
-    experts, k = sizes(call)
-    is_short = call.shared > 0 and isinstance(call.ids, Tensor) and call.ids.shape[-1:] == (k,)
-    check.tensor(_OP, "topk_ids", call.ids, dtypes=(torch.int32,), device=device,
-                 shape=(tokens, k if is_short else call.weights.shape[1]))
+    (tokens, columns), (experts, k) = call.weights.shape, sizes(call)
+    is_short = call.shared > 0 and call.ids.shape[1] == k
+    check.tensor(_OP, "topk_ids", call.ids, shape=(tokens, k if is_short else columns))
     if experts < 1:
-        raise ValueError(f"{_OP}: gating_output must have a column for each expert, got shape "
+        raise ValueError(f"{_OP}: gating must have a column for each expert, got shape "
                          f"{tuple(call.gating.shape)} with {call.shared} shared experts")
     if not 1 <= k <= experts:
         raise ValueError(f"{_OP}: topk_weights must have 1 to {experts} columns beside those of the shared experts, "
                          f"got shape {tuple(call.weights.shape)}")
     if call.bias is not None:
-        check.tensor(_OP, "correction_bias", call.bias, dtypes=elements.FLOATS, shape=(experts,), device=device)
+        check.tensor(_OP, "bias", call.bias, shape=(experts,))
     check.integer(_OP, "num_expert_group", call.groups, low=1, high=experts)
     if experts % call.groups:
         raise ValueError(f"{_OP}: num_expert_group must divide the {experts} experts, got {call.groups}")
@@ -149,7 +143,6 @@ def _check(call: TopkGatingCall) -> object:
     if k > call.best_groups * (experts // call.groups):
         raise ValueError(f"{_OP}: topk_group must be so many that their experts are at least {k}, got "
                          f"{call.best_groups} groups of {experts // call.groups}")
-    check.flag(_OP, "need_renorm", call.is_renormalized)
     check.real(_OP, "routed_scaling_factor", call.scale)
     return SKIP if tokens == 0 else None
 
@@ -167,51 +160,45 @@ def _kernel_refusal(target: Target, call: TopkGatingCall) -> str | None:
     return rows.refusal(gating_output=call.gating, topk_weights=call.weights, topk_ids=call.ids)
 
 
-def _tune_key(call: TopkGatingCall) -> dict[str, int | str]:
-    experts, k = sizes(call)
-    return {"tokens": call.gating.shape[0], "experts": experts, "k": k, "groups": call.groups,
-            "dtype": dtypes.name(call.gating.dtype)}
+class TopkGatingKey(NamedTuple):
+    """What a tuned row of topk_gating is chosen by."""
 
+    tokens: int
+    experts: int
+    k: int
+    groups: int
+    dtype: str
 
-def _call(gating: Tensor, k: int, **fields: Any) -> TopkGatingCall:
-    shape = (gating.shape[0], k + fields.get("shared", 0))
-    return TopkGatingCall(gating.new_empty(shape, dtype=torch.float32), gating.new_empty(shape, dtype=torch.int32),
-                          gating, **fields)
+    @classmethod
+    def of(cls, call: TopkGatingCall) -> TopkGatingKey:
+        return cls(call.gating.shape[0], *sizes(call), call.groups, dtypes.name(call.gating.dtype))
 
+    def make(self, device: torch.device, seed: int, shared: int = 0, has_bias: bool = False,
+             **fields: Any) -> TopkGatingCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        shape = (self.tokens, self.k + shared)
+        return TopkGatingCall(
+            torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int32, device=device),
+            random(self.tokens, self.experts + shared), random(self.experts).float() if has_bias else None,
+            groups=self.groups, shared=shared, has_shared_logits=shared > 0,
+            **{"best_groups": max(self.groups // 2, 1), **fields})
 
-def _cases(device: torch.device) -> dict[str, TopkGatingCall]:
-    """Each rule, each size of a build once."""
-    generator = torch.Generator().manual_seed(0)
-
-    def logits(tokens: int, experts: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(tokens, experts, generator=generator).to(device, dtype)
-
-    bias = logits(1, 256)[0]
-    return {"softmax": _call(logits(5, 60, torch.bfloat16), 4),
-            "shared": _call(logits(3, 130, torch.float16), 8, shared=2, has_shared_logits=True),
-            "groups": _call(logits(6, 256), 8, bias=bias, score=1, groups=8, best_groups=4, has_sum_of_two=True,
-                            scale=2.5),
-            "best of group": _call(logits(2, 1000), 6, groups=10, best_groups=3, is_renormalized=False),
-            "sqrtsoftplus": _call(logits(2, 384, torch.bfloat16), 16, bias=logits(1, 384)[0], score=2)}
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TopkGatingCall:
-    gating = tune_shapes.normal(device, seed, key["dtype"])(key["tokens"], key["experts"])
-    groups = key["groups"]
-    return _call(gating, key["k"], groups=groups, best_groups=max(groups // 2, 1))
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Of models with experts, which every GPU routes to alike."""
-    if model.num_experts:
-        yield {"tokens": tokens, "experts": model.num_experts, "k": model.experts_per_token, "groups": 1,
-               "dtype": model.dtype}
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[TopkGatingKey]:
+        """Of models with experts, which every GPU routes to alike."""
+        if model.num_experts:
+            yield cls(tokens, model.num_experts, model.experts_per_token, 1, model.dtype)
 
 
 topk_gating_op = Op(
-    _OP, call=TopkGatingCall, reference=topk_gating_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tokens", "experts", "k", "groups", "dtype"), round_field="tokens", cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes), writes=("weights", "ids"),
+    _OP, call=TopkGatingCall, reference=topk_gating_ref, check=_check, key=TopkGatingKey, round_field="tokens",
+    cases={"softmax": TopkGatingKey(5, 60, 4, 1, "bf16"),
+           "shared": (TopkGatingKey(3, 128, 8, 1, "fp16"), {"shared": 2}),
+           "groups": (TopkGatingKey(6, 256, 8, 8, "fp32"),
+                      {"has_bias": True, "score": 1, "has_sum_of_two": True, "scale": 2.5}),
+           "best of group": (TopkGatingKey(2, 1000, 6, 10, "fp32"), {"best_groups": 3, "is_renormalized": False}),
+           "sqrtsoftplus": (TopkGatingKey(2, 384, 16, 1, "bf16"), {"has_bias": True, "score": 2})},
+    writes=("weights", "ids"),
     backends=(Backend("hip", _topk_gating_hip, refusal=_kernel_refusal),
               Backend("triton", "ops.moe.triton.topk_gating:topk_gating", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (1, 2, 4)]),

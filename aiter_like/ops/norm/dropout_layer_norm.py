@@ -5,46 +5,40 @@ ops/norm/triton/dropout_layer_norm.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, philox, rows, tune_shapes
-from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
+from aiter_like.ops.norm.parts import dtype_names
 
 __all__ = ["dropout_layer_norm"]
 
 _OP = "dropout_layer_norm"
-_LONGEST = 32768  # 1024 lanes of 32 elements
 _MASK = 0xFFFFFFFF
 
 
 class DropoutLayerNormCall(NamedTuple):
-    """One call of dropout_layer_norm. All tensors but `weight` and `bias` are [..., hidden], rows evenly spaced, of the
-    dtype of `input`.
+    """One call of dropout_layer_norm. Rows are evenly spaced.
 
     Attributes:
-        out: written.
-        residual_out: written: the sum that is normalised.
-        weight: [hidden], dtype of `input` or fp32.
-        bias: [hidden], dtype of `weight`.
+        residual_out: the sum that is normalised.
         p: share of `input` that is dropped, in units of 2^-24.
         offset: the first Philox counter.
     """
 
-    out: Tensor
-    residual_out: Tensor
-    input: Tensor
-    residual_in: Tensor
-    weight: Tensor
-    bias: Tensor
+    out: Annotated[Tensor, "*rows hidden", "input"]
+    residual_out: Annotated[Tensor, "*rows hidden", "input"]
+    input: Annotated[Tensor, "*rows hidden", elements.FLOATS]
+    residual_in: Annotated[Tensor, "*rows hidden", "input"]
+    weight: Annotated[Tensor, "hidden", ("input", torch.float32)]
+    bias: Annotated[Tensor, "hidden", "weight"]
     p: float
     seed: int
     offset: int = 0
@@ -83,73 +77,55 @@ def _dropout_layer_norm_hip(call: DropoutLayerNormCall) -> None: ...
 
 
 def _check(call: DropoutLayerNormCall) -> object:
-    input = call.input
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
-    for name, tensor in (("residual", call.residual_in), ("out", call.out), ("residual_out", call.residual_out)):
-        check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=input.device)
-    check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(input), shape=input.shape[-1:], device=input.device)
-    check.tensor(_OP, "bias", call.bias, dtypes=(call.weight.dtype,), shape=input.shape[-1:], device=input.device)
     check.real(_OP, "p", call.p, low=0.0)
     if call.p >= 1:
         raise ValueError(f"{_OP}: p must be less than 1, got {call.p}")
     check.integer(_OP, "seed", call.seed, low=0, high=2**63 - 1)
     check.integer(_OP, "offset", call.offset, low=0, high=2**62)
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
-    return SKIP if input.numel() == 0 else None
+    return SKIP if call.input.numel() == 0 else None
 
 
 def _kernel_refusal(target: Target, call: DropoutLayerNormCall) -> str | None:
     """What every kernel refuses."""
-    if call.input.shape[-1] > _LONGEST:
-        return f"rows of at most {_LONGEST} elements, got {call.input.shape[-1]}"
+    if call.input.shape[-1] > rows.LONGEST:
+        return f"rows of at most {rows.LONGEST} elements, got {call.input.shape[-1]}"
     return rows.refusal(input=call.input, residual=call.residual_in, out=call.out, residual_out=call.residual_out)
 
 
-def _tune_key(call: DropoutLayerNormCall) -> dict[str, int | str]:
-    hidden = call.input.shape[-1]
-    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype)}
+class DropoutLayerNormKey(NamedTuple):
+    """What a tuned row of dropout_layer_norm is chosen by."""
 
+    rows: int
+    hidden: int
+    dtype: str
 
-def _cases(device: torch.device) -> dict[str, DropoutLayerNormCall]:
-    """Aligned rows, and rows of odd length with a counter whose upper word changes."""
-    calls = {}
-    for name, hidden, offset in (("aligned", 256, 0), ("odd", 101, 2**32 - 5)):
-        key = {"rows": 3, "hidden": hidden, "dtype": "bf16"}
-        calls[name] = _tune_case(key, device, 0)._replace(p=0.25, offset=offset)
-    return calls
+    @classmethod
+    def of(cls, call: DropoutLayerNormCall) -> DropoutLayerNormKey:
+        return cls(*tune_shapes.row_sizes(call.input))
 
+    def make(self, device: torch.device, seed: int, p: float = 0.1, offset: int = 0) -> DropoutLayerNormCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, residual = (random(self.rows, self.hidden) for _ in range(2))
+        return DropoutLayerNormCall(torch.empty_like(x), torch.empty_like(x), x, residual, weight=random(self.hidden),
+                                    bias=random(self.hidden), p=p, seed=seed, offset=offset)
 
-def _hip_space(target: Target, call: DropoutLayerNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input, takes_pieces=False)
-
-
-def _triton_space(target: Target, call: DropoutLayerNormCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.out.shape[-1], _LONGEST)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> DropoutLayerNormCall:
-    random = tune_shapes.normal(device, seed, key["dtype"])
-    x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
-    weight, bias = random(key["hidden"]), random(key["hidden"])
-    return DropoutLayerNormCall(torch.empty_like(x), torch.empty_like(x), x, residual, weight=weight, bias=bias, p=0.1,
-                                seed=seed)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """As if the model's norms were these: the models of configs/models/ give the sizes."""
-    yield {"rows": tokens, "hidden": model.hidden_size, "dtype": model.dtype}
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[DropoutLayerNormKey]:
+        """As if the model's norms were these: the models of configs/models/ give the sizes."""
+        yield cls(tokens, model.hidden_size, model.dtype)
 
 
 _dropout_layer_norm = Op(
-    _OP, call=DropoutLayerNormCall, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype"), round_field="rows", writes=("out", "residual_out"), cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    _OP, call=DropoutLayerNormCall, reference=dropout_layer_norm_ref, check=_check, key=DropoutLayerNormKey,
+    round_field="rows", writes=("out", "residual_out"),
+    cases={"aligned": (DropoutLayerNormKey(3, 256, "bf16"), {"p": 0.25}),
+           "odd": (DropoutLayerNormKey(3, 101, "bf16"), {"p": 0.25, "offset": 2**32 - 5})},  # its upper word changes
     in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
-    backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal,
+                      space=rows.lanes_of("input", takes_pieces=False)),
               Backend("triton", "ops.norm.triton.dropout_layer_norm:dropout_layer_norm",
-                      refusal=_kernel_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=tune_shapes.waves_of("out", rows.LONGEST)),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 
 
@@ -169,15 +145,9 @@ def dropout_layer_norm(input: Tensor, residual: Tensor, weight: Tensor, bias: Te
         seed: of the mask; 0 ≤ seed < 2^63.
         offset: the first counter: a call uses rows · ceil(hidden / 4) of them; 0 ≤ offset ≤ 2^62.
         epsilon: added to the variance; finite, ≥ 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out` and `residual_out`, new tensors.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         The mask is a function of seed, offset and position alone (Philox4x32-10): the same on every backend and device.
@@ -185,8 +155,6 @@ def dropout_layer_norm(input: Tensor, residual: Tensor, weight: Tensor, bias: Te
 
     Source: HipKittens' fused dropout, residual and layer norm; Salmon et al., Parallel Random Numbers (2011).
     """
-    if not isinstance(input, Tensor):
-        raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
     out, residual_out = (torch.empty_like(input, memory_format=torch.contiguous_format) for _ in range(2))
     _dropout_layer_norm.run(out, residual_out, input, residual, weight=weight, bias=bias, p=p, seed=seed, offset=offset,
                             epsilon=epsilon, backend=backend)

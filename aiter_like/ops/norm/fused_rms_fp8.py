@@ -41,19 +41,13 @@ def fused_rms_fp8_group_quant(
         transpose_scale: the scales lie in memory with groups outermost: that of row m, group g at g · M + m.
         is_x_scale_strided: with transpose_scale: the scales are a matrix whose strides (1, M) say so; else they look
             dense.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         ((q, scale), out1, out2, res_out): q like `inp1`, the scales [..., hidden / group_size] fp32, and in the dtype
         of `inp1` y, the second result and the rounded sum inp1 + res1; None for what was not asked for.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
-
     Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
 
     Source: AITER's `fused_rms_fp8_group_quant`.
     """
@@ -82,37 +76,21 @@ def fused_rms_fp8_per_tensor_static_quant(
         res1: Tensor | None = None, output_unquantized_inp1: bool = False,
         rmsnorm_convert_to_inp1_type: bool = False, *, backend: str | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Root-mean-square normalisation quantised by a scale that is known before, and that of a second matrix in the same
-    launch.
+    """Normalisation quantised by a scale that is known before. As `fused_rms_fp8_group_quant`, but for:
 
     `y = rms_norm(inp1 + res1, inp1_weight)`; `q = round(y · (1 / inp1_scale))`, saturated; `out2 = rms_norm(inp2,
     inp2_weight)`.
 
     Args:
-        inp1: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        inp1_weight: [hidden], dtype of `inp1` or fp32, contiguous.
-        inp1_epsilon: added to the mean; finite, ≥ 0.
         inp1_scale: one fp32 number on the device.
-        inp2: [..., second_hidden], dtype of `inp1`, or None.
-        inp2_weight: [second_hidden], dtype of `inp1_weight`.
-        inp2_epsilon: None: `inp1_epsilon`.
-        dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
-        res1: [..., hidden], dtype of `inp1`, added to it in fp32; None: nothing is.
-        output_unquantized_inp1: whether y is returned too.
         rmsnorm_convert_to_inp1_type: y is rounded to the dtype of `inp1` before it is quantised.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         (q, out1, out2, res_out): q like `inp1` and in the dtype of `inp1` y, the second result and the rounded sum
         inp1 + res1; None for what was not asked for.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, rows above 32768, …).
-
     Notes:
-        In fp32, to nearest even; NaN stays NaN in fp8, becomes 0 in int8; can be captured in a graph.
+        In fp32, to nearest even; NaN stays NaN in fp8, becomes 0 in int8. Kernels take rows of at most 32768 elements.
 
     Source: AITER's `fused_rms_fp8_per_tensor_static_quant`.
     """
@@ -130,9 +108,6 @@ def fused_rms_fp8_per_tensor_static_quant(
 def _outputs(name: str, inp1: Tensor, inp2: Tensor | None, dtype_quant: torch.dtype | None, res1: Tensor | None,
              has_plain: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """q, out1, out2 and res_out."""
-    for argument, tensor in (("inp1", inp1), ("inp2", inp2), ("res1", res1)):
-        if not isinstance(tensor, Tensor) and (tensor is not None or argument == "inp1"):
-            raise TypeError(f"{name}: {argument} must be a tensor, got {type(tensor).__name__}")
     if inp1.ndim == 0:
         raise ValueError(f"{name}: inp1 must have at least 1 dimension, got a scalar")
     check.flag(name, "output_unquantized_inp1", has_plain)

@@ -5,8 +5,8 @@ ops/norm/triton/fused_rms_quant.py; what engines call of it: ops/norm/fused_rms_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,47 +14,41 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.enums import QuantType
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
+from aiter_like.ops.norm.parts import dtype_names
 
 __all__ = ["fused_qk_rmsnorm_quant"]
 
 _OP = "fused_rms_quant"
-_LONGEST = 32768  # 1024 lanes of 32 elements
 
 
 class FusedRmsQuantCall(NamedTuple):
-    """One call of fused_rms_quant. `out`, `plain_out`, `residual_out`, `input` and `residual_in` are [..., hidden];
-    `second_out` and `second` are [..., second_hidden] with any number of rows. All rows are evenly spaced.
+    """One call of fused_rms_quant. All rows are evenly spaced, those of `second` of any number.
 
     Attributes:
-        out: written; fp8 or int8; None: only `plain_out` is wanted.
-        scale: fp32; written, an element per row, or per row and group; with `is_static` one element that is read.
-        plain_out: written: the normalised rows before quantisation; None: not wanted.
-        residual_out: written: the sum that is normalised; comes with `residual_in`.
-        second_out: written: `second` normalised; comes with it and `second_weight`.
-        input: its dtype is that of all other matrices but `out`.
-        weight: [hidden], dtype of `input` or fp32.
-        second_weight: [second_hidden], dtype of `weight`.
+        out: None: only `plain_out` is wanted.
+        scale: fp32: an element per row, or per row and group; with `is_static` one element that is read.
+        plain_out: the normalised rows before quantisation; None: not wanted.
+        residual_out: the sum that is normalised; comes with `residual_in`.
+        second_out: `second` normalised; comes with it and `second_weight`.
         group_size: columns that share a scale; 0: the whole row does.
         is_rounded: the normalised rows are rounded to the dtype of `input` before they are quantised.
         gemma_norm: multiply with the weights + 1.
     """
 
-    out: Tensor | None
+    out: Annotated[Tensor | None, "*rows hidden", quant_rule.DTYPES]
     scale: Tensor | None
-    plain_out: Tensor | None
-    residual_out: Tensor | None
-    second_out: Tensor | None
-    input: Tensor
-    weight: Tensor
+    plain_out: Annotated[Tensor | None, "*rows hidden", "input"]
+    residual_out: Annotated[Tensor | None, "*rows hidden", "input"]
+    second_out: Annotated[Tensor | None, "*second_rows second_hidden", "input"]
+    input: Annotated[Tensor, "*rows hidden", elements.FLOATS]
+    weight: Annotated[Tensor, "hidden", ("input", torch.float32)]
     epsilon: float
-    residual_in: Tensor | None = None
-    second: Tensor | None = None
-    second_weight: Tensor | None = None
+    residual_in: Annotated[Tensor | None, "*rows hidden", "input"] = None
+    second: Annotated[Tensor | None, "*second_rows second_hidden", "input"] = None
+    second_weight: Annotated[Tensor | None, "second_hidden", "weight"] = None
     second_epsilon: float = 1e-6
     group_size: int = 0
     is_static: bool = False
@@ -112,52 +106,25 @@ def _fused_rms_quant_hip(call: FusedRmsQuantCall) -> None: ...
 
 
 def _check(call: FusedRmsQuantCall) -> object:
-    input, out, group_size = call.input, call.out, call.group_size
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
-    hidden, device, dtype = input.shape[-1], input.device, input.dtype
-    check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(input), shape=(hidden,), device=device)
-    for name in ("is_static", "is_rounded", "gemma_norm"):
-        check.flag(_OP, name, getattr(call, name))
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
-    quant_rule.check_group(_OP, hidden, group_size)
-    for names in (("out", "scale"), ("residual_in", "residual_out"), ("second", "second_out", "second_weight")):
-        if len({getattr(call, name) is None for name in names}) > 1:
-            raise ValueError(f"{_OP}: {', '.join(names[:-1])} and {names[-1]} must come together, got some of them")
-    for name in ("residual_in", "residual_out", "plain_out"):
-        if (tensor := getattr(call, name)) is not None:
-            check.tensor(_OP, name, tensor, dtypes=(dtype,), shape=input.shape, device=device)
-    if out is None and call.plain_out is None:
+    quant_rule.check_group(_OP, call.input.shape[-1], call.group_size)
+    check.together(_OP, out=call.out, scale=call.scale)
+    check.together(_OP, residual_in=call.residual_in, residual_out=call.residual_out)
+    check.together(_OP, second=call.second, second_out=call.second_out, second_weight=call.second_weight)
+    if call.out is None and call.plain_out is None:
         raise ValueError(f"{_OP}: out or plain_out must be given, got neither")
-    if (call.is_static or out is None) and group_size:
-        raise ValueError(f"{_OP}: group_size must be 0 where no scales are found, got {group_size}")
-    if out is not None:
-        check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
-        _check_scale(call)
-    if call.second is not None:
-        _check_second(call)
-    return SKIP if input.numel() + (0 if call.second is None else call.second.numel()) == 0 else None
-
-
-def _check_scale(call: FusedRmsQuantCall) -> None:
-    if not call.is_static:
+    if (call.is_static or call.out is None) and call.group_size:
+        raise ValueError(f"{_OP}: group_size must be 0 where no scales are found, got {call.group_size}")
+    if call.out is not None and call.is_static:
+        check.tensor(_OP, "scale", call.scale, dtypes=(torch.float32,), device=call.input.device)
+        if call.scale.numel() != 1:
+            raise ValueError(f"{_OP}: scale must have one element, got shape {tuple(call.scale.shape)}")
+    elif call.out is not None:
         quant_rule.check_scale(_OP, "scale", call.scale, call.input, call.group_size)
-        return
-    check.tensor(_OP, "scale", call.scale, dtypes=(torch.float32,), device=call.input.device)
-    if call.scale.numel() != 1:
-        raise ValueError(f"{_OP}: scale must have one element, got shape {tuple(call.scale.shape)}")
-
-
-def _check_second(call: FusedRmsQuantCall) -> None:
-    second, dtype, device = call.second, call.input.dtype, call.input.device
-    check.tensor(_OP, "second", second, dtypes=(dtype,), device=device)
-    if second.ndim == 0:
-        raise ValueError(f"{_OP}: second must have at least 1 dimension, got a scalar")
-    check.tensor(_OP, "second_weight", call.second_weight, dtypes=(call.weight.dtype,), shape=second.shape[-1:],
-                 device=device)
-    check.tensor(_OP, "second_out", call.second_out, dtypes=(dtype,), shape=second.shape, device=device)
+    if call.second is None:
+        return SKIP if call.input.numel() == 0 else None
     check.real(_OP, "second_epsilon", call.second_epsilon, low=0.0)
+    return SKIP if call.input.numel() + call.second.numel() == 0 else None
 
 
 def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
@@ -165,8 +132,8 @@ def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
     for name, tensor in (("input", call.input), ("second", call.second)):
         if tensor is not None and tensor.numel() == 0:
             return f"{name} must have elements"
-        if tensor is not None and tensor.shape[-1] > _LONGEST:
-            return f"rows of at most {_LONGEST} elements, {name} has {tensor.shape[-1]}"
+        if tensor is not None and tensor.shape[-1] > rows.LONGEST:
+            return f"rows of at most {rows.LONGEST} elements, {name} has {tensor.shape[-1]}"
     count = sum(tensor.numel() // tensor.shape[-1] for tensor in (call.input, call.second) if tensor is not None)
     if count > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of both matrices, got {count}"
@@ -176,80 +143,76 @@ def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
                         residual_out=call.residual_out, second=call.second, second_out=call.second_out)
 
 
-def _tune_key(call: FusedRmsQuantCall) -> dict[str, int | str]:
-    hidden = call.input.shape[-1]
-    return {"rows": call.input.numel() // max(hidden, 1), "hidden": hidden,
-            "second_hidden": 0 if call.second is None else call.second.shape[-1],
-            "dtype": dtypes.name(call.input.dtype),
-            "out_dtype": "none" if call.out is None else dtypes.name(call.out.dtype), "group_size": call.group_size,
-            "is_static": call.is_static, "has_residual": call.residual_in is not None}
+class FusedRmsQuantKey(NamedTuple):
+    """What a tuned row of fused_rms_quant is chosen by; `out_dtype` is "none" where nothing is quantised."""
+
+    rows: int
+    hidden: int
+    second_hidden: int
+    dtype: str
+    out_dtype: str
+    group_size: int
+    is_static: bool
+    has_residual: bool
+
+    @classmethod
+    def of(cls, call: FusedRmsQuantCall) -> FusedRmsQuantKey:
+        count, hidden, dtype = tune_shapes.row_sizes(call.input)
+        return cls(count, hidden, 0 if call.second is None else call.second.shape[-1], dtype,
+                   "none" if call.out is None else dtypes.name(call.out.dtype), call.group_size, call.is_static,
+                   call.residual_in is not None)
+
+    def make(self, device: torch.device, seed: int, **others: Any) -> FusedRmsQuantCall:
+        """The second matrix, where there is one, has as many rows; `others` are fields that no key has."""
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, scales = random(self.rows, self.hidden), self.hidden // self.group_size if self.group_size else 1
+        call = FusedRmsQuantCall(None, None, None, None, None, input=x, weight=random(self.hidden), epsilon=1e-6,
+                                 group_size=self.group_size, is_static=bool(self.is_static), **others)
+        if self.out_dtype == "none":
+            call = call._replace(plain_out=torch.empty_like(x))
+        else:
+            scale = torch.full((1,) if self.is_static else (self.rows, scales), 0.03, device=device)
+            call = call._replace(out=torch.empty_like(x, dtype=dtypes.DTYPES[self.out_dtype]), scale=scale)
+        if self.has_residual:
+            call = call._replace(residual_in=random(self.rows, self.hidden), residual_out=torch.empty_like(x))
+        if self.second_hidden:
+            second = random(self.rows, self.second_hidden)
+            call = call._replace(second=second, second_out=torch.empty_like(second),
+                                 second_weight=random(self.second_hidden))
+        return call
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[FusedRmsQuantKey]:
+        """A layer's norms before its linear layers; in latent attention also those of q's and k's ranks together."""
+        sizes = [(model.hidden_size, 0, 0), (model.hidden_size, 0, 1)]
+        if model.q_lora_rank:
+            sizes.append((model.q_lora_rank, model.kv_lora_rank, 0))
+        return (cls(tokens, hidden, second_hidden, model.dtype, tune_shapes.fp8_name(), group_size, is_static,
+                    has_residual)
+                for hidden, second_hidden, has_residual in sizes
+                for group_size, is_static in ((0, 0), (0, 1), (128, 0)) if hidden % max(group_size, 1) == 0)
 
 
 def _cases(device: torch.device) -> dict[str, FusedRmsQuantCall]:
-    """Scales by group, by row and given; no quantisation; with and without the second matrix."""
-    random = tune_shapes.normal(device, 0, "bf16")
-    x, residual, weight = random(5, 1024), random(5, 1024), random(1024)
-    out, plain, total = torch.empty_like(x, dtype=torch.int8), torch.empty_like(x), torch.empty_like(x)
-    one = FusedRmsQuantCall(out, torch.empty(5, 1, device=device), None, None, None, input=x, weight=weight,
-                            epsilon=1e-6)
-    two = one._replace(second_out=torch.empty(5, 512, dtype=x.dtype, device=device), second=residual[:, :512],
-                       second_weight=weight[:512], second_epsilon=1e-5)
-    return {"groups, second": two._replace(scale=torch.empty(5, 8, device=device), plain_out=plain, residual_out=total,
-                                           residual_in=residual, group_size=128),
-            "row, gemma": one._replace(gemma_norm=True),
-            "static": one._replace(scale=torch.full((1,), 0.03, device=device), is_static=True, is_rounded=True,
-                                   plain_out=plain),
-            "plain, second": two._replace(out=None, scale=None, plain_out=plain,
-                                          second=two.second.contiguous())}
-
-
-def _hip_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.longer, group_size=call.group_size, takes_pieces=False)
-
-
-def _triton_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.longer.shape[-1], _LONGEST)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> FusedRmsQuantCall:
-    """The second matrix, where there is one, has as many rows."""
-    random, group_size, count = tune_shapes.normal(device, seed, key["dtype"]), key["group_size"], key["rows"]
-    x, weight = random(count, key["hidden"]), random(key["hidden"])
-    has_out, is_static = key["out_dtype"] != "none", bool(key["is_static"])
-    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]) if has_out else None
-    shape = (1,) if is_static else (count, key["hidden"] // group_size if group_size else 1)
-    residual = random(count, key["hidden"]) if key["has_residual"] else None
-    second = random(count, key["second_hidden"]) if key["second_hidden"] else None
-    second_weight = None if second is None else random(key["second_hidden"])
-    residual_out, second_out = (None if like is None else torch.empty_like(like) for like in (residual, second))
-    return FusedRmsQuantCall(
-        out, torch.ones(shape, device=device) if has_out else None, None if has_out else torch.empty_like(x),
-        residual_out, second_out=second_out, input=x, weight=weight, epsilon=1e-6, residual_in=residual, second=second,
-        second_weight=second_weight, group_size=group_size, is_static=is_static)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """A layer's norms before its linear layers; in latent attention also those of q's and k's ranks together."""
-    sizes = [(model.hidden_size, 0, 0), (model.hidden_size, 0, 1)]
-    if model.q_lora_rank:
-        sizes.append((model.q_lora_rank, model.kv_lora_rank, 0))
-    for hidden, second_hidden, has_residual in sizes:
-        for group_size, is_static in ((0, 0), (0, 1), (128, 0)):
-            if hidden % max(group_size, 1) == 0:
-                yield {"rows": tokens, "hidden": hidden, "second_hidden": second_hidden, "dtype": model.dtype,
-                       "out_dtype": tune_shapes.fp8_name(), "group_size": group_size, "is_static": is_static,
-                       "has_residual": has_residual}
+    """Scales by group, by row and given; no quantisation; with and without the second matrix, its rows apart or not."""
+    groups = FusedRmsQuantKey(5, 1024, 512, "bf16", "i8", 128, False, True).make(device, 0, second_epsilon=1e-5)
+    row = FusedRmsQuantKey(5, 1024, 0, "bf16", "i8", 0, False, False).make(device, 0, gemma_norm=True)
+    static = FusedRmsQuantKey(5, 1024, 0, "bf16", "i8", 0, True, False).make(device, 0, is_rounded=True)
+    plain = FusedRmsQuantKey(5, 1024, 512, "bf16", "none", 0, False, False).make(device, 0, second_epsilon=1e-5)
+    return {"groups, second": groups._replace(plain_out=torch.empty_like(groups.input),
+                                              second=groups.residual_in[:, :512]),
+            "row, gemma": row, "static": static._replace(plain_out=torch.empty_like(static.input)),
+            "plain, second": plain}
 
 
 fused_rms_quant = Op(
-    _OP, call=FusedRmsQuantCall, reference=fused_rms_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "second_hidden", "dtype", "out_dtype", "group_size", "is_static", "has_residual"),
-    round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    _OP, call=FusedRmsQuantCall, reference=fused_rms_quant_ref, check=_check, key=FusedRmsQuantKey, round_field="rows",
+    writes=("out", "scale", "plain_out", "residual_out", "second_out"), cases=_cases,
     in_place={"residual_out": ("residual_in",), "second_out": ("second",)},
-    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_kernel_refusal,
+                      space=rows.lanes_of("longer", takes_pieces=False)),
               Backend("triton", "ops.norm.triton.fused_rms_quant:fused_rms_quant",
-                      refusal=_kernel_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=tune_shapes.waves_of("longer", rows.LONGEST)),
               Backend("torch", fused_rms_quant_ref)))
 
 
@@ -270,30 +233,21 @@ def fused_qk_rmsnorm_quant(
         q_out_scale: fp32, written: [..., 1] with QuantType.per_Token, [..., q_hidden / group_size] with per_1x128.
         q: [..., q_hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         q_weight: [q_hidden], dtype of `q` or fp32, contiguous.
-        q_epsilon: added to the mean; finite, ≥ 0.
+        q_epsilon, k_epsilon: added to the mean; finite, ≥ 0; `k_epsilon` None: `q_epsilon`.
         q_out_unquantized: [..., q_hidden], written: y, dtype of `q`; None: not wanted.
         k_out: [..., k_hidden], written, dtype of `q`. It may be `k`.
         q_res_out: [..., q_hidden], written: the rounded sum q + q_residual. It may be `q_residual`.
         k: [..., k_hidden], dtype of `q`; its rows may be another number. None: only q.
         k_weight: [k_hidden], dtype of `q_weight`.
-        k_epsilon: None: `q_epsilon`.
         q_residual: [..., q_hidden], dtype of `q`, added to it in fp32; None: nothing is.
         gemma_norm: weights are weight + 1, of q and of k.
         quant_type: QuantType.No, per_Token or per_1x128.
         group_size: with per_1x128: 32, 64 or 128; None: 128.
         transpose_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: the outputs are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: arguments do not belong together, or shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, rows above 32768, …).
 
     Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic. Kernels take rows of at
+        most 32768 elements.
 
     Source: `fused_qk_rmsnorm` of AITER's fused_qk_rmsnorm_group_quant.
     """

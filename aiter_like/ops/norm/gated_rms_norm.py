@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.common.quant_rule import check_scale, store_quantised
-from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
+from aiter_like.ops.norm.parts import dtype_names
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 
@@ -24,20 +22,18 @@ _OP = "gated_rms_norm"
 
 
 class GatedRmsNormCall(NamedTuple):
-    """One call of gated_rms_norm. `out`, `input` and `gate` are [..., hidden] with evenly spaced rows.
+    """One call of gated_rms_norm. Rows are evenly spaced.
 
     Attributes:
-        out: written; dtype of `input`, with `scale` fp8 or int8.
-        scale: written: fp32, an element per row; None: the result is not quantised.
-        gate: dtype of `input`.
-        weight: [hidden], dtype of `input` or fp32.
+        out: dtype of `input`, with `scale` fp8 or int8.
+        scale: fp32, an element per row; None: the result is not quantised.
     """
 
-    out: Tensor
+    out: Annotated[Tensor, "*rows hidden"]
     scale: Tensor | None
-    input: Tensor
-    gate: Tensor
-    weight: Tensor
+    input: Annotated[Tensor, "*rows hidden", elements.FLOATS]
+    gate: Annotated[Tensor, "*rows hidden", "input"]
+    weight: Annotated[Tensor, "hidden", ("input", torch.float32)]
     epsilon: float
 
 
@@ -49,7 +45,7 @@ def gated_rms_norm_ref(call: GatedRmsNormCall) -> None:
     if call.scale is None:
         call.out.copy_(y)
     else:
-        store_quantised(call.out, call.scale, y, 0)
+        quant_rule.store_quantised(call.out, call.scale, y, 0)
 
 
 def _instance(call: GatedRmsNormCall, *, lanes: int | None = None) -> Instance:
@@ -66,18 +62,11 @@ def _gated_rms_norm_hip(call: GatedRmsNormCall) -> None: ...
 
 
 def _check(call: GatedRmsNormCall) -> object:
-    input = call.input
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
-    check.tensor(_OP, "gate", call.gate, dtypes=(input.dtype,), shape=input.shape, device=input.device)
-    check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(input), shape=input.shape[-1:], device=input.device)
-    out_dtypes = (input.dtype,) if call.scale is None else quant_rule.DTYPES
-    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=input.shape, device=input.device)
+    check.tensor(_OP, "out", call.out, dtypes=(call.input.dtype,) if call.scale is None else quant_rule.DTYPES)
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
     if call.scale is not None:
-        check_scale(_OP, "scale", call.scale, input, 0)
-    return SKIP if input.numel() == 0 else None
+        quant_rule.check_scale(_OP, "scale", call.scale, call.input, 0)
+    return SKIP if call.input.numel() == 0 else None
 
 
 def _kernel_refusal(target: Target, call: GatedRmsNormCall) -> str | None:
@@ -85,43 +74,36 @@ def _kernel_refusal(target: Target, call: GatedRmsNormCall) -> str | None:
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, gate=call.gate, out=call.out)
 
 
-def _tune_key(call: GatedRmsNormCall) -> dict[str, int | str]:
-    hidden = call.input.shape[-1]
-    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
-            "out_dtype": dtypes.name(call.out.dtype)}
+class GatedRmsNormKey(NamedTuple):
+    """What a tuned row of gated_rms_norm is chosen by."""
 
+    rows: int
+    hidden: int
+    dtype: str
+    out_dtype: str
 
-def _cases(device: torch.device) -> dict[str, GatedRmsNormCall]:
-    """With and without quantisation."""
-    key = {"rows": 3, "hidden": 256, "dtype": "bf16"}
-    return {"plain": _tune_case({**key, "out_dtype": "bf16"}, device, 0),
-            "quantised": _tune_case({**key, "out_dtype": "i8"}, device, 0)}
+    @classmethod
+    def of(cls, call: GatedRmsNormCall) -> GatedRmsNormKey:
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype))
 
+    def make(self, device: torch.device, seed: int) -> GatedRmsNormCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, gate, weight = random(self.rows, self.hidden), random(self.rows, self.hidden), random(self.hidden)
+        out = torch.empty_like(x, dtype=dtypes.DTYPES[self.out_dtype])
+        scale = None if self.out_dtype == self.dtype else torch.empty(self.rows, 1, device=device)
+        return GatedRmsNormCall(out, scale, x, gate, weight=weight, epsilon=1e-6)
 
-def _hip_space(target: Target, call: GatedRmsNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GatedRmsNormCall:
-    random = tune_shapes.normal(device, seed, key["dtype"])
-    x, gate, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
-    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
-    scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
-    return GatedRmsNormCall(out, scale, x, gate, weight=weight, epsilon=1e-6)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """As linear attention has it, over each of a GPU's heads: the models of configs/models/ give the sizes."""
-    yield {"rows": tokens * model.num_heads // tp, "hidden": model.head_dim, "dtype": model.dtype,
-           "out_dtype": model.dtype}
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[GatedRmsNormKey]:
+        """As linear attention has it, over each of a GPU's heads: the models of configs/models/ give the sizes."""
+        yield cls(tokens * model.num_heads // tp, model.head_dim, model.dtype, model.dtype)
 
 
 _gated_rms_norm = Op(
-    _OP, call=GatedRmsNormCall, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"), round_field="rows", cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    in_place={"out": ("input", "gate")},
-    backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    _OP, call=GatedRmsNormCall, reference=gated_rms_norm_ref, check=_check, key=GatedRmsNormKey, round_field="rows",
+    writes=("out", "scale"), in_place={"out": ("input", "gate")},
+    cases={"plain": GatedRmsNormKey(3, 256, "bf16", "bf16"), "quantised": GatedRmsNormKey(3, 256, "bf16", "i8")},
+    backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.norm.triton.gated_rms_norm:gated_rms_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
@@ -129,9 +111,7 @@ _gated_rms_norm = Op(
 
 def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, *, out: Tensor | None = None,
                    backend: str | None = None) -> Tensor:
-    """Root-mean-square normalisation of the last dimension, times a gate.
-
-    `out = rms_norm(input, weight) · silu(gate)`.
+    """Root-mean-square normalisation of the last dimension, times a gate: `out = rms_norm(input, weight) · silu(gate)`.
 
     Args:
         input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
@@ -139,56 +119,29 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
         weight: [hidden], dtype of `input` or fp32, contiguous.
         epsilon: added to the mean; finite, ≥ 0.
         out: tensor to write, shape and dtype of `input`; default: a new contiguous one. It may be `input` or `gate`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`. An empty input gives an empty result.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or epsilon do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        In fp32, rounded to nearest even once; deterministic; can be captured in a graph. Only "torch" has a derivative.
+        In fp32, rounded to nearest even once; deterministic. Only "torch" has a derivative.
 
     Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
     """
-    if out is None:
-        if not isinstance(input, Tensor):
-            raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
-        out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    out = torch.empty_like(input, memory_format=torch.contiguous_format) if out is None else out
     _gated_rms_norm.run(out, None, input, gate, weight=weight, epsilon=epsilon, backend=backend)
     return out
 
 
 def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor, weight: Tensor, epsilon: float, *,
                          backend: str | None = None) -> None:
-    """Root-mean-square normalisation of the last dimension, times a gate, with a quantised result.
+    """Root-mean-square normalisation times a gate, with a quantised result. As `gated_rms_norm`, but for:
 
     `out · scale ≈ rms_norm(input, weight) · silu(gate)`. Rows of 128 elements have what a group-quantised GEMM takes.
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        gate: [..., hidden], dtype of `input`.
         scale: [..., 1] fp32, written: a scale per row.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `scale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or epsilon do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
-
-    Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
     """
     _gated_rms_norm.run(out, scale, input, gate, weight=weight, epsilon=epsilon, backend=backend)
 

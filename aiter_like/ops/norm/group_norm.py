@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, slices, tune_shapes
 from aiter_like.ops.norm import parts
@@ -31,19 +29,18 @@ class GroupNormCall(NamedTuple):
     """One call of group_norm. `out` and `input` are [samples, channels, ...], both contiguous or both channels-last.
 
     Attributes:
-        out: written; dtype of `input`.
         parts: memory for kernels that cut long groups into slices: fp32 [groups of all samples, slices, 2], or
             [samples, slices + 1, channels, 2] of channels last; None: the groups are not cut.
-        weight: [channels], dtype of `input` or fp32; None: 1.
+        weight: [channels]; None: 1.
         bias: [channels], dtype of `weight`; None: 0.
         silu: the result goes through SiLU before it is rounded.
     """
 
-    out: Tensor
-    parts: Tensor | None
-    input: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
+    out: Annotated[Tensor, "*shape", "input", STRIDED]
+    parts: Annotated[Tensor | None, "*parts", torch.float32]
+    input: Annotated[Tensor, "*shape", elements.FLOATS, STRIDED]
+    weight: Annotated[Tensor | None, "_", ("input", torch.float32)]
+    bias: Annotated[Tensor | None, "_", ("input", torch.float32)]
     num_groups: int
     epsilon: float
     silu: bool = False
@@ -126,25 +123,18 @@ def _group_norm_hip(call: GroupNormCall) -> None: ...
 
 
 def _check(call: GroupNormCall) -> object:
-    input, weight = call.input, call.weight
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS, last_contiguous=False)
+    input = call.input
     if input.ndim < 2:
         raise ValueError(f"{_OP}: input must have at least 2 dimensions, got {input.ndim}")
     channels = input.shape[1]
     check.integer(_OP, "num_groups", call.num_groups, low=1)
     if channels % call.num_groups:
         raise ValueError(f"{_OP}: num_groups must divide the {channels} channels, got {call.num_groups}")
-    factors, either = weight.dtype if isinstance(weight, Tensor) else None, parts.weight_dtypes(input)
-    for name, tensor, accepted in (("weight", weight, either),
-                                   ("bias", call.bias, (factors,) if factors in either else either)):
+    for name, tensor in (("weight", call.weight), ("bias", call.bias)):
         if tensor is not None:
-            check.tensor(_OP, name, tensor, dtypes=accepted, shape=(channels,), device=input.device)
-    check.tensor(_OP, "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=input.device,
-                 last_contiguous=False)
-    if call.parts is not None:
-        check.tensor(_OP, "parts", call.parts, dtypes=(torch.float32,), device=input.device)
+            dtype = tensor.dtype if call.weight is None else call.weight.dtype
+            check.tensor(_OP, name, tensor, dtypes=(dtype,), shape=(channels,))
     check.real(_OP, "eps", call.epsilon, low=0.0)
-    check.flag(_OP, "silu", call.silu)
     return SKIP if input.numel() == 0 else None
 
 
@@ -161,23 +151,30 @@ def _kernel_refusal(target: Target, call: GroupNormCall) -> str | None:
     return None
 
 
-def _tune_key(call: GroupNormCall) -> dict[str, int | str]:
-    samples, channels = call.input.shape[:2]
-    return {"samples": samples, "channels": channels, "positions": call.input.numel() // (samples * channels),
-            "num_groups": call.num_groups, "dtype": dtypes.name(call.input.dtype),
-            "channels_last": call.is_channels_last}
+class GroupNormKey(NamedTuple):
+    """What a tuned row of group_norm is chosen by."""
 
+    samples: int
+    channels: int
+    positions: int
+    num_groups: int
+    dtype: str
+    channels_last: bool
 
-def _cases(device: torch.device) -> dict[str, GroupNormCall]:
-    """Whole groups and groups in slices, contiguous and channels-last; with SiLU where they are whole."""
-    calls = {}
-    for name, channels, positions, num_groups, is_last in (
-            ("whole", 64, 64, 8, False), ("channels last", 64, 36, 4, True), ("slices", 4, 12000, 1, False),
-            ("slices, channels last", 16, 3000, 1, True)):
-        key = {"samples": 2, "channels": channels, "positions": positions, "num_groups": num_groups, "dtype": "bf16",
-               "channels_last": is_last}
-        calls[name] = _tune_case(key, device, 0)
-    return calls | {name: calls[name]._replace(silu=True) for name in ("whole", "channels last")}
+    @classmethod
+    def of(cls, call: GroupNormCall) -> GroupNormKey:
+        samples, channels = call.input.shape[:2]
+        return cls(samples, channels, call.input.numel() // (samples * channels), call.num_groups,
+                   dtypes.name(call.input.dtype), call.is_channels_last)
+
+    def make(self, device: torch.device, seed: int, silu: bool = False) -> GroupNormCall:
+        """With weight and bias, as models have them."""
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x = random(self.samples, self.channels, self.positions, 1)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return GroupNormCall(torch.empty_like(x), _parts(x, self.num_groups), x, random(self.channels),
+                             bias=random(self.channels), num_groups=self.num_groups, epsilon=1e-5, silu=silu)
 
 
 def _hip_space(target: Target, call: GroupNormCall) -> list[dict[str, int]]:
@@ -209,25 +206,15 @@ def _slice_space(call: GroupNormCall) -> list[int]:
     return [] if call.parts is None else slices.space(call.groups.shape[-1], call.input.element_size())
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GroupNormCall:
-    """With weight and bias, as models have them."""
-    random = tune_shapes.normal(device, seed, key["dtype"])
-    x = random(key["samples"], key["channels"], key["positions"], 1)
-    if key["channels_last"]:
-        x = x.contiguous(memory_format=torch.channels_last)
-    weight, bias = random(key["channels"]), random(key["channels"])
-    return GroupNormCall(torch.empty_like(x), _parts(x, key["num_groups"]), x, weight, bias=bias,
-                         num_groups=key["num_groups"], epsilon=1e-5)
-
-
 _group_norm = Op(
-    _OP, call=GroupNormCall, reference=group_norm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
-    writes=("out", "parts"), cases=_cases, tuning=Tuning(_tune_case, scratch=("parts",)),
-    in_place={"out": ("input",)},
+    _OP, call=GroupNormCall, reference=group_norm_ref, check=_check, key=GroupNormKey, scratch=("parts",),
+    writes=("out", "parts"), in_place={"out": ("input",)},
+    cases={"whole": (GroupNormKey(2, 64, 64, 8, "bf16", False), {"silu": True}),
+           "channels last": (GroupNormKey(2, 64, 36, 4, "bf16", True), {"silu": True}),
+           "slices": GroupNormKey(2, 4, 12000, 1, "bf16", False),
+           "slices, channels last": GroupNormKey(2, 16, 3000, 1, "bf16", True)},
     backends=(Backend("hip", _group_norm_hip, refusal=_kernel_refusal, space=_hip_space),
-              Backend("triton", "ops.norm.triton.group_norm:group_norm",
-                      refusal=_kernel_refusal, space=_triton_space),
+              Backend("triton", "ops.norm.triton.group_norm:group_norm", refusal=_kernel_refusal, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
 
 
@@ -266,28 +253,16 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
         eps: added to the variance; finite, ≥ 0.
         silu: the result goes through SiLU before it is rounded.
         out: tensor to write, shape, dtype and layout of `input`; default: a new one. It may be `input` itself.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`, in the layout of `input`. An empty input gives an empty result.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         In fp32, the variance as exact as from the deviations themselves, rounded to nearest even once; deterministic
-        on one device; can be captured in a graph. A group of more than 64 KB is shared out among workgroups, which read
+        on one device. A group of more than 64 KB is shared out among workgroups, which read
         it twice (on sm_90 up to 512 KB once), and takes a workspace: 8 bytes for each 8 KB, or channels last of each
         channel for each 16 KB of a sample; a shorter one is read once. Only "torch" has a derivative.
 
     Source: Wu and He, Group Normalization (2018); torch.nn.functional.group_norm.
     """
-    if out is None:
-        if not isinstance(input, Tensor):
-            raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
-        out = torch.empty_like(input)
+    out = torch.empty_like(input) if out is None else out
     _group_norm.run(out, _parts(input, num_groups), input, weight, bias=bias, num_groups=num_groups, epsilon=eps,
                     silu=silu, backend=backend)
     return out

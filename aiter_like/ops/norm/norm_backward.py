@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, rows, tune_shapes
-from aiter_like.ops.norm.parts import weight_dtypes
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
@@ -24,23 +22,23 @@ _LONGEST_BLOCK = 16384  # elements of a row that a Triton program keeps
 
 
 class NormBackwardCall(NamedTuple):
-    """One call of norm_backward. `dx`, `dout` and `x` are [..., hidden], of one dtype, with evenly spaced rows.
+    """One call of norm_backward. Rows are evenly spaced.
 
     Attributes:
-        dx: written.
-        dweight: written: fp32 [parts, hidden]; None: not wanted.
+        dweight: fp32 [parts, hidden]; None: not wanted.
         dbias: as `dweight`.
-        weight: [hidden], dtype of `x` or fp32; None: 1.
+        dout: shape and dtype of `x`.
+        weight: None: 1.
         has_mean: the norm subtracts the mean, as LayerNorm does.
         parts: the rows are dealt out in turn to so many rows of `dweight` and `dbias`, whose sums are the derivatives.
     """
 
-    dx: Tensor
+    dx: Annotated[Tensor, "*rows hidden", "x"]
     dweight: Tensor | None
     dbias: Tensor | None
     dout: Tensor
-    x: Tensor
-    weight: Tensor | None
+    x: Annotated[Tensor, "*rows hidden", elements.FLOATS]
+    weight: Annotated[Tensor | None, "hidden", ("x", torch.float32)]
     epsilon: float
     has_mean: bool
     parts: int
@@ -66,22 +64,14 @@ def norm_backward_ref(call: NormBackwardCall) -> None:
 
 def _check(call: NormBackwardCall) -> object:
     x = call.x
-    check.tensor(_OP, "x", x, dtypes=elements.FLOATS)
-    if x.ndim == 0:
-        raise ValueError(f"{_OP}: x must have at least 1 dimension, got a scalar")
-    hidden = x.shape[-1]
-    for name, tensor in (("dout", call.dout), ("dx", call.dx)):
-        check.tensor(_OP, name, tensor, dtypes=(x.dtype,), shape=x.shape, device=x.device)
-    if call.weight is not None:
-        check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(x), shape=(hidden,), device=x.device)
+    check.tensor(_OP, "dout", call.dout, dtypes=(x.dtype,), shape=x.shape, device=x.device)
     check.integer(_OP, "parts", call.parts, low=1)
     for name, part in (("dweight", call.dweight), ("dbias", call.dbias)):
         if part is not None:
-            check.tensor(_OP, name, part, dtypes=(torch.float32,), shape=(call.parts, hidden), device=x.device)
+            check.tensor(_OP, name, part, dtypes=(torch.float32,), shape=(call.parts, x.shape[-1]), device=x.device)
             if not part.is_contiguous():
                 raise ValueError(f"{_OP}: {name} must be contiguous, got strides {part.stride()}")
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
-    check.flag(_OP, "has_mean", call.has_mean)
     return SKIP if x.numel() == 0 else None
 
 
@@ -89,49 +79,44 @@ def _triton_refusal(target: Target, call: NormBackwardCall) -> str | None:
     return rows.refusal(x=call.x, dout=call.dout, dx=call.dx)
 
 
-def _tune_key(call: NormBackwardCall) -> dict[str, int | str]:
-    hidden = call.x.shape[-1]
-    return {"rows": call.x.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.x.dtype),
-            "has_mean": call.has_mean}
+class NormBackwardKey(NamedTuple):
+    """What a tuned row of norm_backward is chosen by."""
+
+    rows: int
+    hidden: int
+    dtype: str
+    has_mean: bool
+
+    @classmethod
+    def of(cls, call: NormBackwardCall) -> NormBackwardKey:
+        return cls(*tune_shapes.row_sizes(call.x), call.has_mean)
+
+    def make(self, device: torch.device, seed: int, parts: int | None = None) -> NormBackwardCall:
+        """All derivatives, those of a bias where there is a mean."""
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, dout = (random(self.rows, self.hidden) for _ in range(2))
+        parts = _parts(x) if parts is None else parts
+        dweight, dbias = torch.zeros(2, parts, self.hidden, device=device)
+        return NormBackwardCall(torch.empty_like(x), dweight, dbias if self.has_mean else None, dout, x=x,
+                                weight=random(self.hidden), epsilon=1e-6, has_mean=bool(self.has_mean), parts=parts)
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[NormBackwardKey]:
+        """A layer's norms, as RMSNorm and as LayerNorm."""
+        return (cls(tokens, model.hidden_size, model.dtype, has_mean) for has_mean in (0, 1))
 
 
 def _cases(device: torch.device) -> dict[str, NormBackwardCall]:
     """The derivatives of RMSNorm and of LayerNorm, with fewer parts than rows; and dx alone."""
-    random = tune_shapes.normal(device, 0, "bf16")
-    x, dout, parts = random(5, 256), random(5, 256), torch.empty(2, 2, 256, device=device)
-    rms = NormBackwardCall(torch.empty_like(x), parts[0], None, dout, x=x, weight=random(256), epsilon=1e-6,
-                           has_mean=False, parts=2)
-    return {"rms": rms, "layer": rms._replace(dbias=parts[1], has_mean=True),
-            "dx alone": rms._replace(dweight=None, weight=None)}
-
-
-def _triton_space(target: Target, call: NormBackwardCall) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, call.dx.shape[-1], _LONGEST_BLOCK)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> NormBackwardCall:
-    """All derivatives, those of a bias where there is a mean."""
-    random, has_mean = tune_shapes.normal(device, seed, key["dtype"]), bool(key["has_mean"])
-    x, dout = (random(key["rows"], key["hidden"]) for _ in range(2))
-    parts = _parts(x)
-    dweight, dbias = (torch.zeros(parts, key["hidden"], device=device) if is_there else None
-                      for is_there in (True, has_mean))
-    return NormBackwardCall(torch.empty_like(x), dweight, dbias, dout, x=x, weight=random(key["hidden"]), epsilon=1e-6,
-                            has_mean=has_mean, parts=parts)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """A layer's norms, as RMSNorm and as LayerNorm."""
-    for has_mean in (0, 1):
-        yield {"rows": tokens, "hidden": model.hidden_size, "dtype": model.dtype, "has_mean": has_mean}
+    rms, layer = (NormBackwardKey(5, 256, "bf16", has_mean).make(device, 0, parts=2) for has_mean in (False, True))
+    return {"rms": rms, "layer": layer, "dx alone": rms._replace(dweight=None, weight=None)}
 
 
 _norm_backward = Op(
-    _OP, call=NormBackwardCall, reference=norm_backward_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "has_mean"), round_field="rows", writes=("dx", "dweight", "dbias"),
-    cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    _OP, call=NormBackwardCall, reference=norm_backward_ref, check=_check, key=NormBackwardKey, round_field="rows",
+    writes=("dx", "dweight", "dbias"), cases=_cases,
     backends=(Backend("triton", "ops.norm.triton.norm_backward:norm_backward",
-                      refusal=_triton_refusal, space=_triton_space),
+                      refusal=_triton_refusal, space=tune_shapes.waves_of("dx", _LONGEST_BLOCK)),
               Backend("torch", norm_backward_ref)))
 
 
@@ -206,16 +191,10 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
         dout: [..., hidden], dtype of `input`: the derivative with respect to the result.
         input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: as in the call of `rms_norm`.
-        backend: "triton" or "torch" instead of the automatic choice.
+        epsilon: as in the call of the norm.
 
     Returns:
         `dinput`, shape and dtype of `input`, and `dweight` [hidden] fp32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or epsilon do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         In fp32; deterministic on one device: the order of additions depends on the number of CUs.
@@ -229,28 +208,16 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
 
 def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsilon: float, *,
                         backend: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivative of `layer_norm`.
+    """The derivative of `layer_norm`. As `rms_norm_backward`, but for:
 
     With r = 1 / sqrt(var(input) + epsilon), n = (input - mean(input)) · r, g = dout · weight:
     `dinput = r · (g - mean(g) - n · mean(g · n))`, `dweight = Σ dout · n`, `dbias = Σ dout` over the rows.
 
     Args:
-        dout: [..., hidden], dtype of `input`: the derivative with respect to the result.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        epsilon: as in the call of `layer_norm`.
-        backend: "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `dinput`, shape and dtype of `input`; `dweight` and `dbias`, [hidden] fp32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or epsilon do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        In fp32; deterministic on one device: the order of additions depends on the number of CUs.
 
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """

@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What the norms' declarations share: the dtypes of a weight, and the flags that engines pass as numbers."""
+"""What the norms' declarations share: names of instances, and the flags that engines pass as numbers."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from aiter_like import dtypes
-
-
-def weight_dtypes(input: Tensor) -> tuple[torch.dtype, ...]:
-    """The dtypes that a weight beside `input` may have."""
-    return tuple(dict.fromkeys((input.dtype, torch.float32)))
 
 
 def dtype_names(input: torch.dtype, weight: torch.dtype) -> list[str]:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.ops.common import elements, rows, tune_shapes, vectors
@@ -27,23 +26,21 @@ _ASM_ARGUMENTS = {"out": "pointer", "input": "pointer", "weight": "pointer", "re
 
 
 class RmsNormCall(NamedTuple):
-    """One call of rms_norm. All tensors but `weight` are [..., hidden], rows evenly spaced.
+    """One call of rms_norm. Rows are evenly spaced.
 
     Attributes:
-        out: written; dtype of `input`.
-        weight: [hidden], dtype of `input` or fp32.
         use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
         residual_in: added to `input` first; comes with `residual_out`, to which the sum is written.
         gemma_norm: multiply with `weight + 1`.
     """
 
-    out: Tensor
-    input: Tensor
-    weight: Tensor
+    out: Annotated[Tensor, "*rows hidden", "input"]
+    input: Annotated[Tensor, "*rows hidden", elements.FLOATS]
+    weight: Annotated[Tensor, "hidden", ("input", torch.float32)]
     epsilon: float
     use_model_sensitive_rmsnorm: int = 0
-    residual_in: Tensor | None = None
-    residual_out: Tensor | None = None
+    residual_in: Annotated[Tensor | None, "*rows hidden", "input"] = None
+    residual_out: Annotated[Tensor | None, "*rows hidden", "input"] = None
     gemma_norm: bool = False
 
     @property
@@ -101,23 +98,10 @@ def _rms_norm_asm(call: RmsNormCall) -> Launch:
 
 
 def _check(call: RmsNormCall) -> object:
-    input = call.input
-    check.tensor("rms_norm", "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError("rms_norm: input must have at least 1 dimension, got a scalar")
-    device = input.device
-    check.tensor("rms_norm", "weight", call.weight, dtypes=parts.weight_dtypes(input), shape=input.shape[-1:],
-                 device=device)
-    check.tensor("rms_norm", "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=device)
     check.real("rms_norm", "epsilon", call.epsilon, low=0.0)
     check.choice("rms_norm", "use_model_sensitive_rmsnorm", call.use_model_sensitive_rmsnorm, (0, 1))
-    check.flag("rms_norm", "gemma_norm", call.gemma_norm)
-    if (call.residual_in is None) != (call.residual_out is None):
-        raise ValueError("rms_norm: residual_in and residual_out must come together, got one of them")
-    for name in ("residual_in", "residual_out"):
-        if (tensor := getattr(call, name)) is not None:
-            check.tensor("rms_norm", name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
-    return SKIP if input.numel() == 0 else None
+    check.together("rms_norm", residual_in=call.residual_in, residual_out=call.residual_out)
+    return SKIP if call.input.numel() == 0 else None
 
 
 def _kernel_refusal(target: Target, call: RmsNormCall) -> str | None:
@@ -147,52 +131,44 @@ def _asm_facts(input: Tensor) -> dict[str, int | str]:
     return {"dtype": dtypes.name(input.dtype), "hidden": input.shape[-1]}
 
 
-def _tune_key(call: RmsNormCall) -> dict[str, int | str]:
-    hidden = call.input.shape[-1]
-    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
-            "has_residual": call.residual_in is not None}
+class RmsNormKey(NamedTuple):
+    """What a tuned row of rms_norm is chosen by."""
 
+    rows: int
+    hidden: int
+    dtype: str
+    has_residual: bool
 
-def _cases(device: torch.device) -> dict[str, RmsNormCall]:
-    """The row lengths of the assembly kernels, and the residual form."""
-    generator = torch.Generator().manual_seed(0)
-    calls = {}
-    for hidden in (4096, 8192):
-        x, weight = (torch.randn(rows, hidden, generator=generator).to(device, torch.bfloat16) for rows in (5, 1))
-        calls[f"hidden {hidden}"] = RmsNormCall(torch.empty_like(x), x, weight[0], 1e-6)
-    calls["residual"] = calls["hidden 4096"]._replace(residual_in=calls["hidden 4096"].input.flip(0),
-                                                      residual_out=torch.empty_like(calls["hidden 4096"].out))
-    return calls
+    @classmethod
+    def of(cls, call: RmsNormCall) -> RmsNormKey:
+        return cls(*tune_shapes.row_sizes(call.input), call.residual_in is not None)
 
+    def make(self, device: torch.device, seed: int) -> RmsNormCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, weight = random(self.rows, self.hidden), random(self.hidden)
+        call = RmsNormCall(torch.empty_like(x), x, weight, 1e-6)
+        if not self.has_residual:
+            return call
+        return call._replace(residual_in=random(self.rows, self.hidden), residual_out=torch.empty_like(x))
 
-def _hip_space(target: Target, call: RmsNormCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.out, call.input)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RmsNormCall:
-    random = tune_shapes.normal(device, seed, key["dtype"])
-    x, weight = random(key["rows"], key["hidden"]), random(key["hidden"])
-    residual = random(key["rows"], key["hidden"]) if key["has_residual"] else None
-    return RmsNormCall(torch.empty_like(x), x, weight, 1e-6, residual_in=residual,
-                       residual_out=None if residual is None else torch.empty_like(x))
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """A layer's norms, which every GPU does whole; those of q and k heads, which it does for its own heads."""
-    sizes = [(tokens, model.hidden_size, 0), (tokens, model.hidden_size, 1)]
-    if model.qk_norm:
-        sizes += [(tokens * max(heads // tp, 1), model.head_dim, 0) for heads in (model.num_heads, model.num_kv_heads)]
-    sizes += [(tokens, rank, 0) for rank in (model.q_lora_rank, model.kv_lora_rank) if rank]
-    for count, hidden, has_residual in sizes:
-        yield {"rows": count, "hidden": hidden, "dtype": model.dtype, "has_residual": has_residual}
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[RmsNormKey]:
+        """A layer's norms, which every GPU does whole; those of q and k heads, which it does for its own heads."""
+        sizes = [(tokens, model.hidden_size, 0), (tokens, model.hidden_size, 1)]
+        if model.qk_norm:
+            sizes += [(tokens * max(heads // tp, 1), model.head_dim, 0)
+                      for heads in (model.num_heads, model.num_kv_heads)]
+        sizes += [(tokens, rank, 0) for rank in (model.q_lora_rank, model.kv_lora_rank) if rank]
+        return (cls(count, hidden, model.dtype, has_residual) for count, hidden, has_residual in sizes)
 
 
 _rms_norm = Op(
-    "rms_norm", call=RmsNormCall, reference=rms_norm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "has_residual"), round_field="rows", writes=("out", "residual_out"),
-    cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    "rms_norm", call=RmsNormCall, reference=rms_norm_ref, check=_check, key=RmsNormKey, round_field="rows",
+    writes=("out", "residual_out"),
+    cases={"hidden 4096": RmsNormKey(5, 4096, "bf16", False), "hidden 8192": RmsNormKey(5, 8192, "bf16", False),
+           "residual": RmsNormKey(5, 4096, "bf16", True)},
     in_place={"out": ("input", "residual_in"), "residual_out": ("residual_in", "input")},
-    backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+    backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=rows.lanes_of("out", "input")),
               Backend("asm", _rms_norm_asm, refusal=_asm_refusal,
                       address_refusal=vectors.begin_at(lambda call: dict.fromkeys((*call.matrices, "weight"), 8))),
               Backend("triton", "ops.norm.triton.rms_norm:rms_norm",
@@ -213,25 +189,14 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
         epsilon: added to the mean; finite, ≥ 0.
         use_model_sensitive_rmsnorm: 0, or 1 for the T5 variant.
         out: tensor to write, shape and dtype of `input`; default: a new contiguous one. It may be `input` itself.
-        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`. An empty input gives an empty result.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or epsilon do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Accumulated in fp32, rounded to nearest even once; deterministic; can be captured in a graph. Where an
-        argument requires grad, the derivative is `rms_norm_backward`'s; with `out` or "torch", torch's own.
+        Accumulated in fp32, rounded to nearest even once; deterministic. Where an argument requires grad, the
+        derivative is `rms_norm_backward`'s; with `out` or "torch", torch's own.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); AITER's `rms_norm`.
     """
     if out is None:
-        if not isinstance(input, Tensor):
-            raise TypeError(f"rms_norm: input must be a tensor, got {type(input).__name__}")
         if backend != "torch" and torch_ops.needs_grad(input, weight):
             return norm_backward.Norm.apply(
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
@@ -244,32 +209,19 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
 def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, weight: Tensor,
                            epsilon: float, gemma_norm: bool = False, use_model_sensitive_rmsnorm: int = 0, *,
                            backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation of the sum.
+    """Residual add and root-mean-square normalisation of the sum. As `rms_norm`, but for:
 
     `residual_out = input + residual_in`, `out = rms_norm(input + residual_in, weight)`; the norm takes the sum before
     its rounding. With `gemma_norm` the factor is `weight + 1`.
 
     Args:
         out: [..., hidden], written; dtype of `input`. It may be `input`.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         residual_in: [..., hidden], dtype of `input`.
         residual_out: [..., hidden], written; dtype of `input`. It may be `residual_in`.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
         gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
-        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
-        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `residual_out` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or epsilon do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Accumulated in fp32, each output rounded to nearest even once; deterministic; can be captured in a graph.
+        Accumulated in fp32, each output rounded to nearest even once; deterministic.
 
     Source: AITER's `rmsnorm2d_fwd_with_add`.
     """
@@ -280,54 +232,20 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
 
 def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False, *,
             backend: str | None = None) -> None:
-    """Root-mean-square normalisation into `out`; the gemma form too.
-
-    `out = rms_norm(input, weight)`, or `rms_norm(input, weight + 1)` with `gemma_norm`.
+    """As `rms_norm`, into `out`; with `gemma_norm` the factor is `weight + 1`.
 
     Args:
         out: [..., hidden], written; dtype of `input`. It may be `input`.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
         gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
-        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError, ValueError, UnsupportedError: as `rms_norm`.
-
-    Notes:
-        As `rms_norm`.
 
     Source: AITER's `rmsnorm`, `rms_norm_cu`.
     """
-    gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm
     _rms_norm.run(out, input, weight, epsilon, gemma_norm=parts.as_flag(gemma_norm), backend=backend)
 
 
 def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float, *,
                           backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation of the sum, both in place.
-
-    `residual_in = input + residual_in`, `input = rms_norm(input + residual_in, weight)` of the sum before its rounding.
-
-    Args:
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced; written.
-        residual_in: [..., hidden], dtype of `input`; written.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
-        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `input` and `residual_in` are written.
-
-    Raises:
-        TypeError, ValueError, UnsupportedError: as `rms_norm`.
-
-    Notes:
-        As `rmsnorm2d_fwd_with_add`.
+    """As `rmsnorm2d_fwd_with_add`, in place: `input` is `out`, `residual_in` is `residual_out`.
 
     Source: AITER's `fused_add_rms_norm_cu`.
     """

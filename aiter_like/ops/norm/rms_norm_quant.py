@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.common.quant_rule import check_scale, group_major, store_quantised
@@ -25,31 +24,27 @@ _OP = "rms_norm_quant"
 
 
 class RmsNormQuantCall(NamedTuple):
-    """One call of rms_norm_quant. `out`, `residual_out`, `plain_out`, `input` and `residual_in` are [..., hidden] with
-    evenly spaced rows.
+    """One call of rms_norm_quant. Rows are evenly spaced.
 
     Attributes:
-        out: written; fp8 or int8.
-        scale: written; fp32, an element per row, or per row and group.
-        residual_out: written: the sum that is normalised; comes with `residual_in`.
-        plain_out: written: the normalised rows before smoothing and quantisation; None: not wanted.
-        input: the dtype of `residual_in`, `residual_out` and `plain_out` too.
-        weight: [hidden], dtype of `input` or fp32.
-        x_scale: [hidden] fp32: what each column is multiplied with before it is quantised (smoothing).
+        scale: fp32, an element per row, or per row and group.
+        residual_out: the sum that is normalised; comes with `residual_in`.
+        plain_out: the normalised rows before smoothing and quantisation; None: not wanted.
+        x_scale: what each column is multiplied with before it is quantised (smoothing).
         group_size: columns that share a scale; 0: the whole row does.
         use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
         gemma_norm: multiply with `weight + 1`.
     """
 
-    out: Tensor
+    out: Annotated[Tensor, "*rows hidden", quant_rule.DTYPES]
     scale: Tensor
-    residual_out: Tensor | None
-    plain_out: Tensor | None
-    input: Tensor
-    weight: Tensor
+    residual_out: Annotated[Tensor | None, "*rows hidden", "input"]
+    plain_out: Annotated[Tensor | None, "*rows hidden", "input"]
+    input: Annotated[Tensor, "*rows hidden", elements.FLOATS]
+    weight: Annotated[Tensor, "hidden", ("input", torch.float32)]
     epsilon: float
-    residual_in: Tensor | None = None
-    x_scale: Tensor | None = None
+    residual_in: Annotated[Tensor | None, "*rows hidden", "input"] = None
+    x_scale: Annotated[Tensor | None, "hidden", torch.float32] = None
     group_size: int = 0
     use_model_sensitive_rmsnorm: int = 0
     gemma_norm: bool = False
@@ -93,27 +88,12 @@ def _rms_norm_quant_hip(call: RmsNormQuantCall) -> None: ...
 
 
 def _check(call: RmsNormQuantCall) -> object:
-    input = call.input
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
-    hidden, device = input.shape[-1], input.device
-    check.tensor(_OP, "weight", call.weight, dtypes=parts.weight_dtypes(input), shape=(hidden,), device=device)
-    check.tensor(_OP, "out", call.out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
     check.real(_OP, "epsilon", call.epsilon, low=0.0)
-    quant_rule.check_group(_OP, hidden, call.group_size)
+    quant_rule.check_group(_OP, call.input.shape[-1], call.group_size)
     check.choice(_OP, "use_model_sensitive_rmsnorm", call.use_model_sensitive_rmsnorm, (0, 1))
-    check.flag(_OP, "gemma_norm", call.gemma_norm)
-    check_scale(_OP, "scale", call.scale, input, call.group_size)
-    if (call.residual_in is None) != (call.residual_out is None):
-        raise ValueError(f"{_OP}: residual_in and residual_out must come together, got one of them")
-    for name, tensor in (("residual_in", call.residual_in), ("residual_out", call.residual_out),
-                         ("out_before_quant", call.plain_out)):
-        if tensor is not None:
-            check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
-    if call.x_scale is not None:
-        check.tensor(_OP, "xscale", call.x_scale, dtypes=(torch.float32,), shape=(hidden,), device=device)
-    return SKIP if input.numel() == 0 else None
+    check_scale(_OP, "scale", call.scale, call.input, call.group_size)
+    check.together(_OP, residual_in=call.residual_in, residual_out=call.residual_out)
+    return SKIP if call.input.numel() == 0 else None
 
 
 def _kernel_refusal(target: Target, call: RmsNormQuantCall) -> str | None:
@@ -123,51 +103,52 @@ def _kernel_refusal(target: Target, call: RmsNormQuantCall) -> str | None:
         out_before_quant=call.plain_out)
 
 
-def _tune_key(call: RmsNormQuantCall) -> dict[str, int | str]:
-    hidden = call.input.shape[-1]
-    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
-            "out_dtype": dtypes.name(call.out.dtype), "group_size": call.group_size,
-            "has_residual": call.residual_in is not None}
+class RmsNormQuantKey(NamedTuple):
+    """What a tuned row of rms_norm_quant is chosen by."""
+
+    rows: int
+    hidden: int
+    dtype: str
+    out_dtype: str
+    group_size: int
+    has_residual: bool
+
+    @classmethod
+    def of(cls, call: RmsNormQuantCall) -> RmsNormQuantKey:
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype), call.group_size,
+                   call.residual_in is not None)
+
+    def make(self, device: torch.device, seed: int) -> RmsNormQuantCall:
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, weight = random(self.rows, self.hidden), random(self.hidden)
+        scale = torch.empty(self.rows, self.hidden // self.group_size if self.group_size else 1, device=device)
+        call = RmsNormQuantCall(torch.empty_like(x, dtype=dtypes.DTYPES[self.out_dtype]), scale, None, None, input=x,
+                                weight=weight, epsilon=1e-6, group_size=self.group_size)
+        if not self.has_residual:
+            return call
+        return call._replace(residual_in=random(self.rows, self.hidden), residual_out=torch.empty_like(x))
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[RmsNormQuantKey]:
+        """A layer's norms: the first one's and, with the residual, all others'; to fp8 by row and by 128 columns."""
+        return (cls(tokens, model.hidden_size, model.dtype, tune_shapes.fp8_name(), group_size, has_residual)
+                for has_residual in (0, 1) for group_size in (0, 128))
 
 
 def _cases(device: torch.device) -> dict[str, RmsNormQuantCall]:
     """A scale per row and per group, with and without residual; smoothing with the rows as they are before it."""
-    random = tune_shapes.normal(device, 0, "bf16")
-    x, residual, weight = random(3, 256), random(3, 256), random(256)
-    row = RmsNormQuantCall(torch.empty_like(x, dtype=torch.int8), torch.empty(3, 1, device=device), None, None, input=x,
-                           weight=weight, epsilon=1e-6)
-    groups = row._replace(scale=torch.empty(3, 4, device=device), group_size=64)
-    sums = {"residual_in": residual, "residual_out": torch.empty_like(x)}
-    smooth = row._replace(**sums, plain_out=torch.empty_like(x), x_scale=weight.float().abs() + 0.5,
-                          use_model_sensitive_rmsnorm=1)
-    return {"row": row._replace(weight=weight.float(), gemma_norm=True), "groups": groups,
-            "groups, residual": groups._replace(**sums), "smooth, T5": smooth}
-
-
-def _hip_space(target: Target, call: RmsNormQuantCall) -> list[dict[str, int]]:
-    return rows.lane_space(target, call.input, group_size=call.group_size, is_8bit=True)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RmsNormQuantCall:
-    random, group_size = tune_shapes.normal(device, seed, key["dtype"]), key["group_size"]
-    x, residual, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
-    scale = torch.empty(key["rows"], key["hidden"] // group_size if group_size else 1, device=device)
-    residual, residual_out = (residual, torch.empty_like(x)) if key["has_residual"] else (None, None)
-    return RmsNormQuantCall(torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), scale, residual_out, None,
-                            input=x, weight=weight, epsilon=1e-6, residual_in=residual, group_size=group_size)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    for key in tune_shapes.layer_keys(model, tokens, tune_shapes.fp8_name()):
-        yield from ({**key, "group_size": group_size} for group_size in (0, 128))
+    row, groups, summed, smooth = (RmsNormQuantKey(3, 256, "bf16", "i8", *form).make(device, 0)
+                                   for form in ((0, False), (64, False), (64, True), (0, True)))
+    return {"row": row._replace(weight=row.weight.float(), gemma_norm=True), "groups": groups,
+            "groups, residual": summed,
+            "smooth, T5": smooth._replace(plain_out=torch.empty_like(smooth.input), use_model_sensitive_rmsnorm=1,
+                                          x_scale=smooth.weight.float().abs() + 0.5)}
 
 
 rms_norm_quant = Op(
-    _OP, call=RmsNormQuantCall, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
-    writes=("out", "scale", "residual_out", "plain_out"), cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    in_place={"residual_out": ("residual_in",)},
-    backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=_hip_space),
+    _OP, call=RmsNormQuantCall, reference=rms_norm_quant_ref, check=_check, key=RmsNormQuantKey, round_field="rows",
+    writes=("out", "scale", "residual_out", "plain_out"), cases=_cases, in_place={"residual_out": ("residual_in",)},
+    backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=rows.lanes_of("input", is_8bit=True)),
               Backend("triton", "ops.norm.triton.rms_norm_quant:rms_norm_quant",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", rms_norm_quant_ref)))
@@ -190,18 +171,9 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
         use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
         group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
         shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `yscale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
 
     Source: AITER's `rmsnorm2d_fwd_with_dynamicquant`.
     """
@@ -213,34 +185,14 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
                                         yscale: Tensor, weight: Tensor, epsilon: float,
                                         use_model_sensitive_rmsnorm: int = 0, group_size: int = 0,
                                         shuffle_scale: bool = False, *, backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation of the sum, with a quantised result.
+    """Residual add and root-mean-square normalisation of the sum. As `rmsnorm2d_fwd_with_dynamicquant`, but for:
 
     `residual_out = input + residual_in`, `y = rms_norm(input + residual_in, weight)` of the sum before its rounding;
     `out · yscale ≈ y`.
 
     Args:
-        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         residual_in: [..., hidden], dtype of `input`; added to it in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
-        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
-        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
-        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
-        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out`, `residual_out` and `yscale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
-
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm2d_fwd_with_add_dynamicquant`.
     """
@@ -252,30 +204,13 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
 def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor,
                                    epsilon: float, use_model_sensitive_rmsnorm: int = 0, *,
                                    backend: str | None = None) -> None:
-    """Root-mean-square normalisation, smoothing by column, and quantisation by row.
+    """Root-mean-square normalisation and smoothing by column. As `rmsnorm2d_fwd_with_dynamicquant`, but for:
 
     `y = rms_norm(input, weight) · xscale`; `out · yscale ≈ y`.
 
     Args:
-        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
-        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
-        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `yscale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
-
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        yscale: [..., 1] fp32, dense, written; `out · yscale` is the value.
 
     Source: AITER's `rmsnorm2d_fwd_with_smoothquant`.
     """
@@ -287,34 +222,15 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
                                        xscale: Tensor, yscale: Tensor, weight: Tensor, epsilon: float,
                                        out_before_quant: Tensor | None = None, use_model_sensitive_rmsnorm: int = 0, *,
                                        backend: str | None = None) -> None:
-    """Residual add, root-mean-square normalisation of the sum, smoothing by column, and quantisation by row.
+    """Residual add, and normalisation and smoothing of the sum. As `rmsnorm2d_fwd_with_smoothquant`, but for:
 
     `residual_out = input + residual_in`, `y = rms_norm(input + residual_in, weight) · xscale` of the sum before its
     rounding; `out · yscale ≈ y`.
 
     Args:
-        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         residual_in: [..., hidden], dtype of `input`; added to it in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
-        xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
-        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
         out_before_quant: [..., hidden], dtype of `input`, written: the normalised rows, rounded; None: not wanted.
-        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out`, `residual_out`, `yscale` and `out_before_quant` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
-
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm2d_fwd_with_add_smoothquant`.
     """
@@ -325,31 +241,13 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
 
 def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int = 0,
                   shuffle_scale: bool = False, gemma_norm: bool = False, *, backend: str | None = None) -> None:
-    """Root-mean-square normalisation with a quantised result; the gemma form too.
+    """Quantised root-mean-square normalisation, the gemma form too. As `rmsnorm2d_fwd_with_dynamicquant`, but for:
 
     `out · scale ≈ rms_norm(input, weight)`, or `rms_norm(input, weight + 1)` with `gemma_norm`.
 
     Args:
-        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         scale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · scale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
-        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
-        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
         gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `scale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
-
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm_quant`.
     """
@@ -360,34 +258,14 @@ def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, eps
 def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, scale: Tensor,
                       weight: Tensor, epsilon: float, group_size: int = 0, shuffle_scale: bool = False,
                       gemma_norm: bool = False, *, backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation of the sum, with a quantised result; the gemma form too.
+    """Residual add and normalisation of the sum. As `rmsnorm_quant`, but for:
 
     `residual_out = input + residual_in`, `out · scale ≈ rms_norm(input + residual_in, weight)` of the sum before its
     rounding, or with `weight + 1` for `gemma_norm`.
 
     Args:
-        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         residual_in: [..., hidden], dtype of `input`; added to it in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
-        scale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · scale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous.
-        epsilon: added to the mean; finite, ≥ 0.
-        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
-        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
-        gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out`, `residual_out` and `scale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
-
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `add_rmsnorm_quant`.
     """

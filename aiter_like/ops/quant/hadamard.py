@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The Walsh-Hadamard transform of rows, which spreads outliers over a row before it is quantised.
-
-Kernels: csrc/quant/hadamard.hip, ops/quant/triton/hadamard.py.
-"""
+"""The Walsh-Hadamard transform, which spreads a row's outliers before quantisation. Kernels: csrc/quant/, triton/."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +11,6 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
 
@@ -26,16 +21,10 @@ _MOST_COLUMNS = 4096  # A wave keeps a row of no more in its registers.
 
 
 class HadamardCall(NamedTuple):
-    """One call of hadamard: its arguments in the order of the function that hadamard.hip exports.
+    """One call of hadamard; the sums are multiplied by `scale`."""
 
-    Attributes:
-        out: [..., columns] bf16|fp16|fp32, written.
-        input: [..., columns] bf16|fp16|fp32; columns is a power of two.
-        scale: what the sums are multiplied by.
-    """
-
-    out: Tensor
-    input: Tensor
+    out: Annotated[Tensor, "*rows columns", elements.FLOATS]
+    input: Annotated[Tensor, "*rows columns", elements.FLOATS]
     scale: float
 
 
@@ -63,14 +52,11 @@ def _hadamard_hip(call: HadamardCall) -> None: ...
 
 
 def _check(call: HadamardCall) -> object:
-    input = call.input
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
-    columns = input.shape[-1] if input.ndim else 0
+    columns = call.input.shape[-1]
     if columns < 1 or columns & (columns - 1):
-        raise ValueError(f"{_OP}: input must have a power of two of columns, got shape {tuple(input.shape)}")
-    check.tensor(_OP, "out", call.out, dtypes=elements.FLOATS, shape=input.shape, device=input.device)
+        raise ValueError(f"{_OP}: input must have a power of two of columns, got shape {tuple(call.input.shape)}")
     check.real(_OP, "scale", call.scale)
-    return SKIP if input.numel() == 0 else None
+    return SKIP if call.input.numel() == 0 else None
 
 
 def _refusal(target: Target, call: HadamardCall) -> str | None:
@@ -81,58 +67,46 @@ def _refusal(target: Target, call: HadamardCall) -> str | None:
     return rows.refusal(input=call.input, out=call.out)
 
 
-def _tune_key(call: HadamardCall) -> dict[str, int | str]:
-    columns = call.input.shape[-1]
-    return {"rows": call.input.numel() // columns, "columns": columns, "dtype": dtypes.name(call.input.dtype),
-            "out_dtype": dtypes.name(call.out.dtype)}
+class HadamardKey(NamedTuple):
+    """What a tuned row of hadamard is chosen by."""
 
+    rows: int
+    columns: int
+    dtype: str
+    out_dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> HadamardCall:
-    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
-    return HadamardCall(torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), x, key["columns"] ** -0.5)
+    @classmethod
+    def of(cls, call: HadamardCall) -> HadamardKey:
+        return cls(*tune_shapes.row_sizes(call.input), dtypes.name(call.out.dtype))
 
-
-def _cases(device: torch.device) -> dict[str, HadamardCall]:
-    """Rows of a few lanes, of a whole wave and of several accesses of each lane; results of fewer bits."""
-    sizes = {"bf16": ("bf16", 128), "fp16": ("fp16", 512), "fp32": ("fp32", 2048), "rounded": ("fp32", 4)}
-    return {name: _tune_case({"rows": 5, "columns": columns, "dtype": dtype,
-                              "out_dtype": "bf16" if name == "rounded" else dtype}, device, 0)
-            for name, (dtype, columns) in sizes.items()}
+    def make(self, device: torch.device, seed: int) -> HadamardCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
+        return HadamardCall(torch.empty_like(x, dtype=dtypes.DTYPES[self.out_dtype]), x, self.columns ** -0.5)
 
 
 _hadamard = Op(
-    _OP, call=HadamardCall, reference=hadamard_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "out_dtype"), round_field="rows", cases=_cases, tuning=Tuning(_tune_case),
-    sums_in_fp32=True,
-    in_place={"out": ("input",)},
+    _OP, call=HadamardCall, reference=hadamard_ref, check=_check, key=HadamardKey, round_field="rows",
+    sums_in_fp32=True, in_place={"out": ("input",)},
+    # Rows of a few lanes, of a whole wave and of several accesses of each lane; results of fewer bits.
+    cases={"bf16": HadamardKey(5, 128, "bf16", "bf16"), "fp16": HadamardKey(5, 512, "fp16", "fp16"),
+           "fp32": HadamardKey(5, 2048, "fp32", "fp32"), "rounded": HadamardKey(5, 4, "fp32", "bf16")},
     backends=(Backend("hip", _hadamard_hip, refusal=_refusal),
               Backend("triton", "ops.quant.triton.hadamard:hadamard", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (1, 2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(1, 2, 4, 8))),
               Backend("torch", hadamard_ref)))
 
 
 def hadamard_transform(input: Tensor, scale: float | None = None, *, out: Tensor | None = None,
                        backend: str | None = None) -> Tensor:
-    """The Walsh-Hadamard transform of each row, in natural order.
-
+    """Walsh-Hadamard transform of each row, in natural order:
     `out[i] = scale · Σ (−1)^|i & j| · input[j]`, where |·| counts the bits that are 1.
 
     Args:
         input: [..., columns] bf16|fp16|fp32, columns a power of two, last dimension contiguous, rows evenly spaced.
         scale: a number; default: columns^−½, with which the transform is its own inverse.
-        out: tensor to write, [..., columns] bf16|fp16|fp32; default: a new contiguous one, dtype of `input`.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        out: [..., columns] bf16|fp16|fp32, may be `input`; default: a new contiguous one, dtype of `input`.
 
-    Returns:
-        `out`. An empty input gives an empty result.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit, or the number of columns is no power of two.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Sums in fp32, rounded to nearest even once; `out` may be `input`. Can be captured in a graph.
+    Notes: Sums in fp32, rounded to nearest even once.
 
     Source: AITER's `rotate_activation`; fast-hadamard-transform's `hadamard_transform`, whose default is scale 1.
     """

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation to MXFP4: fp4 elements with a power of two for each 32. Kernels: csrc/quant/mxfp4_quant.hip,
-ops/quant/triton/mxfp4_quant.py.
-"""
+"""Quantisation to MXFP4: fp4 elements with a power of two for each 32. Kernels: csrc/quant/, ops/quant/triton/."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
 
@@ -34,15 +30,14 @@ class Mxfp4QuantCall(NamedTuple):
     """One call of mxfp4_quant. The rows of each tensor are evenly spaced.
 
     Attributes:
-        out: [..., K / 2] uint8, written: two fp4 to a byte, the first in the low half.
-        scale: [..., K / 32] uint8, written: biased exponents.
-        input: [..., K].
+        out: [..., K / 2]: two fp4 to a byte, the first in the low half.
+        scale: [..., K / 32]: biased exponents.
         round_mode: how the scale is rounded: 0 down, 1 up, 2 to the nearest, 3 up from the largest power of two.
     """
 
-    out: Tensor
-    scale: Tensor
-    input: Tensor
+    out: Annotated[Tensor, "*rows bytes", torch.uint8]
+    scale: Annotated[Tensor, "*rows groups", torch.uint8]
+    input: Annotated[Tensor, "*rows columns", elements.FLOATS, STRIDED]
     round_mode: int = 1
 
 
@@ -73,55 +68,52 @@ def _mxfp4_quant_hip(call: Mxfp4QuantCall) -> None: ...
 
 def _check(call: Mxfp4QuantCall) -> object:
     input = call.input
-    check.tensor(_OP, "input", input, dtypes=elements.FLOATS, last_contiguous=False)
-    if input.ndim == 0 or input.shape[-1] % GROUP:
-        raise ValueError(f"{_OP}: input must have whole groups of {GROUP} in its last dimension, got shape "
-                         f"{tuple(input.shape)}")
+    _check_groups(_OP, "input", input)
     check.choice(_OP, "round_mode", call.round_mode, tuple(range(len(ROUNDING))))
     for name, tensor, part in (("out", call.out, 2), ("scale", call.scale, GROUP)):
-        check.tensor(_OP, name, tensor, dtypes=(torch.uint8,), shape=(*input.shape[:-1], input.shape[-1] // part),
-                     device=input.device)
+        check.tensor(_OP, name, tensor, shape=(*input.shape[:-1], input.shape[-1] // part))
     return SKIP if input.numel() == 0 else None
 
 
+def _check_groups(op: str, name: str, x: Tensor) -> None:
+    if x.ndim == 0 or x.shape[-1] % GROUP:
+        raise ValueError(f"{op}: {name} must have whole groups of {GROUP} in its last dimension, got shape "
+                         f"{tuple(x.shape)}")
+
+
 def _refusal(target: Target, call: Mxfp4QuantCall) -> str | None:
-    input = call.input
-    if input.stride(-1) != 1:
-        return f"input must be contiguous in its last dimension, got stride {input.stride(-1)} there"
-    if input.numel() >= _MOST:
-        return f"fewer than {_MOST} elements, got {input.numel()}"
-    return rows.refusal(input=input, out=call.out, scale=call.scale)
+    if call.input.numel() >= _MOST:
+        return f"fewer than {_MOST} elements, got {call.input.numel()}"
+    return rows.refusal(input=call.input, out=call.out, scale=call.scale)
 
 
-def _tune_key(call: Mxfp4QuantCall) -> dict[str, int | str]:
-    columns = call.input.shape[-1]
-    return {"rows": call.input.numel() // columns, "columns": columns, "dtype": dtypes.name(call.input.dtype)}
+class Mxfp4QuantKey(NamedTuple):
+    """What a tuned row of mxfp4_quant is chosen by."""
 
+    rows: int
+    columns: int
+    dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Mxfp4QuantCall:
-    return _call(tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"]), 1)
+    @classmethod
+    def of(cls, call: Mxfp4QuantCall) -> Mxfp4QuantKey:
+        return cls(*tune_shapes.row_sizes(call.input))
 
-
-def _cases(device: torch.device) -> dict[str, Mxfp4QuantCall]:
-    """Each rounding of the scales; fp16 and fp32."""
-    x = torch.randn(5, 320, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    calls = {f"rounding {mode}": _call(x, mode) for mode in range(len(ROUNDING))}
-    return calls | {"fp16": _call(x.half(), 1), "fp32": _call(x.float(), 2)}
+    def make(self, device: torch.device, seed: int, *, round_mode: int = 1) -> Mxfp4QuantCall:
+        return _call(tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns), round_mode)
 
 
 _mxfp4_quant = Op(
-    _OP, call=Mxfp4QuantCall, reference=mxfp4_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype"), writes=("out", "scale"), cases=_cases, tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _mxfp4_quant_hip, refusal=_refusal,
-                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
+    _OP, call=Mxfp4QuantCall, reference=mxfp4_quant_ref, check=_check, key=Mxfp4QuantKey, writes=("out", "scale"),
+    cases={f"{dtype}, rounding {mode}": (Mxfp4QuantKey(5, 320, dtype), {"round_mode": mode}) for dtype, mode in (
+        ("bf16", 0), ("bf16", 1), ("bf16", 2), ("bf16", 3), ("fp16", 1), ("fp32", 2))},
+    backends=(Backend("hip", _mxfp4_quant_hip, refusal=_refusal, space=tune_shapes.every(vectors=(1, 2, 4))),
               Backend("triton", "ops.quant.triton.mxfp4_quant:mxfp4_quant", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(2, 4, 8))),
               Backend("torch", mxfp4_quant_ref)))
 
 
 def quant_mxfp4(x: Tensor, round_mode: int = 1, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
     """Quantises to MXFP4: each 32 elements of a row share a scale that is a power of two.
-
     `x ≈ fp4 · 2^(scale - 127)`, where fp4 (e2m1) is ±0, 0.5, 1, 1.5, 2, 3, 4 or 6.
 
     Args:
@@ -129,29 +121,20 @@ def quant_mxfp4(x: Tensor, round_mode: int = 1, *, backend: str | None = None) -
         round_mode: of the scale for a group's largest magnitude amax. 0 (RoundDown): the power of two at or below
             amax / 4; 1 (RoundUp): that at or above amax / 6, so that nothing saturates; 2 (Even): that at or below
             amax / 4 once amax is rounded to fp4's single bit of mantissa; 3 (Ceil): that at or above amax / 4.
-        backend: "hip", "triton" or "torch" instead of the automatic choice. The kernels take a contiguous last
-            dimension and evenly spaced rows.
 
     Returns:
         [..., K / 2] uint8, two codes to a byte, the first in the low half, and [..., K / 32] uint8, biased exponents
         (e8m0).
 
-    Raises:
-        TypeError: `x` is no tensor of those dtypes.
-        ValueError: K is no multiple of 32, or `round_mode` is none of those.
-        UnsupportedError: the backend asked for cannot serve the call.
-
     Notes:
         Elements are rounded to the nearest, ties to the even code, saturated at 6. A group of zeros has the scale 0,
         one with a NaN or an infinity 255, which is NaN, and elements 0. `fused_moe` takes such weights. Deterministic;
-        can be captured in a graph.
+        the kernels take a contiguous last dimension and evenly spaced rows.
 
     Source: the OCP Microscaling Formats (MX) specification 1.0; the four roundings are those of AITER and torchao.
     """
     check.tensor("quant_mxfp4", "x", x, dtypes=elements.FLOATS, last_contiguous=False)
-    if x.ndim == 0 or x.shape[-1] % GROUP:
-        raise ValueError(f"quant_mxfp4: x must have whole groups of {GROUP} in its last dimension, got shape "
-                         f"{tuple(x.shape)}")
+    _check_groups("quant_mxfp4", "x", x)
     call = _call(x, round_mode)
     _mxfp4_quant.run(*call, backend=backend)
     return call.out, call.scale

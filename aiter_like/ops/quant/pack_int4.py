@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import rows
+from aiter_like.ops.common import rows, tune_shapes
 
 __all__ = ["pack_int4", "unpack_int4"]
 
@@ -23,16 +21,10 @@ _MOST = 2**31 - 2**16  # packed bytes: pack_int4.hip counts no further, and an a
 
 
 class PackInt4Call(NamedTuple):
-    """One call of pack_int4. All elements are int8.
+    """One call of pack_int4: `out` has half of the columns of `input`, or with `is_unpacking` twice as many."""
 
-    Attributes:
-        out: [..., K / 2], written; [..., 2 · K] where the call unpacks.
-        input: [..., K].
-        is_unpacking: the halves of each byte become two numbers.
-    """
-
-    out: Tensor
-    input: Tensor
+    out: Annotated[Tensor, "*rows results", torch.int8]
+    input: Annotated[Tensor, "*rows columns", torch.int8, STRIDED]
     is_unpacking: bool = False
 
     @property
@@ -59,124 +51,86 @@ def _pack_int4_hip(call: PackInt4Call) -> None: ...
 
 
 def _check(call: PackInt4Call) -> object:
-    input, is_unpacking = call.input, call.is_unpacking
-    check.flag(_OP, "is_unpacking", is_unpacking)
-    check.tensor(_OP, "input", input, dtypes=(torch.int8,), last_contiguous=False)
-    if input.ndim == 0 or (input.shape[-1] % 2 and not is_unpacking):
-        raise ValueError(f"{_OP}: input must have an even last dimension, got shape {tuple(input.shape)}")
-    shape = (*input.shape[:-1], input.shape[-1] * 2 if is_unpacking else input.shape[-1] // 2)
-    check.tensor(_OP, "out", call.out, dtypes=(torch.int8,), shape=shape, device=input.device)
-    return SKIP if input.numel() == 0 else None
+    check.tensor(_OP, "out", call.out, shape=_shape(_OP, "input", call.input, call.is_unpacking))
+    return SKIP if call.input.numel() == 0 else None
+
+
+def _shape(op: str, name: str, x: Tensor, is_unpacking: bool) -> tuple[int, ...]:
+    """The shape of the result."""
+    if x.ndim == 0:
+        raise ValueError(f"{op}: {name} must have at least 1 dimension, got a scalar")
+    if x.shape[-1] % 2 and not is_unpacking:
+        raise ValueError(f"{op}: {name} must have an even last dimension, got shape {tuple(x.shape)}")
+    return *x.shape[:-1], x.shape[-1] * 2 if is_unpacking else x.shape[-1] // 2
 
 
 def _refusal(target: Target, call: PackInt4Call) -> str | None:
-    out, input = call.out, call.input
-    if input.shape[-1] > 1 and input.stride(-1) != 1:
-        return f"input must be contiguous in its last dimension, got stride {input.stride(-1)} there"
-    if min(out.numel(), input.numel()) > _MOST:
-        return f"at most {_MOST} packed bytes, got {min(out.numel(), input.numel())}"
-    return rows.refusal(input=input, out=out)
+    count = min(call.out.numel(), call.input.numel())
+    return f"at most {_MOST} packed bytes, got {count}" if count > _MOST else rows.refusal(
+        input=call.input, out=call.out)
 
 
-def _tune_key(call: PackInt4Call) -> dict[str, int | str]:
-    return {"rows": call.input.shape[:-1].numel(), "columns": call.packed_columns, "is_unpacking": call.is_unpacking}
+class PackInt4Key(NamedTuple):
+    """What a tuned row of pack_int4 is chosen by."""
 
+    rows: int
+    columns: int  # bytes of a packed row
+    is_unpacking: bool
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PackInt4Call:
-    count, columns, is_unpacking = key["rows"], key["columns"], bool(key["is_unpacking"])
-    x = torch.randint(-128, 128, (count, columns if is_unpacking else 2 * columns), device=device, dtype=torch.int8,
-                      generator=torch.Generator(device).manual_seed(seed))
-    out = torch.empty(count, 2 * columns if is_unpacking else columns, dtype=torch.int8, device=device)
-    return PackInt4Call(out, x, is_unpacking)
+    @classmethod
+    def of(cls, call: PackInt4Call) -> PackInt4Key:
+        return cls(call.input.shape[:-1].numel(), call.packed_columns, call.is_unpacking)
 
-
-def _cases(device: torch.device) -> dict[str, PackInt4Call]:
-    """Both directions."""
-    x = torch.randint(-128, 128, (5, 272), generator=torch.Generator().manual_seed(0), dtype=torch.int8).to(device)
-    return {"pack": PackInt4Call(torch.empty_like(x[:, :136]), x),
-            "unpack": PackInt4Call(torch.empty(5, 544, dtype=torch.int8, device=device), x, is_unpacking=True)}
+    def make(self, device: torch.device, seed: int) -> PackInt4Call:
+        size = self.columns if self.is_unpacking else 2 * self.columns
+        x = torch.randint(-128, 128, (self.rows, size), device=device, dtype=torch.int8,
+                          generator=torch.Generator(device).manual_seed(seed))
+        return PackInt4Call(_output(_OP, x, self.is_unpacking), x, bool(self.is_unpacking))
 
 
 _pack_int4 = Op(
-    _OP, call=PackInt4Call, reference=pack_int4_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "is_unpacking"), cases=_cases, tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _pack_int4_hip, refusal=_refusal,
-                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
+    _OP, call=PackInt4Call, reference=pack_int4_ref, check=_check, key=PackInt4Key,
+    cases={"pack": PackInt4Key(5, 136, False), "unpack": PackInt4Key(5, 272, True)},
+    backends=(Backend("hip", _pack_int4_hip, refusal=_refusal, space=tune_shapes.every(vectors=(1, 2, 4))),
               Backend("triton", "ops.quant.triton.pack_int4:pack_int4", refusal=_refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
+                      space=tune_shapes.every(num_warps=(2, 4, 8))),
               Backend("torch", pack_int4_ref)))
 
 
 def pack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
-    """Two 4-bit numbers to a byte, the first in the low half.
-
-    `byte = (x[2i] & 15) | (x[2i + 1] & 15) << 4`.
+    """Two 4-bit numbers to a byte, the first in the low half: `byte = (x[2i] & 15) | (x[2i + 1] & 15) << 4`.
 
     Args:
         x: [..., K] int8 with values from -8 to 7 (two's complement), K even. Values outside lose their upper bits.
-        backend: "hip", "triton" or "torch" instead of the automatic choice. The kernels take a contiguous last
-            dimension and evenly spaced rows.
 
-    Returns:
-        [..., K / 2] int8.
+    Returns: [..., K / 2] int8.
 
-    Raises:
-        TypeError: `x` is no int8 tensor.
-        ValueError: K is odd.
-        UnsupportedError: the backend asked for cannot serve the call.
-
-    Notes:
-        `unpack_int4` undoes it. Can be captured in a graph.
+    Notes: The kernels take a contiguous last dimension and evenly spaced rows.
 
     Source: the byte order of AITER's i4x2.
     """
-    out = _output(x, False)
+    out = _output("pack_int4", x, False)
     _pack_int4.run(out, x, backend=backend)
     return out
 
 
 def unpack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
-    """The 4-bit numbers of each byte, the low half first.
-
-    `unpack_int4(pack_int4(x))` equals x.
+    """The 4-bit numbers of each byte, the low half first. As `pack_int4`, which it undoes, but for:
 
     Args:
-        x: [..., K] int8, as `pack_int4` returned it.
-        backend: "hip", "triton" or "torch" instead of the automatic choice, as for `pack_int4`.
+        x: [..., K] int8.
 
     Returns:
         [..., 2 · K] int8 with values from -8 to 7.
-
-    Raises:
-        TypeError: `x` is no int8 tensor.
-        ValueError: it has no dimension.
-        UnsupportedError: the backend asked for cannot serve the call.
-
-    Notes:
-        Exact. Can be captured in a graph.
-
-    Source: the byte order of AITER's i4x2.
     """
-    out = _output(x, True)
+    out = _output("unpack_int4", x, True)
     _pack_int4.run(out, x, is_unpacking=True, backend=backend)
     return out
 
 
-def _output(x: Tensor, is_unpacking: bool) -> Tensor:
-    """A new result.
-
-    Raises:
-        TypeError: `x` is no int8 tensor.
-        ValueError: its shape does not fit.
-    """
-    op = "unpack_int4" if is_unpacking else "pack_int4"
+def _output(op: str, x: Tensor, is_unpacking: bool) -> Tensor:
     check.tensor(op, "x", x, dtypes=(torch.int8,), last_contiguous=False)
-    if x.ndim == 0:
-        raise ValueError(f"{op}: x must have at least 1 dimension, got a scalar")
-    if x.shape[-1] % 2 and not is_unpacking:
-        raise ValueError(f"{op}: x must have an even last dimension, got shape {tuple(x.shape)}")
-    size = x.shape[-1] * 2 if is_unpacking else x.shape[-1] // 2
-    return torch.empty((*x.shape[:-1], size), dtype=torch.int8, device=x.device)
+    return x.new_empty(_shape(op, "x", x, is_unpacking))
 
 
 torch_ops.register(_pack_int4, pack_int4)

@@ -8,9 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.ops.common import elements, quant_rule, rows
+
+
+def names(call: Any) -> tuple[str, str]:
+    """The dtypes of `input` and `out`, as keys have them."""
+    return dtypes.name(call.input.dtype), dtypes.name(call.out.dtype)
+
+
+def kinds(call: Any) -> tuple[str, dict[str, str]]:
+    """What an instance has of these dtypes: the beginning of its name, and macros."""
+    input, out = call.input.dtype, call.out.dtype
+    return f"{dtypes.name(input)}_{elements.short(out)}", {"ELEMENT": elements.CPP[input], "OUT": elements.CPP[out]}
 
 
 def used_rows(matrix: Tensor, num_rows: Tensor | None, factor: int) -> Tensor | None:
@@ -23,6 +34,12 @@ def used_rows(matrix: Tensor, num_rows: Tensor | None, factor: int) -> Tensor | 
     return (index < num_rows.reshape(()) * factor).view(*matrix.shape[:-1], 1)
 
 
+def bounded(scales: Tensor, scale_ub: Tensor, dtype: torch.dtype) -> Tensor:
+    """`scales`, at most that of the magnitude `scale_ub`."""
+    largest = scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX)
+    return scales.minimum(quant_rule.divided(largest, quant_rule.largest(dtype)))
+
+
 def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
     """Writes the used rows of `value` to `out`, which has as many elements."""
     if is_used is not None:
@@ -31,43 +48,43 @@ def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
     out.copy_(value.view(out.shape))
 
 
-def check_matrices(op: str, out: Tensor, input: Tensor) -> None:
-    """`input` and `out` are what a quantiser takes.
+def check_numbers(op: str, call: Any, *names: str) -> None:
+    """Fields that are tensors hold one number each, and the factor of `num_rows` is at least 1.
 
     Raises:
-        TypeError: one is of another kind or dtype.
-        ValueError: one has another shape, layout or device.
+        ValueError: one holds several or none, or the factor is less.
     """
-    check.tensor(op, "input", input, dtypes=elements.FLOATS)
-    if input.ndim == 0:
-        raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
-    check.tensor(op, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=input.device)
-
-
-def check_number(op: str, name: str, value: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
-    """`value` is None or one number on `device`.
-
-    Raises:
-        TypeError: it is of another kind or dtype.
-        ValueError: it holds several numbers, or is on another device.
-    """
-    if value is not None:
-        check.tensor(op, name, value, dtypes=(dtype,), device=device)
-        if value.numel() != 1:
+    for name in (*names, "num_rows"):
+        value = getattr(call, name)
+        if value is not None and value.numel() != 1:
             raise ValueError(f"{op}: {name} must have one element, got shape {tuple(value.shape)}")
+    check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
 
 
-def check_limits(op: str, call: Any) -> None:
-    """`num_rows` with its factor and, where the call has one, `scale_ub` are numbers beside `input`.
+def number(device: torch.device, value: float | None) -> Tensor | None:
+    """A tensor of one number, of int32 or fp32."""
+    dtype = torch.int32 if isinstance(value, int) else torch.float32
+    return None if value is None else torch.full((1,), value, dtype=dtype, device=device)
+
+
+def refuse_scale(op: str, scale: object) -> None:
+    """Refuses a scale that is given where AITER's parameter takes None alone."""
+    if scale is not None:
+        raise ValueError(f"{op}: scale must be None, the scales are found; got {type(scale).__name__}")
+
+
+def check_block(op: str, block_shape: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of a block.
 
     Raises:
-        TypeError: one is of another kind or dtype.
-        ValueError: one holds several numbers, or is on another device, or the factor is less than 1.
+        TypeError: a side is no integer.
+        ValueError: there are not two sides, or one is below 1.
     """
-    device = call.input.device
-    check_number(op, "scale_ub", getattr(call, "scale_ub", None), torch.float32, device)
-    check_number(op, "num_rows", call.num_rows, torch.int32, device)
-    check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
+    if not isinstance(block_shape, (tuple, list)) or len(block_shape) != 2:
+        raise ValueError(f"{op}: block_shape must be (rows, columns), got {block_shape!r}")
+    for side in block_shape:
+        check.integer(op, "block_shape", side, low=1)
+    return tuple(block_shape)
 
 
 def refusal(target: Target, call: Any) -> str | None:

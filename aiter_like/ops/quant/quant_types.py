@@ -13,7 +13,8 @@ from aiter_like import check
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.quant.block_quant import check_shape, per_block_quant
+from aiter_like.ops.quant import parts
+from aiter_like.ops.quant.block_quant import per_block_quant
 from aiter_like.ops.quant.row_quant import per_group_quant_hip, per_token_quant_hip
 from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
 
@@ -26,27 +27,18 @@ _BLOCKS = {QuantType.per_128x128: (128, 128), QuantType.per_256x128: (256, 128),
 def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
                    scale_dtype: torch.dtype = torch.float32, quant_dtype: torch.dtype = torch.int8,
                    dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises each row with its own scale, in torch.
-
-    `q = round(x · x_scale · (1 / scale))`, saturated.
+    """Quantises each row with its own scale, in torch: `q = round(x · x_scale · (1 / scale))`, saturated.
 
     Args:
         x: [..., K] floating point.
         scale: [..., 1], or None: found, as max(amax, 2^-110) / dtypeMax.
         x_scale: factors that broadcast to `x` (smooth-quant), or None.
-        scale_dtype: of the returned scales.
-        quant_dtype: torch.int8 or an fp8; not only the hardware's.
+        scale_dtype, quant_dtype: of the scales, and of q: torch.int8 or an fp8, not only the hardware's.
         dtypeMax: the largest magnitude of q; None: 127 (int8), 240 or 448 (fp8).
 
-    Returns:
-        q [..., K] and the scales [..., 1].
+    Returns: q [..., K] and the scales [..., 1].
 
-    Raises:
-        TypeError: `x` is no floating-point tensor.
-        ValueError: the dtype or dtypeMax do not fit.
-
-    Notes:
-        To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0.
+    Notes: To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0. Empty rows are refused.
 
     Source: AITER's `pertoken_quant`.
     """
@@ -71,26 +63,13 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
 
 def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
                      quant_dtype: torch.dtype = torch.int8, dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises a tensor with one scale, in torch.
-
-    `q = round(x · (1 / scale))`, saturated.
+    """As `pertoken_quant`, with one scale for the tensor.
 
     Args:
         x: floating point, any shape but empty.
         scale: one number, or None: found, as max(amax, 2^-110) / dtypeMax.
-        scale_dtype: of the returned scale.
-        quant_dtype: torch.int8 or an fp8; not only the hardware's.
-        dtypeMax: the largest magnitude of q; None: 127 (int8), 240 or 448 (fp8).
 
-    Returns:
-        q like `x`, and the scale [1].
-
-    Raises:
-        TypeError: `x` is no floating-point tensor.
-        ValueError: the dtype, dtypeMax or number of scales do not fit.
-
-    Notes:
-        To nearest even, in fp32.
+    Returns: q like `x`, and the scale [1].
 
     Source: AITER's `per_tensor_quant`.
     """
@@ -116,17 +95,13 @@ def per_block_quant_wrapper(block_shape: tuple[int, int] = (1, 128)) -> Callable
         A decorator. The function it makes takes x [N, K] and keyword arguments that go to the quantiser of rows, and
         returns q [N, K] and the scales [ceil(N / rows), ceil(K / columns)] fp32.
 
-    Raises:
-        TypeError: a side is no integer.
-        ValueError: a side is below 1; from the function made: x is no matrix.
-
     Notes:
         Blocks are copied into rows and back; those at the edges are filled up with zeros. `per_block_quant` is a kernel
         that copies nothing.
 
     Source: AITER's `per_block_quant_wrapper`, which takes one-row blocks.
     """
-    block_rows, block_columns = check_shape("per_block_quant_wrapper", block_shape)
+    block_rows, block_columns = parts.check_block("per_block_quant_wrapper", block_shape)
 
     def decorate(quantise: Callable) -> Callable:
         @functools.wraps(quantise)
@@ -159,33 +134,13 @@ def get_hip_quant(qType: QuantType) -> Callable:
         A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales. For a type that has no quantiser
         here (per_1x32 is MXFP4 and MXFP8, of gfx950) one that raises UnsupportedError.
 
-    Raises:
-        ValueError: `qType` is no QuantType.
-
-    Notes:
-        Starts nothing by itself.
-
     Source: AITER's `get_hip_quant`.
     """
     return _quantiser(qType, None)
 
 
 def get_triton_quant(qType: QuantType) -> Callable:
-    """As `get_hip_quant`, with the Triton kernels.
-
-    The functions are the same, with backend="triton".
-
-    Args:
-        qType: a QuantType or its number.
-
-    Returns:
-        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales.
-
-    Raises:
-        ValueError: `qType` is no QuantType.
-
-    Notes:
-        Starts nothing by itself.
+    """As `get_hip_quant`, with backend="triton".
 
     Source: AITER's `get_triton_quant`.
     """
@@ -196,18 +151,6 @@ def get_torch_quant(qType: QuantType) -> Callable:
     """As `get_hip_quant`, in torch operations, for any device and fp8.
 
     per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and larger blocks: blocks of the latter.
-
-    Args:
-        qType: a QuantType or its number.
-
-    Returns:
-        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales.
-
-    Raises:
-        ValueError: `qType` is no QuantType.
-
-    Notes:
-        Starts nothing by itself.
 
     Source: AITER's `get_torch_quant`.
     """

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
-from aiter_like.device import Target, target_of
+from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.quant import parts
@@ -27,18 +26,16 @@ class TensorQuantCall(NamedTuple):
     """One call of tensor_quant. The rows of `out` and `input` are evenly spaced.
 
     Attributes:
-        out: [..., K], written; fp8 or int8.
-        scale: one fp32 number, written where the call is dynamic.
-        input: [..., K].
+        scale: one number, written where the call is dynamic.
         is_dynamic: the scale is found among the elements.
-        num_rows: one int32 number: only the first num_rows · num_rows_factor rows are quantised; None: all.
+        num_rows: one number: only the first num_rows · num_rows_factor rows are quantised; None: all.
     """
 
-    out: Tensor
-    scale: Tensor
-    input: Tensor
+    out: Annotated[Tensor, "*rows columns", quant_rule.DTYPES]
+    scale: Annotated[Tensor, "*scale", torch.float32]
+    input: Annotated[Tensor, "*rows columns", elements.FLOATS]
     is_dynamic: bool = True
-    num_rows: Tensor | None = None
+    num_rows: Annotated[Tensor | None, "*count", torch.int32] = None
     num_rows_factor: int = 1
 
 
@@ -53,10 +50,8 @@ def tensor_quant_ref(call: TensorQuantCall) -> None:
 
 
 def _instance(call: TensorQuantCall, *, vectors: int = 4) -> Instance:
-    input, out_dtype = call.input, call.out.dtype
-    name = f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}_v{vectors}"
-    return Instance(name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "VECTORS": vectors,
-                           "VEC": 16 // input.element_size()})
+    name, macros = parts.kinds(call)
+    return Instance(f"{name}_v{vectors}", {**macros, "VECTORS": vectors, "VEC": 16 // call.input.element_size()})
 
 
 @compile_ops("quant/tensor_quant.hip", gen_func=_instance)
@@ -64,11 +59,7 @@ def _tensor_quant_hip(call: TensorQuantCall) -> None: ...
 
 
 def _check(call: TensorQuantCall) -> object:
-    op, device = "tensor_quant", call.input.device if isinstance(call.input, Tensor) else None
-    parts.check_matrices(op, call.out, call.input)
-    check.tensor(op, "scale", call.scale, dtypes=(torch.float32,), device=device)
-    parts.check_number(op, "scale", call.scale, torch.float32, device)
-    parts.check_limits(op, call)
+    parts.check_numbers("tensor_quant", call, "scale")
     return SKIP if call.input.numel() == 0 else None
 
 
@@ -78,16 +69,30 @@ def _hip_refusal(target: Target, call: TensorQuantCall) -> str | None:
     return parts.refusal(target, call)
 
 
-def _tune_key(call: TensorQuantCall) -> dict[str, int | str]:
-    columns = call.input.shape[-1]
-    return {"rows": call.input.numel() // columns, "columns": columns, "is_dynamic": call.is_dynamic,
-            "dtype": dtypes.name(call.input.dtype), "out_dtype": dtypes.name(call.out.dtype)}
+class TensorQuantKey(NamedTuple):
+    """What a tuned row of tensor_quant is chosen by."""
 
+    rows: int
+    columns: int
+    is_dynamic: bool
+    dtype: str
+    out_dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TensorQuantCall:
-    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
-    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
-    return TensorQuantCall(out, torch.full((1,), 0.05, device=device), x, bool(key["is_dynamic"]))
+    @classmethod
+    def of(cls, call: TensorQuantCall) -> TensorQuantKey:
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.is_dynamic, *parts.names(call))
+
+    def make(self, device: torch.device, seed: int, *, num_rows: int | None = None) -> TensorQuantCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
+        out = torch.empty_like(x, dtype=tune_shapes.dtype_on(device, self.out_dtype))
+        return TensorQuantCall(out, parts.number(device, 0.05), x, bool(self.is_dynamic),
+                               parts.number(device, num_rows))
+
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[TensorQuantKey]:
+        """What linear layers read, with a scale that is known and with one to find."""
+        for sizes, is_dynamic in itertools.product(tune_shapes.linear_inputs(model, tp, tokens), (0, 1)):
+            yield cls(*sizes, is_dynamic, model.dtype, tune_shapes.fp8_name())
 
 
 def _traffic(call: TensorQuantCall) -> tuple[int, int]:
@@ -95,31 +100,15 @@ def _traffic(call: TensorQuantCall) -> tuple[int, int]:
     return call.out.nbytes + call.input.nbytes * (2 if call.is_dynamic else 1), 0
 
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """What linear layers read, with a scale that is known and with one to find."""
-    for count, columns in tune_shapes.linear_inputs(model, tp, tokens):
-        for is_dynamic in (0, 1):
-            yield {"rows": count, "columns": columns, "is_dynamic": is_dynamic, "dtype": model.dtype,
-                   "out_dtype": tune_shapes.fp8_name()}
-
-
-def _cases(device: torch.device) -> dict[str, TensorQuantCall]:
-    """A scale that is found, in int8 and fp8; the number of rows on the device."""
-    x = torch.randn(5, 4096, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    dynamic = TensorQuantCall(torch.empty_like(x, dtype=torch.int8), torch.empty(1, device=device), x)
-    return {"dynamic": dynamic,
-            "first rows": dynamic._replace(num_rows=torch.full((1,), 3, dtype=torch.int32, device=device)),
-            "fp8": dynamic._replace(out=torch.empty_like(x, dtype=dtypes.fp8_of(target_of(device).arch)))}
-
-
 _tensor_quant = Op(
-    "tensor_quant", call=TensorQuantCall, reference=tensor_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "is_dynamic", "dtype", "out_dtype"), round_field="rows", writes=("out", "scale"),
-    cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _tensor_quant_hip, refusal=_hip_refusal,
-                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
+    "tensor_quant", call=TensorQuantCall, reference=tensor_quant_ref, check=_check, key=TensorQuantKey,
+    traffic=_traffic, round_field="rows", writes=("out", "scale"),
+    cases={"dynamic": TensorQuantKey(5, 4096, True, "bf16", "i8"),
+           "first rows": (TensorQuantKey(5, 4096, True, "bf16", "i8"), {"num_rows": 3}),
+           "fp8": TensorQuantKey(5, 4096, True, "bf16", "fp8")},
+    backends=(Backend("hip", _tensor_quant_hip, refusal=_hip_refusal, space=tune_shapes.every(vectors=(1, 2, 4, 8))),
               Backend("triton", "ops.quant.triton.tensor_quant:tensor_quant", refusal=parts.refusal,
-                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
+                      space=tune_shapes.every(num_warps=(2, 4, 8, 16))),
               Backend("torch", tensor_quant_ref)))
 
 
@@ -134,19 +123,12 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
         quant_dtype: torch.int8 or the hardware's fp8.
         num_rows: one int32 on the device, or None: only the first num_rows · num_rows_factor rows are quantised.
         num_rows_factor: ≥ 1.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        q [..., K] and the scale [1] fp32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `quant_dtype` is the fp8 of other hardware.
+    Returns: q [..., K] and the scale [1] fp32.
 
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
-        saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+        saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic.
 
     Source: AITER's `per_tensor_quant_hip`.
     """
@@ -158,26 +140,14 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
 
 
 def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """Quantises a tensor with a scale that is known before.
-
-    `out = round(input · (1 / scale))`, saturated.
+    """Quantises a tensor with a scale that is known before: `out = round(input · (1 / scale))`, saturated.
 
     Args:
-        out: [..., K], written; the hardware's fp8, or int8.
+        out: [..., K], written; the hardware's fp8, or int8; rows evenly spaced.
         input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         scale: one fp32 number on the device.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        Nothing: `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
-
-    Notes:
-        To nearest even; NaN stays NaN in fp8, becomes 0 in int8; can be captured in a graph.
+    Notes: To nearest even; NaN stays NaN in fp8, becomes 0 in int8. Deterministic.
 
     Source: AITER's `static_per_tensor_quant`.
     """
@@ -185,25 +155,10 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """Quantises a tensor with one scale, which is found and written on the device.
+    """Quantises a tensor with the scale that `per_tensor_quant_hip` finds. As `static_per_tensor_quant`, but for:
 
     Args:
-        out: [..., K], written; the hardware's fp8, or int8.
-        input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        scale: one fp32 number on the device, written.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out` and `scale` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
-
-    Notes:
-        scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
-        saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+        scale: one fp32 number on the device, written; what it holds before does not matter.
 
     Source: AITER's `dynamic_per_tensor_quant`.
     """
@@ -211,26 +166,14 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backe
 
 
 def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *, backend: str | None = None) -> Tensor:
-    """`static_per_tensor_quant` as AITER's Triton library has it.
-
-    `qx = round(x_in · (1 / scale_in))`, saturated.
+    """As `static_per_tensor_quant`, in the words of AITER's Triton library.
 
     Args:
-        qx: [..., K], written; the hardware's fp8, or int8.
+        qx: [..., K], written; the hardware's fp8, or int8; rows evenly spaced.
         x_in: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         scale_in: one fp32 number on the device.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        `qx`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `qx` is the fp8 of other hardware.
-
-    Notes:
-        As `static_per_tensor_quant`.
+    Returns: `qx`.
 
     Source: AITER's `static_per_tensor_quant_fp8_i8`.
     """
@@ -240,24 +183,12 @@ def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *
 
 def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
                                     backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`dynamic_per_tensor_quant` as AITER's Triton library has it.
+    """As `static_per_tensor_quant_fp8_i8`, with the scale that `per_tensor_quant_hip` finds.
 
     Args:
-        qx: [..., K], written; the hardware's fp8, or int8.
-        x_in: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         scale_out: one fp32 number on the device, written; what it holds before does not matter.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        `qx` and `scale_out`.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call, or `qx` is the fp8 of other hardware.
-
-    Notes:
-        As `dynamic_per_tensor_quant`.
+    Returns: `qx` and `scale_out`.
 
     Source: AITER's `dynamic_per_tensor_quant_fp8_i8`.
     """

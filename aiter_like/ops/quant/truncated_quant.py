@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import dtypes
 from aiter_like.device import target_of
-from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.quant import parts
@@ -26,17 +24,16 @@ class TruncatedQuantCall(NamedTuple):
     """One call of truncated_quant: the fields of TensorQuantCall (tensor_quant.py), and another.
 
     Attributes:
-        out: int8.
         scale: where the call is dynamic a number for each row, found among its elements, dense.
-        scale_ub: one fp32 number: the largest magnitude that a scale that is found covers.
+        scale_ub: one number: the largest magnitude that a scale that is found covers.
     """
 
-    out: Tensor
-    scale: Tensor
-    input: Tensor
+    out: Annotated[Tensor, "*rows columns", torch.int8]
+    scale: Annotated[Tensor, "*scale", torch.float32, STRIDED]
+    input: Annotated[Tensor, "*rows columns", elements.FLOATS]
     is_dynamic: bool = True
-    scale_ub: Tensor | None = None
-    num_rows: Tensor | None = None
+    scale_ub: Annotated[Tensor | None, "*bound", torch.float32] = None
+    num_rows: Annotated[Tensor | None, "*count", torch.int32] = None
     num_rows_factor: int = 1
 
 
@@ -47,7 +44,7 @@ def truncated_quant_ref(call: TruncatedQuantCall) -> None:
     if call.is_dynamic:
         own = quant_rule.row_scales(x, torch.int8)
         if call.scale_ub is not None:
-            own = own.minimum(quant_rule.divided(call.scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX), 127.0))
+            own = parts.bounded(own, call.scale_ub, torch.int8)
         parts.write_rows(call.scale, own, is_used)
     y = (x * (1 / own if call.is_dynamic else 1 / own.reshape(()))).clamp(-128, 127).trunc().nan_to_num(0.0)
     parts.write_rows(call.out, y.to(torch.int8), is_used)
@@ -65,49 +62,44 @@ def _truncated_quant_hip(call: TruncatedQuantCall) -> None: ...
 
 
 def _check(call: TruncatedQuantCall) -> object:
-    input = call.input
-    parts.check_matrices(_OP, call.out, input)
-    check.tensor(_OP, "out", call.out, dtypes=(torch.int8,))
-    check.flag(_OP, "is_dynamic", call.is_dynamic)
-    check.tensor(_OP, "scale", call.scale, dtypes=(torch.float32,), device=input.device, last_contiguous=False)
-    count = input.shape[:-1].numel() if call.is_dynamic else 1
+    count = call.input.shape[:-1].numel() if call.is_dynamic else 1
     if call.scale.numel() != count or not call.scale.is_contiguous():
         raise ValueError(f"{_OP}: scale must be contiguous with {count} elements, got shape {tuple(call.scale.shape)}, "
                          f"strides {call.scale.stride()}")
     if call.scale_ub is not None and not call.is_dynamic:
         raise ValueError(f"{_OP}: scale_ub must be None where the scale is given, got one")
-    parts.check_limits(_OP, call)
-    return SKIP if input.numel() == 0 else None
+    parts.check_numbers(_OP, call, "scale_ub")
+    return SKIP if call.input.numel() == 0 else None
 
 
-def _tune_key(call: TruncatedQuantCall) -> dict[str, int | str]:
-    columns = call.input.shape[-1]
-    return {"rows": call.input.numel() // columns, "columns": columns, "is_dynamic": call.is_dynamic,
-            "dtype": dtypes.name(call.input.dtype)}
+class TruncatedQuantKey(NamedTuple):
+    """What a tuned row of truncated_quant is chosen by."""
 
+    rows: int
+    columns: int
+    is_dynamic: bool
+    dtype: str
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TruncatedQuantCall:
-    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
-    scale = torch.full((key["rows"] if key["is_dynamic"] else 1,), 0.05, device=device)
-    return TruncatedQuantCall(torch.empty_like(x, dtype=torch.int8), scale, x, bool(key["is_dynamic"]))
+    @classmethod
+    def of(cls, call: TruncatedQuantCall) -> TruncatedQuantKey:
+        return cls(*tune_shapes.row_sizes(call.input)[:2], call.is_dynamic, dtypes.name(call.input.dtype))
 
-
-def _cases(device: torch.device) -> dict[str, TruncatedQuantCall]:
-    """Scales by row, bounded, of fewer rows than there are, of a row in pieces; one that is given."""
-    key = {"rows": 5, "columns": 1024, "is_dynamic": 1, "dtype": "bf16"}
-    row = _tune_case(key, device, 0)
-    return {"row": row, "bounded row": row._replace(scale_ub=torch.full((1,), 2.0, device=device)),
-            "first rows": row._replace(num_rows=torch.full((1,), 3, dtype=torch.int32, device=device)),
-            "long row": _tune_case({**key, "rows": 1, "columns": 36864}, device, 1),
-            "given": _tune_case({**key, "columns": 1000, "is_dynamic": 0}, device, 2)}
+    def make(self, device: torch.device, seed: int, *, scale_ub: float | None = None,
+             num_rows: int | None = None) -> TruncatedQuantCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
+        scale = torch.full((self.rows if self.is_dynamic else 1,), 0.05, device=device)
+        return TruncatedQuantCall(torch.empty_like(x, dtype=torch.int8), scale, x, bool(self.is_dynamic),
+                                  parts.number(device, scale_ub), parts.number(device, num_rows))
 
 
 _truncated_quant = Op(
-    _OP, call=TruncatedQuantCall, reference=truncated_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "is_dynamic", "dtype"), round_field="rows", writes=("out", "scale"), cases=_cases,
-    tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _truncated_quant_hip, refusal=parts.refusal,
-                      space=lambda target, call: rows.lane_space(target, call.input)),
+    _OP, call=TruncatedQuantCall, reference=truncated_quant_ref, check=_check, key=TruncatedQuantKey,
+    round_field="rows", writes=("out", "scale"),
+    cases={"row": TruncatedQuantKey(5, 1024, True, "bf16"),
+           "bounded row": (TruncatedQuantKey(5, 1024, True, "bf16"), {"scale_ub": 2.0}),
+           "first rows": (TruncatedQuantKey(5, 1024, True, "bf16"), {"num_rows": 3}),
+           "long row": TruncatedQuantKey(1, 36864, True, "bf16"), "given": TruncatedQuantKey(5, 1000, False, "bf16")},
+    backends=(Backend("hip", _truncated_quant_hip, refusal=parts.refusal, space=rows.lanes_of("input")),
               Backend("triton", "ops.quant.triton.truncated_quant:truncated_quant", refusal=parts.refusal,
                       space=tune_shapes.row_space),
               Backend("torch", truncated_quant_ref)))
@@ -116,32 +108,21 @@ _truncated_quant = Op(
 def truncated_quant(out: Tensor, input: Tensor, scale: Tensor, is_dynamic: bool = True,
                     scale_ub: Tensor | None = None, num_rows: Tensor | None = None, num_rows_factor: int = 1, *,
                     backend: str | None = None) -> None:
-    """Quantises to int8 towards zero, with a scale per row or one that is given.
-
-    `out = trunc(input · (1 / scale))`.
+    """Quantises to int8 towards zero, with a scale per row or one that is given: `out = trunc(input · (1 / scale))`.
 
     Args:
         out: [..., K] int8, written.
         input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         scale: fp32, contiguous: an element for each row, written; where not is_dynamic one number.
         is_dynamic: the scales are found: a row's largest magnitude becomes 127.
-        scale_ub: one fp32 number on the device, or None: the largest magnitude that a scale that is found covers.
+        scale_ub: one fp32 number on the device: the largest magnitude that a scale that is found covers; or None.
         num_rows: one int32 on the device, or None: only the first num_rows · num_rows_factor rows are quantised.
         num_rows_factor: ≥ 1.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `out`, and where the call is dynamic `scale`, are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit, or there is a scale_ub for a scale that is given.
-        UnsupportedError: the backend asked for cannot serve the call.
 
     Notes:
         scale = max(amax, 2^-110) / 127; results within −128 … 127, of NaN 0. For results that must be those of programs
         that convert so, as AITER's quantisers to int8 do; `per_token_quant_hip` rounds to nearest, with half of the
-        error. Deterministic; can be captured in a graph.
+        error. Deterministic.
 
     Source: AITER's `dynamic_per_token_quant_fp8_i8` and `static_per_tensor_quant_fp8_i8`.
     """

@@ -26,18 +26,16 @@ def fused_qk_norm_rope_group_quant(
         batch_id_per_token: Tensor | None = None, *,
         backend: str | None = None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """RMSNorm of latent attention's queries and its only key, rotary position embedding of their last pe elements, and
-    fp8 with a power-of-two scale per group of the others.
-
+    fp8 with a power-of-two scale per group of the others:
     `y = norm(x) · weight`; an entry is `round(y[:nope] / scale)`, then each group's scale twice, as its exponent's byte
     (e8m0), with `scale = 2^ceil(log2(amax / largest))`; beside it `rope(y[nope:])`, not quantised.
 
     Args:
         q: [num_tokens, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
         kv: [num_tokens, head_dim] or [num_tokens, 1, head_dim], dtype of `q`.
-        k_weight: [head_dim], dtype of `q`.
+        k_weight, q_weight: [head_dim], dtype of `q`; `q_weight` may be None: 1.
         positions: [num_tokens] int32|int64: rows of the tables.
-        cos_cache: [max_position, pe / 2] bf16|fp16|fp32.
-        sin_cache: like `cos_cache`.
+        cos_cache, sin_cache: [max_position, pe / 2] bf16|fp16|fp32.
         eps: added to the mean of squares; finite, ≥ 0.
         is_neox: True: pairs (i, i + pe / 2) of the rotated part; False: pairs (2i, 2i + 1).
         q_out_dtype: of a new `q_nope_scale_buff`: the device's fp8 for entries, or the dtype of `q`.
@@ -46,30 +44,21 @@ def fused_qk_norm_rope_group_quant(
         q_rope_buff: written beside entries: [num_tokens, num_heads, pe], dtype of `q`; None: new.
         k_nope_scale_buff: written: entries like `kv`, in the device's fp8; None: new.
         k_rope_buff: written: [num_tokens, pe] or [num_tokens, 1, pe], dtype of `q`; None: new.
-        q_weight: [head_dim], dtype of `q`; None: 1.
         quant_group_size: elements of q with a scale: 32, 64 or 128, which divides what is not rotated. The key has 64.
         scale_dtype: "e8m0".
         swa_nope_scale_buff: written: entries of the key once more, [rows, head_dim] in the device's fp8.
         swa_rope_buff: written beside it: [rows, pe], dtype of `q`.
-        swa_block_tables: [sequences, blocks] int32|int64: blocks of rows; a negative one: none.
+        swa_block_tables, swa_block_size: [sequences, blocks] int32|int64: blocks of so many rows; a negative one: none.
         swa_dest_row: instead: [num_tokens] int32|int64, each token's row; a negative one: none.
-        swa_block_size: rows of a block of `swa_block_tables`.
         batch_id_per_token: [num_tokens] int32|int64: each token's sequence; a negative one has no row.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         (q_nope_scale_buff, q_rope_buff or None, k_nope_scale_buff, k_rope_buff); what was given is written, the bytes
         behind an entry's scales are not.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype; fp8 is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
         fp32 throughout, each result rounded to nearest even once; deterministic. A position outside the tables gives
-        NaN in the rotated part; a row outside the pool, and one of a token whose position is negative, is skipped. Can
-        be captured in a graph.
+        NaN in the rotated part; a row outside the pool, and one of a token whose position is negative, is skipped.
 
     Source: AITER's function of this name; DeepSeek-V4 (2026).
     """
@@ -107,33 +96,18 @@ def fused_kv_norm_rope_group_quant(
         kv: Tensor, kv_weight: Tensor, positions: Tensor, slot_mapping: Tensor, cos_cache: Tensor, sin_cache: Tensor,
         eps: float, k_nope_scale_buff: Tensor, k_rope_buff: Tensor, is_neox: bool = False, quant_group_size: int = 64,
         scale_dtype: str = "e8m0", *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`fused_qk_norm_rope_group_quant` of keys alone, into a paged cache of entries.
+    """As `fused_qk_norm_rope_group_quant`, of keys alone, into a paged cache of entries.
 
     Args:
         kv: [num_tokens, head_dim] or [num_tokens, 1, head_dim] bf16|fp16|fp32, last dimension contiguous.
         kv_weight: [head_dim], dtype of `kv`.
-        positions: [num_tokens] int32|int64: rows of the tables.
-        slot_mapping: [num_tokens] int32|int64, `block · page_size + offset`; one outside the cache is skipped.
-        cos_cache: [max_position, pe / 2] bf16|fp16|fp32.
-        sin_cache: like `cos_cache`.
-        eps: added to the mean of squares; finite, ≥ 0.
+        slot_mapping: [num_tokens] int32|int64, `block · page_size + offset`; one outside the cache is skipped, and
+            which of two tokens with one slot stays is undefined.
         k_nope_scale_buff: [num_blocks, page_size, head_dim] in the device's fp8: entries; written.
         k_rope_buff: [num_blocks, page_size, pe], dtype of `kv`; written.
-        is_neox: True: pairs (i, i + pe / 2) of the rotated part; False: pairs (2i, 2i + 1).
         quant_group_size: elements with a scale: 32, 64 or 128, which divides what is not rotated.
-        scale_dtype: "e8m0".
-        backend: "hip" or "torch" instead of the automatic choice.
 
-    Returns:
-        (k_nope_scale_buff, k_rope_buff), of which only the named slots are written, and not behind their scales.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype; fp8 is of another device's format.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `fused_qk_norm_rope_group_quant`. Two tokens with one slot: which of them stays is undefined.
+    Returns: (k_nope_scale_buff, k_rope_buff), of which only the named slots are written, and not behind their scales.
 
     Source: AITER's function of this name; DeepSeek-V4 (2026).
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.ops.rope import parts
-from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache, layout_of
+from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle"]
 
@@ -20,21 +20,15 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
         per_tensor_v_scale: Tensor, k_out: Tensor | None, v_out: Tensor | None, return_kv: bool,
         use_shuffle_layout: bool, block_size: int, x: int, rotary_dim: int = 0, *,
         backend: str | None = None) -> None:
-    """RMSNorm of q and k heads, rotary position embedding, and the write of k and v into a paged cache.
-
+    """RMSNorm of q and k heads, rotary position embedding, and the write of k and v into a paged cache:
     `q_out = rope(norm(q) · qw)`; `k = rope(norm(k) · kw)` and `v` into the cache, in fp8 `round(x · (1 / scale))`.
 
     Args:
         qkv: [num_tokens, (num_heads_q + num_heads_k + num_heads_v) · head_size] bf16|fp16|fp32, contiguous rows.
-        qw: [head_size], dtype of `qkv`.
-        kw: like `qw`.
+        qw, kw: [head_size], dtype of `qkv`.
         cos_sin: [max_position, rotary_dim]: cosines, then sines, of a position's pairs; or flat.
         positions: [num_tokens] int32|int64: rows of `cos_sin`.
-        num_tokens: tokens.
-        num_heads_q: heads of q.
-        num_heads_k: heads of k.
-        num_heads_v: heads of v; as many.
-        head_size: elements of a head.
+        num_tokens, num_heads_q, num_heads_k, num_heads_v, head_size: the sizes; as many heads of v as of k.
         is_neox_style: True: pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1).
         eps: added to the mean of squares; finite, ≥ 0.
         q_out: [num_tokens, num_heads_q, head_size], or flat heads; dtype of `qkv`; written.
@@ -43,31 +37,16 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
             [num_blocks, num_heads_k, head_size / x, block_size, x], or a view of those bytes as the former.
         v_cache: likewise; with `use_shuffle_layout` [num_blocks, num_heads_k, block_size / x, head_size, x].
         slot_mapping: [≤ num_tokens] int32|int64.
-        per_tensor_k_scale: 1 fp32 element; read where the cache is fp8. On the CPU, as AITER has it, its present value
-            counts; on the device, the one that it has when the kernel runs.
-        per_tensor_v_scale: the same for v.
-        k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or of the dtype of an fp8
-            `k_cache`: what the cache gets, [num_tokens, num_heads_k, head_size]. Or None.
-        v_out: the same for v, of the same dtype.
-        return_kv: whether `k_out` and `v_out` are written.
-        use_shuffle_layout: the packed caches.
-        block_size: tokens of a block of the packed caches.
-        x: elements in 16 bytes of the packed caches.
+        per_tensor_k_scale, per_tensor_v_scale: 1 fp32 element; read where the cache is fp8. On the CPU, as AITER has
+            it, its present value counts; on the device, the one that it has when the kernel runs.
+        k_out, v_out, return_kv: with `return_kv` written: k and v as they are before quantisation, like `q_out`; or of
+            the dtype of an fp8 `k_cache` what the cache gets, [num_tokens, num_heads_k, head_size]; or None.
+        use_shuffle_layout, block_size, x: the packed caches, in blocks of so many tokens, `x` elements in 16 bytes.
         rotary_dim: rotated elements of a head, its first; 0: all.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing: `q_out`, the caches, and with `return_kv` `k_out` and `v_out` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         fp32 throughout, each result rounded to nearest even once, the cache's from the fp32 value; fp8 saturates. The
-        scales stay on the device: no synchronisation. A slot outside the cache is skipped. Deterministic; can be
-        captured in a graph.
+        scales stay on the device: no synchronisation. A slot outside the cache is skipped. Deterministic.
 
     Source: AITER's function of this name.
     """
@@ -103,7 +82,7 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
     call = FusedQkRopeCacheCall(
         *outs, keys, value_cache=values, q=q, k=k, v=v, q_weight=qw, k_weight=kw, cos=cos, sin=sin,
         positions=positions, offsets=None, slot_mapping=slot_mapping, k_scale=found[0], v_scale=found[1], epsilon=eps,
-        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, {"k_cache": keys, "v_cache": values}))
+        rotate_style=0 if is_neox_style else 1, layout=parts.layout_of(name, {"k_cache": keys, "v_cache": values}))
     is_as_cached = keys.dtype != qkv.dtype and None not in (k_out, v_out) and (
         k_out.dtype == v_out.dtype == keys.dtype)
     if not is_as_cached:

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm, rotary position embedding and quantisation by groups of latent attention's queries and keys, in one kernel.
-
-Kernel: csrc/rope/fused_qk_norm_rope_group_quant.hip; the functions: ops/rope/fused_norm_rope_entries.py.
+"""RMSNorm, rotary position embedding and quantisation by groups of latent attention's queries and keys, in one kernel
+(csrc/rope/fused_qk_norm_rope_group_quant.hip). The functions: ops/rope/fused_norm_rope_entries.py.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, paged_cache, quant_rule, vectors
+from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes, vectors
 from aiter_like.ops.rope import parts
 
 _OP = "fused_qk_norm_rope_group_quant"
@@ -27,46 +26,41 @@ MAX_HEAD_DIM = 1024
 
 
 class FusedQkNormRopeGroupQuantCall(NamedTuple):
-    """One call: its arguments in the order of the function that the .hip exports. An entry is `head_dim` bytes: fp8
-    values of what is not rotated, then each group's scale twice (e8m0); the bytes behind are not written.
+    """One call of the operator. An entry is `head_dim` bytes: fp8 values of what is not rotated, then each group's
+    scale twice (e8m0); the bytes behind are not written. Beside entries lie the `pe` rotated elements.
 
     Attributes:
-        k_nope_scale_buff: entries of keys, uint8, written: [blocks, page_size, head_dim], or with no `slot_mapping`
-            [tokens, 1, head_dim].
-        k_rope_buff: written, like it with [..., pe], dtype of `kv`.
-        q_nope_scale_buff: written: entries [tokens, heads, head_dim] uint8; of the dtype of `q`: whole heads.
-        q_rope_buff: written beside entries: [tokens, heads, pe].
-        swa_nope_scale_buff: entries of some of the keys once more, uint8, written: [1, rows, head_dim].
-        swa_rope_buff: written, [1, rows, pe].
+        k_nope_scale_buff: entries of keys; with no `slot_mapping` [tokens, 1, head_dim].
+        q_nope_scale_buff: entries, or of the dtype of `q`: whole heads.
+        swa_nope_scale_buff: entries of some of the keys once more.
         q: [tokens, heads, head_dim].
-        kv: [tokens, head_dim].
-        q_weight, k_weight: [head_dim]; None: 1.
-        positions: [tokens], rows of the tables `cos_cache` and `sin_cache`, [rows, pe / 2].
-        slot_mapping: [tokens], the places of keys.
-        swa_dest_row: [tokens], rows of `swa_nope_scale_buff`; a negative one: none.
-        swa_block_tables: instead: [sequences, blocks], blocks of `swa_block_size` rows; a negative one: none.
-        batch_id_per_token: [tokens], the sequence; a negative one: no row. None: the first.
+        q_weight, k_weight: None: 1.
+        positions: rows of the tables `cos_cache` and `sin_cache`, [rows, pe / 2].
+        slot_mapping: the places of keys.
+        swa_dest_row: rows of `swa_nope_scale_buff`; a negative one: none.
+        swa_block_tables: instead: blocks of `swa_block_size` rows; a negative one: none.
+        batch_id_per_token: the sequence; a negative one: no row. None: the first.
         q_group_size, quant_group_size: elements with a scale, of q and of the key.
         is_neox: pairs (i, i + pe / 2); else (2i, 2i + 1).
     """
 
-    k_nope_scale_buff: Tensor
-    k_rope_buff: Tensor
-    q_nope_scale_buff: Tensor | None
-    q_rope_buff: Tensor | None
-    swa_nope_scale_buff: Tensor | None
-    swa_rope_buff: Tensor | None
-    q: Tensor | None
-    kv: Tensor
-    q_weight: Tensor | None
-    k_weight: Tensor | None
-    positions: Tensor
-    cos_cache: Tensor
-    sin_cache: Tensor
-    slot_mapping: Tensor | None = None
-    swa_dest_row: Tensor | None = None
-    swa_block_tables: Tensor | None = None
-    batch_id_per_token: Tensor | None = None
+    k_nope_scale_buff: Annotated[Tensor, "_ _ head_dim", torch.uint8]
+    k_rope_buff: Annotated[Tensor, "*k_rope", "kv"]
+    q_nope_scale_buff: Annotated[Tensor | None, "*q_nope", ("kv", torch.uint8)]
+    q_rope_buff: Annotated[Tensor | None, "*q_rope", "kv"]
+    swa_nope_scale_buff: Annotated[Tensor | None, "1 _ head_dim", torch.uint8]
+    swa_rope_buff: Annotated[Tensor | None, "*swa_rope", "kv"]
+    q: Annotated[Tensor | None, "*q", "kv"]
+    kv: Annotated[Tensor, "tokens head_dim", elements.FLOATS]
+    q_weight: Annotated[Tensor | None, "head_dim", "kv"]
+    k_weight: Annotated[Tensor | None, "head_dim", "kv"]
+    positions: Annotated[Tensor, "tokens", elements.INTEGERS, STRIDED]
+    cos_cache: Annotated[Tensor, "_ _", elements.FLOATS]
+    sin_cache: Annotated[Tensor, "*sin", "cos_cache"]
+    slot_mapping: Annotated[Tensor | None, "tokens", elements.INTEGERS] = None
+    swa_dest_row: Annotated[Tensor | None, "tokens", elements.INTEGERS, STRIDED] = None
+    swa_block_tables: Annotated[Tensor | None, "_ _", elements.INTEGERS, STRIDED] = None
+    batch_id_per_token: Annotated[Tensor | None, "tokens", elements.INTEGERS, STRIDED] = None
     swa_block_size: int = 0
     q_group_size: int = 64
     quant_group_size: int = 64
@@ -163,32 +157,21 @@ def _fused_qk_norm_rope_group_quant_hip(call: FusedQkNormRopeGroupQuantCall) -> 
 
 
 def _check(call: FusedQkNormRopeGroupQuantCall) -> object:
-    kv = call.kv
-    check.tensor(_OP, "kv", kv, rank=2, dtypes=elements.FLOATS)
-    (tokens, head_dim), device = kv.shape, kv.device
-    parts.check_table(_OP, "cos_cache", call.cos_cache, kv, head_dim, min(tokens, 1), True)
-    check.tensor(_OP, "cos_cache", call.cos_cache, rank=2)
-    check.tensor(_OP, "sin_cache", call.sin_cache, dtypes=(call.cos_cache.dtype,), shape=call.cos_cache.shape,
-                 device=device)
+    tokens, head_dim = call.kv.shape
+    parts.check_table(_OP, "cos_cache", call.cos_cache, call.sin_cache, head_dim, min(tokens, 1), True)
     pe = 2 * call.cos_cache.shape[1]
     _check_group("quant_group_size", call.quant_group_size, head_dim - pe, pe)
-    for name, tensor in (("positions", call.positions), ("slot_mapping", call.slot_mapping),
-                         ("batch_id_per_token", call.batch_id_per_token), ("swa_dest_row", call.swa_dest_row)):
-        if tensor is not None or name == "positions":
-            check.tensor(_OP, name, tensor, shape=(tokens,), dtypes=elements.INTEGERS, device=device,
-                         last_contiguous=name == "slot_mapping")
-    places = (tokens, 1) if call.slot_mapping is None else (None, None)
-    _check_entries("k_nope_scale_buff", call.k_nope_scale_buff, "k_rope_buff", call.k_rope_buff, kv, places, pe)
-    if call.slot_mapping is not None and call.k_nope_scale_buff.shape[1] == 0:
-        raise ValueError(f"{_OP}: k_nope_scale_buff must have pages of at least 1 token, got shape "
-                         f"{tuple(call.k_nope_scale_buff.shape)}")
-    for name in ("q_weight", "k_weight"):
-        if (weight := getattr(call, name)) is not None:
-            check.tensor(_OP, name, weight, shape=(head_dim,), dtypes=(kv.dtype,), device=device)
+    if call.slot_mapping is None:
+        check.tensor(_OP, "k_nope_scale_buff", call.k_nope_scale_buff, shape=(tokens, 1, head_dim))
+    else:
+        paged_cache.check_pages(_OP, "k_nope_scale_buff", call.k_nope_scale_buff, call.k_nope_scale_buff.shape[1])
     _check_queries(call, pe)
-    _check_pool(call, pe)
+    _check_pool(call)
+    for name in ("k_rope_buff", "q_rope_buff", "swa_rope_buff"):
+        if (rotated := getattr(call, name)) is not None:
+            entries = getattr(call, name.replace("rope", "nope_scale"))
+            check.tensor(_OP, name, rotated, shape=(*entries.shape[:2], pe))
     check.real(_OP, "eps", call.eps, low=0)
-    check.flag(_OP, "is_neox", call.is_neox)
     return SKIP if tokens == 0 else None
 
 
@@ -201,31 +184,23 @@ def _check_group(name: str, group: int, nope: int, pe: int) -> None:
                          f"values, got {group}")
 
 
-def _check_entries(name: str, entries: Tensor, rope_name: str, rotated: Tensor, like: Tensor,
-                   outer: tuple[int | None, int | None], pe: int) -> None:
-    """`entries` [*outer, head_dim] bytes, and beside them `rotated` [*outer, pe]."""
-    check.tensor(_OP, name, entries, dtypes=(torch.uint8,), shape=(*outer, like.shape[-1]), device=like.device)
-    check.tensor(_OP, rope_name, rotated, dtypes=(like.dtype,), shape=(*entries.shape[:2], pe), device=like.device)
-
-
 def _check_queries(call: FusedQkNormRopeGroupQuantCall, pe: int) -> None:
-    q, kv, out = call.q, call.kv, call.q_nope_scale_buff
+    q, (tokens, head_dim) = call.q, call.kv.shape
     if q is None:
         for name in ("q_nope_scale_buff", "q_rope_buff"):
             if getattr(call, name) is not None:
                 raise ValueError(f"{_OP}: {name} must be None without q")
         return
-    tokens, head_dim = kv.shape
-    check.tensor(_OP, "q", q, shape=(tokens, None, head_dim), dtypes=(kv.dtype,), device=kv.device)
-    check.tensor(_OP, "q_nope_scale_buff", out, shape=q.shape, dtypes=(q.dtype, torch.uint8), device=kv.device)
+    check.tensor(_OP, "q", q, shape=(tokens, None, head_dim))
+    check.tensor(_OP, "q_nope_scale_buff", call.q_nope_scale_buff, shape=q.shape)
     if call.has_q_entries:
         _check_group("q_group_size", call.q_group_size, head_dim - pe, pe)
-        _check_entries("q_nope_scale_buff", out, "q_rope_buff", call.q_rope_buff, q, q.shape[:2], pe)
+        check.tensor(_OP, "q_rope_buff", call.q_rope_buff)
     elif call.q_rope_buff is not None:
         raise ValueError(f"{_OP}: q_rope_buff must be None where q_nope_scale_buff has dtype {q.dtype}")
 
 
-def _check_pool(call: FusedQkNormRopeGroupQuantCall, pe: int) -> None:
+def _check_pool(call: FusedQkNormRopeGroupQuantCall) -> None:
     given = [name for name in ("swa_nope_scale_buff", "swa_rope_buff", "swa_dest_row", "swa_block_tables")
              if getattr(call, name) is not None]
     if not given:
@@ -233,11 +208,7 @@ def _check_pool(call: FusedQkNormRopeGroupQuantCall, pe: int) -> None:
     if len(given) != 3 or given[:2] != ["swa_nope_scale_buff", "swa_rope_buff"]:
         raise ValueError(f"{_OP}: swa_nope_scale_buff and swa_rope_buff must come with one of swa_dest_row and "
                          f"swa_block_tables, got {' and '.join(given)}")
-    _check_entries("swa_nope_scale_buff", call.swa_nope_scale_buff, "swa_rope_buff", call.swa_rope_buff, call.kv,
-                   (1, None), pe)
     if call.swa_block_tables is not None:
-        check.tensor(_OP, "swa_block_tables", call.swa_block_tables, rank=2, dtypes=elements.INTEGERS,
-                     device=call.kv.device, last_contiguous=False)
         check.integer(_OP, "swa_block_size", call.swa_block_size, low=1)
 
 
@@ -252,48 +223,44 @@ def _hip_refusal(target: Target, call: FusedQkNormRopeGroupQuantCall) -> str | N
         if not isinstance(tensor, Tensor) or tensor.dtype in elements.INTEGERS:
             continue
         need = min(16 // tensor.element_size(), _VEC)
-        for size, step in zip(tensor.shape[:-1], tensor.stride()):
-            if size > 1 and step % need:
-                return f"{name} has rows at multiples of {need} elements, got strides {tensor.stride()}"
+        if any(step % need for step in parts.steps(tensor)):
+            return f"{name} has rows at multiples of {need} elements, got strides {tensor.stride()}"
     pool = 0 if call.swa_nope_scale_buff is None else call.swa_nope_scale_buff.shape[1]
     return paged_cache.too_many_slots(*call.k_nope_scale_buff.shape[:2]) or paged_cache.too_many_slots(1, pool)
 
 
-def _cases(device: torch.device) -> dict[str, FusedQkNormRopeGroupQuantCall]:
-    """Both kinds of pairs, queries as they are and as entries, keys in pages, and a pool by both kinds of rows."""
-    random = torch.Generator().manual_seed(0)
-    calls, bf16 = {}, torch.bfloat16
-    for label, dtype, head_dim, pe, groups, has_q in (
-            ("bf16 entries", bf16, 512, 64, (32, 64), True), ("fp16", torch.float16, 192, 64, (64, 128), True),
-            ("fp32 keys", torch.float32, 96, 32, (64, 32), False), ("bf16 keys", bf16, 384, 128, (64, 64), False),
-            ("bf16 long", bf16, 640, 128, (64, 64), False)):
-        def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.randn(*shape, generator=random).to(device, dtype)
+def _case(device: torch.device, dtype: str, head_dim: int, pe: int, groups: tuple[int, int], *, has_q: bool = False,
+          has_entries: bool = False) -> FusedQkNormRopeGroupQuantCall:
+    """Keys into pages; with queries beside these, whole or as entries, and into a pool by rows or by blocks."""
+    normal, index = tune_shapes.normal(device, 0, dtype), torch.arange(5, device=device)
 
-        def entries(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.uint8, device=device)
+    def entries(*shape: int) -> Tensor:
+        return torch.zeros(*shape, head_dim, dtype=torch.uint8, device=device)
 
-        tokens, heads, is_entry, index = 5, 2, label == "bf16 entries", torch.arange(5, device=device)
-        call = FusedQkNormRopeGroupQuantCall(
-            entries(2, 4, head_dim), normal(2, 4, pe), None, None, None, None, None, normal(tokens, head_dim), None,
-            normal(head_dim), index, normal(7, pe // 2), normal(7, pe // 2), slot_mapping=index.flip(0) + 1,
-            q_group_size=groups[0], quant_group_size=groups[1], is_neox=is_entry)
-        if has_q:
-            call = call._replace(
-                q=normal(tokens, heads, head_dim), q_weight=None if is_entry else normal(head_dim), slot_mapping=None,
-                k_nope_scale_buff=entries(tokens, 1, head_dim), k_rope_buff=normal(tokens, 1, pe),
-                q_nope_scale_buff=entries(tokens, heads, head_dim) if is_entry else normal(tokens, heads, head_dim),
-                q_rope_buff=normal(tokens, heads, pe) if is_entry else None,
-                swa_nope_scale_buff=entries(1, 5, head_dim), swa_rope_buff=normal(1, 5, pe),
-                batch_id_per_token=torch.zeros_like(index),
-                swa_dest_row=None if is_entry else index.flip(0),
-                swa_block_tables=torch.tensor([[1, 0, -1]], device=device) if is_entry else None, swa_block_size=2)
-        calls[label] = call
-    return calls
+    call = FusedQkNormRopeGroupQuantCall(
+        entries(2, 4), normal(2, 4, pe), None, None, None, None, None, normal(5, head_dim), None, normal(head_dim),
+        index, *normal(2, 7, pe // 2), slot_mapping=index.flip(0) + 1, q_group_size=groups[0],
+        quant_group_size=groups[1], is_neox=has_entries)
+    if not has_q:
+        return call
+    q = normal(5, 2, head_dim)
+    call = call._replace(
+        k_nope_scale_buff=entries(5, 1), k_rope_buff=normal(5, 1, pe), q=q, slot_mapping=None,
+        swa_nope_scale_buff=entries(1, 5), swa_rope_buff=normal(1, 5, pe), batch_id_per_token=torch.zeros_like(index))
+    if not has_entries:
+        return call._replace(q_nope_scale_buff=torch.empty_like(q), q_weight=normal(head_dim),
+                             swa_dest_row=index.flip(0))
+    return call._replace(q_nope_scale_buff=entries(5, 2), q_rope_buff=normal(5, 2, pe), swa_block_size=2,
+                         swa_block_tables=torch.tensor([[1, 0, -1]], device=device))
 
 
 fused_norm_rope_quant = Op(
-    _OP, call=FusedQkNormRopeGroupQuantCall, reference=fused_ref, check=_check, cases=_cases,
+    _OP, call=FusedQkNormRopeGroupQuantCall, reference=fused_ref, check=_check,
+    cases=lambda device: {
+        "bf16 entries": _case(device, "bf16", 512, 64, (32, 64), has_q=True, has_entries=True),
+        "fp16": _case(device, "fp16", 192, 64, (64, 128), has_q=True),
+        "fp32 keys": _case(device, "fp32", 96, 32, (64, 32)), "bf16 keys": _case(device, "bf16", 384, 128, (64, 64)),
+        "bf16 long": _case(device, "bf16", 640, 128, (64, 64))},
     writes=("k_nope_scale_buff", "k_rope_buff", "q_nope_scale_buff", "q_rope_buff", "swa_nope_scale_buff",
             "swa_rope_buff"),
     backends=(Backend("hip", _fused_qk_norm_rope_group_quant_hip, refusal=_hip_refusal,

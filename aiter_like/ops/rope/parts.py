@@ -5,6 +5,7 @@ what the tuner tries.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.jit import Instance
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, quant_rule
 
 MAX_HEAD_DIM = 512
 """The largest head that the kernels of rope and rope_2d take, and the Triton kernel of fused_qk_rope_cache."""
 
 _HEADS = (1, 2, 4)  # that a lane of the HIP kernel has in flight
+_LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # of caches, by the ranks of K and V
 _SHARES = (1, 2, 4, 8, 16)  # heads that the lane takes in all, with one row of the table
 
 
@@ -46,6 +48,18 @@ def table_rows(table: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     is_row = (rows >= 0) & (rows < len(flat))
     found = flat[rows.where(is_row, 0)] if len(flat) else flat.new_empty(*rows.shape, flat.shape[1])
     return found.where(is_row[..., None], torch.nan)
+
+
+def stored(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`x` as a cache of this dtype holds it, whose elements count `scale`; fp8 saturates."""
+    x = x if scale is None else x * (1 / scale)
+    return quant_rule.rounded(x, dtype) if dtype.itemsize == 1 else x.to(dtype)
+
+
+def steps(*tensors: Tensor | None) -> list[int]:
+    """Strides of every dimension but the last that has more than one element."""
+    return [step for tensor in tensors if tensor is not None
+            for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
 
 
 def check_positions(op: str, argument: str, positions: Any, offsets: Any, table: Any,
@@ -86,21 +100,15 @@ def instance_of(dtype: torch.dtype, table_dtype: torch.dtype, *, is_angle: bool 
         "SHARE": share})
 
 
-def check_flags(op: str, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool) -> None:
-    check.choice(op, "rotate_style", rotate_style, (0, 1))
-    check.flag(op, "reuse_freqs_front_part", reuse_freqs_front_part)
-    check.flag(op, "nope_first", nope_first)
-
-
-def check_table(op: str, name: str, table: Tensor, input: Tensor, head_dim: int, count: int, is_shared: bool) -> None:
-    """`table` has at least `count` rows, each of which turns whole pairs of a head.
+def check_table(op: str, name: str, table: Tensor, sin: Tensor | None, head_dim: int, count: int,
+                is_shared: bool) -> None:
+    """`table` has at least `count` rows, each of which turns whole pairs of a head, and sines of that shape beside it.
 
     Of the dimensions before the last, at most one is longer than 1.
 
     Raises:
-        TypeError, ValueError: it does not; the message names the argument.
+        ValueError: it does not; the message names the argument.
     """
-    check.tensor(op, name, table, dtypes=elements.FLOATS, device=input.device)
     shape, outer = tuple(table.shape), [size for size in table.shape[:-1] if size != 1]
     if table.ndim < 2 or len(outer) > 1:
         raise ValueError(f"{op}: {name} must be a table of rows, as [s, 1, 1, width], got shape {shape}")
@@ -110,14 +118,17 @@ def check_table(op: str, name: str, table: Tensor, input: Tensor, head_dim: int,
                          f"(shape {shape}, reuse_freqs_front_part={is_shared})")
     if (outer[0] if outer else 1) < count:
         raise ValueError(f"{op}: {name} must have at least {count} rows, got shape {shape}")
+    if sin is not None:
+        check.tensor(op, name.replace("cos", "sin"), sin, shape=shape)
 
 
-def has_rank(op: str, name: str, value: Any, rank: int) -> None:
-    """`value` is a tensor of that many dimensions; the operator checks the rest, which dynamo cannot trace."""
+def has_rank(op: str, name: str, value: Any, *ranks: int) -> None:
+    """`value` is a tensor of so many dimensions; the operator checks the rest, which dynamo cannot trace."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
-    if value.ndim != rank:
-        raise ValueError(f"{op}: {name} must have {rank} dimensions, got shape {tuple(value.shape)}")
+    if value.ndim not in ranks:
+        raise ValueError(f"{op}: {name} must have {' or '.join(map(str, ranks))} dimensions, got shape "
+                         f"{tuple(value.shape)}")
 
 
 def kernel_refusal(target: Target, call: Any) -> str | None:
@@ -139,3 +150,26 @@ def triton_space(target: Target, call: Any) -> list[dict[str, int]]:
     """Tiles and waves that leave each lane 4 to 32 elements."""
     return [{"elements": elements, "num_warps": warps} for elements in (512, 1024, 2048, 4096, 8192)
             for warps in (1, 2, 4, 8) if 4 <= elements // (target.wave_size * warps) <= 32]
+
+
+def prefill_slots(tokens: int, page_size: int, device: torch.device, seed: int) -> tuple[int, Tensor]:
+    """How many pages `tokens` fill, one after the other, and their slots where pages lie in random order."""
+    blocks, index = -(-tokens // page_size), torch.arange(tokens, device=device)
+    pages = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).to(device)
+    return blocks, pages[index // page_size] * page_size + index % page_size
+
+
+def layout_of(name: str, caches: Mapping[str, Tensor]) -> str:
+    """The layout that caches of these ranks have; `name` is the public function's, the keys are its parameters'."""
+    ranks = tuple(cache.ndim for cache in caches.values())
+    if ranks not in _LAYOUTS:
+        shapes = " and ".join(str(tuple(cache.shape)) for cache in caches.values())
+        raise ValueError(f"{name}: {' and '.join(caches)} must have 4 and 4, 5 and 4, or 5 and 5 dimensions, got "
+                         f"shapes {shapes}")
+    return _LAYOUTS[ranks]
+
+
+def traffic(call: Any, written: int, *caches: str) -> tuple[int, int]:
+    """Each tensor once, but of the caches only the bytes that the tokens write."""
+    return written + sum(tensor.nbytes for name, tensor in call._asdict().items()
+                         if isinstance(tensor, Tensor) and name not in caches), 0

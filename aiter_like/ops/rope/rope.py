@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding: the operator `rope` and the functions that AITER makes of it.
-
-Kernels: csrc/rope/rope.hip, ops/rope/triton/rope.py. Images: ops/rope/rope_2d.py; what engines call:
-ops/rope/rotary.py.
+"""Rotary position embedding: the operator `rope` and the functions that AITER makes of it. Kernels: csrc/rope/rope.hip,
+ops/rope/triton/rope.py. Images: ops/rope/rope_2d.py; what engines call: ops/rope/rotary.py.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.rope import parts, signatures
 
 __all__ = ["rope_fwd", "rope_fwd_inplace", "rope_bwd", "rope_bwd_inplace", "rope_2c_fwd", "rope_2c_fwd_inplace",
@@ -39,8 +36,7 @@ class RopeCall(NamedTuple):
     """One call of rope. Heads lie in [s, b, heads, head_dim], or [tokens, heads, head_dim] where sequences are packed.
 
     Attributes:
-        out: written; shape and dtype of `input`.
-        out_y: written; comes with `input_y`, a second tensor with a number of heads of its own.
+        out_y: comes with `input_y`, a second tensor with a number of heads of its own.
         cos: a table of rows: cosines, or angles where `sin` is None.
         positions: [s, b], each token's row of the table; or [sequences + 1], the starts of packed sequences; None: a
             token's row is its index in the first dimension.
@@ -51,14 +47,14 @@ class RopeCall(NamedTuple):
         is_backward: multiply by the transposed matrix.
     """
 
-    out: Tensor
-    out_y: Tensor | None
-    input: Tensor
-    input_y: Tensor | None
-    cos: Tensor
-    sin: Tensor | None = None
-    positions: Tensor | None = None
-    offsets: Tensor | None = None
+    out: Annotated[Tensor, "*tokens heads head_dim", "input"]
+    out_y: Annotated[Tensor | None, "*tokens heads_y head_dim", "input"]
+    input: Annotated[Tensor, "*tokens heads head_dim", elements.FLOATS]
+    input_y: Annotated[Tensor | None, "*tokens heads_y head_dim", "input"]
+    cos: Annotated[Tensor, "*cos", elements.FLOATS]
+    sin: Annotated[Tensor | None, "*sin", "cos"] = None
+    positions: Annotated[Tensor | None, "*positions", elements.INTEGERS, STRIDED] = None
+    offsets: Annotated[Tensor | None, "*offsets", elements.INTEGERS, STRIDED] = None
     rotate_style: int = 0
     reuse_freqs_front_part: bool = True
     nope_first: bool = False
@@ -102,112 +98,82 @@ def _rope_hip(call: RopeCall) -> None: ...
 
 def _check(call: RopeCall) -> object:
     input = call.input
-    check.tensor("rope", "input", input, dtypes=elements.FLOATS)
     if input.ndim not in (3, 4):
         raise ValueError(f"rope: input must have 3 or 4 dimensions, got shape {tuple(input.shape)}")
-    check.tensor("rope", "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=input.device)
     if (call.input_y is None) != (call.out_y is None):
         raise ValueError("rope: input_y and out_y must come together, got one of them")
-    for name, tensor in (("input_y", call.input_y), ("out_y", call.out_y)):
-        if tensor is not None:
-            heads = None if tensor is call.input_y else call.input_y.shape[-2]
-            check.tensor("rope", name, tensor, dtypes=(input.dtype,), device=input.device,
-                         shape=(*input.shape[:-2], heads, input.shape[-1]))
-    parts.check_flags("rope", call.rotate_style, call.reuse_freqs_front_part, call.nope_first)
+    check.choice("rope", "rotate_style", call.rotate_style, (0, 1))
     lowest = input.shape[0] if call.positions is None else min(input.numel(), 1)
-    parts.check_table("rope", "cos" if call.sin is not None else "freqs", call.cos, input, input.shape[-1], lowest,
-                      call.reuse_freqs_front_part)
-    if call.sin is not None:
-        check.tensor("rope", "sin", call.sin, dtypes=(call.cos.dtype,), shape=call.cos.shape, device=input.device)
-    if isinstance(call.positions, Tensor) and call.is_packed:
-        check.tensor("rope", "cu_seqlens", call.positions, dtypes=elements.INTEGERS, device=input.device)
+    parts.check_table("rope", "cos" if call.sin is not None else "freqs", call.cos, call.sin, input.shape[-1],
+                      lowest, call.reuse_freqs_front_part)
+    if call.is_packed:
+        check.tensor("rope", "cu_seqlens", call.positions)
         if call.positions.shape[0] < 2:
             raise ValueError("rope: cu_seqlens must have at least 2 elements, got 1 sequence start or none")
     for name, tensor in (("positions", call.positions), ("offsets", call.offsets)):
         if tensor is not None and (name == "offsets" or tensor.ndim != 1):
-            check.tensor("rope", name, tensor, dtypes=elements.INTEGERS, shape=input.shape[:2], device=input.device,
-                         last_contiguous=False)
+            check.tensor("rope", name, tensor, shape=input.shape[:2], last_contiguous=False)
     return SKIP if input.numel() == 0 and (call.input_y is None or call.input_y.numel() == 0) else None
 
 
-def _tune_key(call: RopeCall) -> dict[str, int | str]:
-    input = call.input
-    return {"tokens": input.shape[:-2].numel(), "heads": input.shape[-2],
-            "kv_heads": 0 if call.input_y is None else call.input_y.shape[-2], "head_dim": input.shape[-1],
-            "rotary_dim": call.cos.shape[-1] * (2 if call.reuse_freqs_front_part else 1),
-            "dtype": dtypes.name(input.dtype), "table_dtype": dtypes.name(call.cos.dtype),
-            "rotate_style": call.rotate_style}
+class RopeKey(NamedTuple):
+    """What a tuned row of rope is chosen by; `kv_heads` are those of the second tensor, 0 where there is none."""
 
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    dtype: str
+    table_dtype: str
+    rotate_style: int
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RopeCall:
-    """One tensor, or two where the key has kv_heads; each token reads the next row of the tables."""
-    generator = torch.Generator(device).manual_seed(seed)
-    random = functools.partial(torch.randn, generator=generator, device=device)
-    dtype, table_dtype = (dtypes.DTYPES[key[name]] for name in ("dtype", "table_dtype"))
-    x, y = (random(key["tokens"], 1, key[heads], key["head_dim"], dtype=dtype) if key[heads] else None
-            for heads in ("heads", "kv_heads"))
-    cos, sin = random(2, key["tokens"], 1, 1, key["rotary_dim"] // 2, dtype=table_dtype)
-    out, out_y = (None if each is None else torch.empty_like(each) for each in (x, y))
-    return RopeCall(out, out_y, x, y, cos=cos, sin=sin, rotate_style=key["rotate_style"])
+    @classmethod
+    def of(cls, call: RopeCall) -> RopeKey:
+        shape, kv_heads = call.input.shape, 0 if call.input_y is None else call.input_y.shape[-2]
+        rotary_dim = call.cos.shape[-1] * (2 if call.reuse_freqs_front_part else 1)
+        return cls(shape[:-2].numel(), shape[-2], kv_heads, shape[-1], rotary_dim, dtypes.name(call.input.dtype),
+                   dtypes.name(call.cos.dtype), call.rotate_style)
 
+    def make(self, device: torch.device, seed: int) -> RopeCall:
+        """Each token reads the next row of the tables."""
+        random = tune_shapes.normal(device, seed, self.dtype)
+        x, y = (random(self.tokens, 1, heads, self.head_dim) if heads else None
+                for heads in (self.heads, self.kv_heads))
+        cos, sin = random(2, self.tokens, 1, 1, self.rotary_dim // 2).to(dtypes.DTYPES[self.table_dtype])
+        return RopeCall(torch.empty_like(x), None if y is None else torch.empty_like(y), x, y, cos, sin,
+                        rotate_style=self.rotate_style)
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """q and k heads of a layer together; a latent-attention model (kv_lora_rank) turns its own parts."""
-    if not model.kv_lora_rank:
-        yield {"tokens": tokens, "heads": model.num_heads // tp, "kv_heads": max(model.num_kv_heads // tp, 1),
-               "head_dim": model.head_dim, "rotary_dim": model.head_dim, "dtype": model.dtype,
-               "table_dtype": model.dtype, "rotate_style": 0}
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[RopeKey]:
+        """q and k heads of a layer together; a latent-attention model (kv_lora_rank) turns its own parts."""
+        if not model.kv_lora_rank:
+            yield cls(tokens, model.num_heads // tp, max(model.num_kv_heads // tp, 1), model.head_dim, model.head_dim,
+                      model.dtype, model.dtype, 0)
 
 
 def _cases(device: torch.device) -> dict[str, RopeCall]:
     """Both styles, tables and angles, q and k at positions, packed sequences."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 2, 5, 64, generator=generator).to(device, torch.bfloat16)
-    y = torch.randn(9, 2, 2, 64, generator=generator).to(device, torch.bfloat16)
-    angles = torch.rand(9, 1, 1, 24, generator=generator) * 100
-    cos, sin = angles.cos().to(device), angles.sin().to(device)
-    rows = torch.arange(18).view(9, 2).to(device)
-    table = RopeCall(torch.empty_like(x), None, x, None, cos=cos, sin=sin, nope_first=True)
+    random = tune_shapes.normal(device, 0, "bf16")
+    x, y, angles = random(9, 2, 5, 64), random(9, 2, 2, 64), random(9, 1, 1, 24).float() * 50
+    cos, sin, rows = angles.cos(), angles.sin(), torch.arange(18, device=device).view(9, 2)
+    table = RopeCall(torch.empty_like(x), None, x, None, cos, sin, nope_first=True)
     return {
-        "halves": table,
-        "neighbours": table._replace(out=torch.empty_like(x), rotate_style=1),
-        "angles": table._replace(out=torch.empty_like(x), cos=angles.to(device), sin=None),
-        "q and k at positions": RopeCall(
-            torch.empty_like(x), torch.empty_like(y), x, y, cos=cos.bfloat16(), sin=sin.bfloat16(),
-            positions=rows % 5, offsets=rows % 4),
+        "halves": table, "neighbours": table._replace(rotate_style=1), "angles": table._replace(cos=angles, sin=None),
+        "q and k at positions": RopeCall(torch.empty_like(x), torch.empty_like(y), x, y, cos.bfloat16(),
+                                         sin.bfloat16(), positions=rows % 5, offsets=rows % 4),
         "packed sequences": RopeCall(
-            torch.empty_like(x[:, 0]), None, x[:, 0].contiguous(), None, cos=angles.to(device),
-            positions=torch.tensor([0, 2, 9], dtype=torch.int32, device=device), is_backward=True)}
+            torch.empty_like(x[:, 0]), None, x[:, 0].contiguous(), None, angles, is_backward=True,
+            positions=torch.tensor([0, 2, 9], dtype=torch.int32, device=device))}
 
 
 _rope = Op(
-    "rope", call=RopeCall, reference=rope_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
-    round_field="tokens", writes=("out", "out_y"), cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    "rope", call=RopeCall, reference=rope_ref, check=_check, key=RopeKey, round_field="tokens",
+    writes=("out", "out_y"), cases=_cases,
     in_place={"out": ("input",), "out_y": ("input_y",)},
     backends=(Backend("hip", _rope_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
               Backend("triton", "ops.rope.triton.rope:rope", refusal=parts.kernel_refusal, space=parts.triton_space),
               Backend("torch", rope_ref, differentiable=True)))
-
-
-def _functions(stem: str, tables: Sequence[str], summary: str, *, is_two: bool = False) -> tuple[Callable, ...]:
-    """The functions _fwd, _fwd_inplace, _bwd and _bwd_inplace of one way to find a token's angles."""
-    made = []
-    for is_backward in (False, True):
-        for is_in_place in (False, True):
-            tensors = ("output_grads" if is_backward else "input",)
-            if is_two:
-                tensors = (f"{tensors[0]}_x", f"{tensors[0]}_y")
-            name = f"{stem}_{'bwd' if is_backward else 'fwd'}{'_inplace' if is_in_place else ''}"
-            names = [*tensors, *tables, "rotate_style", "reuse_freqs_front_part", "nope_first"]
-            if not is_in_place and "cu_seqlens" not in tables:
-                names.append("transpose_output")
-            what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
-            where = ", in place" if is_in_place else ""
-            result = f"{'The two tensors' if is_two else 'The tensor'}{', which are written' if is_in_place else ''}."
-            made.append(signatures.public(name, names, _runner(name, tensors, tables, is_backward, is_in_place),
-                                          f"{what} {summary}{where}.", result))
-    return tuple(made)
 
 
 def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward: bool, is_in_place: bool) -> Callable:
@@ -226,10 +192,8 @@ def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward:
             parts.has_rank(name, "positions", positions, 2)
             parts.check_positions(name, "positions", positions, offsets, cos)
         out_y, input_y = (outs[1], tensors[1]) if count == 2 else (None, None)
-        rotate_style, reuse_freqs_front_part, nope_first = flags
-        _rope.run(outs[0], out_y, tensors[0], input_y, cos=cos, sin=sin, positions=positions, offsets=offsets,
-                  rotate_style=rotate_style, reuse_freqs_front_part=reuse_freqs_front_part, nope_first=nope_first,
-                  is_backward=is_backward, backend=backend)
+        _rope.run(outs[0], out_y, tensors[0], input_y, cos, sin, positions, offsets, *flags, is_backward,
+                  backend=backend)
         return tuple(outs) if count == 2 else outs[0]
 
     return run
@@ -258,27 +222,26 @@ def _empty(name: str, x: Tensor, is_transposed: bool) -> Tensor:
     return torch.empty((b, s, heads, head_dim), dtype=x.dtype, device=x.device).transpose(0, 1)
 
 
+_functions = functools.partial(signatures.four, _runner)
 rope_fwd, rope_fwd_inplace, rope_bwd, rope_bwd_inplace = _functions("rope", ("freqs",), "by angles")
-rope_2c_fwd, rope_2c_fwd_inplace, rope_2c_bwd, rope_2c_bwd_inplace = _functions(
-    "rope_2c", ("freqs",), "of two tensors by angles", is_two=True)
+rope_2c_fwd, rope_2c_fwd_inplace, rope_2c_bwd, rope_2c_bwd_inplace = _functions("rope_2c", ("freqs",), "by angles")
 rope_cached_fwd, rope_cached_fwd_inplace, rope_cached_bwd, rope_cached_bwd_inplace = _functions(
     "rope_cached", ("cos", "sin"), "by cosines and sines")
 rope_cached_2c_fwd, rope_cached_2c_fwd_inplace, rope_cached_2c_bwd, rope_cached_2c_bwd_inplace = _functions(
-    "rope_cached_2c", ("cos", "sin"), "of two tensors by cosines and sines", is_two=True)
+    "rope_cached_2c", ("cos", "sin"), "by cosines and sines")
 (rope_cached_positions_fwd, rope_cached_positions_fwd_inplace, rope_cached_positions_bwd,
  rope_cached_positions_bwd_inplace) = _functions(
-    "rope_cached_positions", ("cos", "sin", "positions"), "of tokens at given positions")
+    "rope_cached_positions", ("cos", "sin", "positions"), "at given positions")
 (rope_cached_positions_2c_fwd, rope_cached_positions_2c_fwd_inplace, rope_cached_positions_2c_bwd,
  rope_cached_positions_2c_bwd_inplace) = _functions(
-    "rope_cached_positions_2c", ("cos", "sin", "positions"), "of two tensors at given positions", is_two=True)
+    "rope_cached_positions_2c", ("cos", "sin", "positions"), "at given positions")
 (rope_cached_positions_offsets_fwd, rope_cached_positions_offsets_fwd_inplace, rope_cached_positions_offsets_bwd,
  rope_cached_positions_offsets_bwd_inplace) = _functions(
-    "rope_cached_positions_offsets", ("cos", "sin", "positions", "offsets"), "of tokens at positions plus offsets")
+    "rope_cached_positions_offsets", ("cos", "sin", "positions", "offsets"), "at positions plus offsets")
 (rope_cached_positions_offsets_2c_fwd, rope_cached_positions_offsets_2c_fwd_inplace,
  rope_cached_positions_offsets_2c_bwd, rope_cached_positions_offsets_2c_bwd_inplace) = _functions(
-    "rope_cached_positions_offsets_2c", ("cos", "sin", "positions", "offsets"),
-    "of two tensors at positions plus offsets", is_two=True)
+    "rope_cached_positions_offsets_2c", ("cos", "sin", "positions", "offsets"), "at positions plus offsets")
 rope_thd_fwd, rope_thd_fwd_inplace, rope_thd_bwd, rope_thd_bwd_inplace = _functions(
-    "rope_thd", ("cu_seqlens", "freqs"), "of packed sequences [tokens, heads, head_dim]")
+    "rope_thd", ("cu_seqlens", "freqs"), "of packed sequences [tokens, heads, head_dim]", transposes=False)
 
 torch_ops.register(_rope, rope_cached_positions_2c_fwd)

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.rope import parts, signatures
@@ -24,7 +23,6 @@ class Rope2dCall(NamedTuple):
     """One call of rope_2d: patches [b, img_height · img_width, heads, head_dim], row by row.
 
     Attributes:
-        out: written; shape and dtype of `input`.
         cos_h: [1, ≥ img_height, 1, width]: the patch's row turns the first half of a head.
         cos_w: [1, ≥ img_width, 1, width]: the patch's column turns the second half.
         rotate_style: 0 pairs elements i and i + rotary_dim / 2 of a half, 1 elements 2i and 2i + 1.
@@ -33,12 +31,12 @@ class Rope2dCall(NamedTuple):
         is_backward: multiply by the transposed matrix.
     """
 
-    out: Tensor
-    input: Tensor
-    cos_h: Tensor
-    sin_h: Tensor
-    cos_w: Tensor
-    sin_w: Tensor
+    out: Annotated[Tensor, "b patches heads head_dim", "input"]
+    input: Annotated[Tensor, "b patches heads head_dim", elements.FLOATS]
+    cos_h: Annotated[Tensor, "*cos_h", elements.FLOATS]
+    sin_h: Annotated[Tensor, "*sin_h", "cos_h"]
+    cos_w: Annotated[Tensor, "*cos_w", "cos_h"]
+    sin_w: Annotated[Tensor, "*sin_w", "cos_h"]
     img_height: int
     img_width: int
     rotate_style: int = 0
@@ -70,83 +68,73 @@ def _rope_2d_hip(call: Rope2dCall) -> None: ...
 
 
 def _check(call: Rope2dCall) -> object:
-    input, is_shared = call.input, call.reuse_freqs_front_part
+    input = call.input
     check.integer("rope_2d", "img_height", call.img_height, low=0)
     check.integer("rope_2d", "img_width", call.img_width, low=0)
-    check.tensor("rope_2d", "input", input, dtypes=elements.FLOATS,
-                 shape=(None, call.img_height * call.img_width, None, None))
+    check.tensor("rope_2d", "input", input, shape=(None, call.img_height * call.img_width, None, None))
     if input.shape[-1] % 2:
         raise ValueError(f"rope_2d: input must have an even head dimension, got shape {tuple(input.shape)}")
-    check.tensor("rope_2d", "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=input.device)
-    parts.check_flags("rope_2d", call.rotate_style, is_shared, call.nope_first)
-    for name, cos, sin, count in (("h", call.cos_h, call.sin_h, call.img_height),
-                                  ("w", call.cos_w, call.sin_w, call.img_width)):
-        parts.check_table("rope_2d", f"cos_{name}", cos, input, input.shape[-1] // 2, count, is_shared)
-        check.tensor("rope_2d", f"sin_{name}", sin, dtypes=(cos.dtype,), shape=cos.shape, device=input.device)
-    check.tensor("rope_2d", "cos_w", call.cos_w, dtypes=(call.cos_h.dtype,))
+    check.choice("rope_2d", "rotate_style", call.rotate_style, (0, 1))
+    for name, cos, sin, count in (("cos_h", call.cos_h, call.sin_h, call.img_height),
+                                  ("cos_w", call.cos_w, call.sin_w, call.img_width)):
+        parts.check_table("rope_2d", name, cos, sin, input.shape[-1] // 2, count, call.reuse_freqs_front_part)
     if call.cos_w.shape[-1] != call.cos_h.shape[-1]:
         raise ValueError(f"rope_2d: cos_w must have rows of {call.cos_h.shape[-1]} like cos_h, got "
                          f"{call.cos_w.shape[-1]}")
     return SKIP if input.numel() == 0 else None
 
 
-def _tune_key(call: Rope2dCall) -> dict[str, int | str]:
-    return {"patches": call.input.shape[:2].numel(), "heads": call.input.shape[2], "head_dim": call.input.shape[3],
-            "rotary_dim": 2 * call.cos_h.shape[-1] * (2 if call.reuse_freqs_front_part else 1),
-            "dtype": dtypes.name(call.input.dtype), "table_dtype": dtypes.name(call.cos_h.dtype),
-            "rotate_style": call.rotate_style}
+class Rope2dKey(NamedTuple):
+    """What a tuned row of rope_2d is chosen by."""
 
+    patches: int
+    heads: int
+    head_dim: int
+    rotary_dim: int
+    dtype: str
+    table_dtype: str
+    rotate_style: int
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Rope2dCall:
-    """One image, as near to a square as its number of patches allows."""
-    patches, random = key["patches"], tune_shapes.normal(device, seed, key["dtype"])
-    height = next(size for size in range(math.isqrt(patches), 0, -1) if patches % size == 0)
-    x = random(1, patches, key["heads"], key["head_dim"])
-    tables = [random(1, size, 1, key["rotary_dim"] // 4).to(dtypes.DTYPES[key["table_dtype"]])
-              for size in (height, height, patches // height, patches // height)]
-    return Rope2dCall(torch.empty_like(x), x, *tables, img_height=height, img_width=patches // height,
-                      rotate_style=key["rotate_style"])
+    @classmethod
+    def of(cls, call: Rope2dCall) -> Rope2dKey:
+        images, patches, heads, head_dim = call.input.shape
+        rotary_dim = 2 * call.cos_h.shape[-1] * (2 if call.reuse_freqs_front_part else 1)
+        return cls(images * patches, heads, head_dim, rotary_dim, dtypes.name(call.input.dtype),
+                   dtypes.name(call.cos_h.dtype), call.rotate_style)
 
-
-def _cases(device: torch.device) -> dict[str, Rope2dCall]:
-    """Both styles, tables of fp32 and bf16, whole halves and parts of them."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 12, 3, 64, generator=generator).to(device, torch.bfloat16)
-    angles = [torch.rand(1, size, 1, 16, generator=generator).to(device) * 6 for size in (3, 4)]
-    tables = [function(angle) for angle in angles for function in (torch.cos, torch.sin)]
-    halves = Rope2dCall(torch.empty_like(x), x, *tables, img_height=3, img_width=4)
-    parted = [table[..., :8].bfloat16() for table in tables]
-    return {"halves": halves, "neighbours of a part": Rope2dCall(
-        torch.empty_like(x), x, *parted, img_height=3, img_width=4, rotate_style=1, nope_first=True)}
+    def make(self, device: torch.device, seed: int, *, images: int = 1, nope_first: bool = False) -> Rope2dCall:
+        """Images as near to a square as their number of patches allows."""
+        random, patches = tune_shapes.normal(device, seed, self.dtype), self.patches // images
+        height = next(size for size in range(math.isqrt(patches), 0, -1) if patches % size == 0)
+        x = random(images, patches, self.heads, self.head_dim)
+        tables = [random(1, size, 1, self.rotary_dim // 4).to(dtypes.DTYPES[self.table_dtype])
+                  for size in (height, height, patches // height, patches // height)]
+        return Rope2dCall(torch.empty_like(x), x, *tables, height, patches // height, self.rotate_style,
+                          nope_first=nope_first)
 
 
 _rope_2d = Op(
-    "rope_2d", call=Rope2dCall, reference=rope_2d_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
-    round_field="patches", cases=_cases, tuning=Tuning(_tune_case),
+    "rope_2d", call=Rope2dCall, reference=rope_2d_ref, check=_check, key=Rope2dKey, round_field="patches",
     in_place={"out": ("input",)},
+    cases={"halves": (Rope2dKey(24, 3, 64, 64, "bf16", "fp32", 0), {"images": 2}),
+           "neighbours of a part": (Rope2dKey(24, 3, 64, 32, "bf16", "bf16", 1), {"images": 2, "nope_first": True})},
     backends=(Backend("hip", _rope_2d_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
               Backend("triton", "ops.rope.triton.rope_2d:rope_2d", refusal=parts.kernel_refusal,
                       space=parts.triton_space),
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 
-def _function(name: str) -> Callable:
-    is_backward, is_in_place = "_bwd" in name, "_inplace" in name
-    names = ("output_grads" if is_backward else "input", "cos_h", "sin_h", "cos_w", "sin_w", "img_height", "img_width",
-             "rotate_style", "reuse_freqs_front_part", "nope_first")
-
+def _runner(name: str, tensors: Sequence[str], _: Sequence[str], is_backward: bool, is_in_place: bool) -> Callable:
     def run(args: Sequence[Any], backend: str | None) -> Tensor:
-        parts.has_rank(name, names[0], args[0], 4)
+        parts.has_rank(name, tensors[0], args[0], 4)
         out = args[0] if is_in_place else torch.empty_like(args[0], memory_format=torch.contiguous_format)
         _rope_2d.run(out, *args, is_backward=is_backward, backend=backend)
         return out
 
-    what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
-    return signatures.public(name, names, run, f"{what} of image patches [b, img_height · img_width, heads, head_dim]: "
-                             "the first half\nof a head turns by the patch's row, the second by its column"
-                             f"{', in place' * is_in_place}.", f"The tensor{', which is written' * is_in_place}.")
+    return run
 
 
-rope_2d_fwd, rope_2d_fwd_inplace, rope_2d_bwd, rope_2d_bwd_inplace = (_function(name) for name in (
-    "rope_2d_fwd", "rope_2d_fwd_inplace", "rope_2d_bwd", "rope_2d_bwd_inplace"))
+rope_2d_fwd, rope_2d_fwd_inplace, rope_2d_bwd, rope_2d_bwd_inplace = signatures.four(
+    _runner, "rope_2d", ("cos_h", "sin_h", "cos_w", "sin_w", "img_height", "img_width"),
+    "of image patches [b, img_height · img_width, heads, head_dim]: the first half\nof a head turns by the patch's "
+    "row, the second by its column", transposes=False)

@@ -1,51 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding whose every product is rounded, as a program of 16-bit tensors does.
-
-Kernels: csrc/rope/rope_rounded.hip, ops/rope/triton/rope_rounded.py.
-"""
+"""Rotary position embedding with every product rounded, as a program of 16-bit tensors does. Kernels: csrc/rope/."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.rope import parts
 
 __all__ = ["rope_rounded"]
 
 _OP = "rope_rounded"
-_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class RopeRoundedCall(NamedTuple):
-    """One call of rope_rounded: its arguments in the order of the function that rope_rounded.hip exports.
+    """One call of rope_rounded. A token turns by row `positions + offsets` of the tables; flags are as of RopeCall."""
 
-    Attributes:
-        out, out_y: written; shape and dtype of `x` and of `y`.
-        x, y: [tokens, heads, head_dim], each with a number of heads of its own.
-        cos, sin: tables of rows, [rows, 1, 1, width] or [rows, width], dtype of `x`.
-        positions: [tokens], each token's row of the tables.
-        offsets: [tokens], added to the row.
-        rotate_style, reuse_freqs_front_part, nope_first, is_backward: as of RopeCall.
-    """
-
-    out: Tensor
-    out_y: Tensor
-    x: Tensor
-    y: Tensor
-    cos: Tensor
-    sin: Tensor
-    positions: Tensor
-    offsets: Tensor | None = None
+    out: Annotated[Tensor, "tokens heads head_dim", "x"]
+    out_y: Annotated[Tensor, "tokens heads_y head_dim", "x"]
+    x: Annotated[Tensor, "tokens heads head_dim", (torch.bfloat16, torch.float16)]
+    y: Annotated[Tensor, "tokens heads_y head_dim", "x"]
+    cos: Annotated[Tensor, "*cos", "x"]
+    sin: Annotated[Tensor, "*sin", "x"]
+    positions: Annotated[Tensor, "tokens", elements.INTEGERS, STRIDED]
+    offsets: Annotated[Tensor | None, "tokens", elements.INTEGERS, STRIDED] = None
     rotate_style: int = 0
     reuse_freqs_front_part: bool = True
     nope_first: bool = False
@@ -70,57 +54,46 @@ def _rope_rounded_hip(call: RopeRoundedCall) -> None: ...
 
 
 def _check(call: RopeRoundedCall) -> object:
-    x, y = call.x, call.y
-    check.tensor(_OP, "x", x, dtypes=_DTYPES, rank=3)
-    check.tensor(_OP, "y", y, dtypes=(x.dtype,), shape=(x.shape[0], None, x.shape[2]), device=x.device)
-    for name, out, like in (("out", call.out, x), ("out_y", call.out_y, y)):
-        check.tensor(_OP, name, out, dtypes=(x.dtype,), shape=like.shape, device=x.device)
-    parts.check_flags(_OP, call.rotate_style, call.reuse_freqs_front_part, call.nope_first)
-    check.flag(_OP, "is_backward", call.is_backward)
-    parts.check_table(_OP, "cos", call.cos, x, x.shape[2], min(x.numel() + y.numel(), 1), call.reuse_freqs_front_part)
-    check.tensor(_OP, "cos", call.cos, dtypes=(x.dtype,))
-    check.tensor(_OP, "sin", call.sin, dtypes=(x.dtype,), shape=call.cos.shape, device=x.device)
-    for name, rows in (("positions", call.positions), ("offsets", call.offsets)):
-        if name == "positions" or rows is not None:
-            check.tensor(_OP, name, rows, dtypes=elements.INTEGERS, shape=(x.shape[0],), device=x.device,
-                         last_contiguous=False)
-    return SKIP if x.numel() + y.numel() == 0 else None
+    count = call.x.numel() + call.y.numel()
+    check.choice(_OP, "rotate_style", call.rotate_style, (0, 1))
+    parts.check_table(_OP, "cos", call.cos, call.sin, call.x.shape[2], min(count, 1), call.reuse_freqs_front_part)
+    return SKIP if count == 0 else None
 
 
-def _tune_key(call: RopeRoundedCall) -> dict[str, int | str]:
-    tokens, heads, head_dim = call.x.shape
-    return {"tokens": tokens, "heads": heads, "kv_heads": call.y.shape[1], "head_dim": head_dim,
-            "rotary_dim": call.cos.shape[-1] * (2 if call.reuse_freqs_front_part else 1),
-            "dtype": dtypes.name(call.x.dtype), "rotate_style": call.rotate_style}
+class RopeRoundedKey(NamedTuple):
+    """What a tuned row of rope_rounded is chosen by."""
 
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    dtype: str
+    rotate_style: int
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RopeRoundedCall:
-    generator = torch.Generator(device).manual_seed(seed)
-    random = functools.partial(torch.randn, generator=generator, device=device, dtype=dtypes.DTYPES[key["dtype"]])
-    x, y = (random(key["tokens"], key[heads], key["head_dim"]) for heads in ("heads", "kv_heads"))
-    cos, sin = random(2, key["tokens"], key["rotary_dim"] // 2)
-    return RopeRoundedCall(torch.empty_like(x), torch.empty_like(y), x, y, cos, sin,
-                           torch.arange(key["tokens"], device=device), rotate_style=key["rotate_style"])
+    @classmethod
+    def of(cls, call: RopeRoundedCall) -> RopeRoundedKey:
+        tokens, heads, head_dim = call.x.shape
+        rotary_dim = call.cos.shape[-1] * (2 if call.reuse_freqs_front_part else 1)
+        return cls(tokens, heads, call.y.shape[1], head_dim, rotary_dim, dtypes.name(call.x.dtype), call.rotate_style)
 
-
-def _cases(device: torch.device) -> dict[str, RopeRoundedCall]:
-    """Both styles and both dtypes, whole heads and parts of them."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(9, heads, 64, generator=generator).to(device, torch.bfloat16) for heads in (5, 2))
-    cos, sin = torch.randn(2, 5, 32, generator=generator).to(device, torch.bfloat16)
-    rows = torch.arange(9, device=device)
-    whole = RopeRoundedCall(torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, rows % 5)
-    x, y, cos, sin = (tensor.half() for tensor in (x, y, cos, sin))
-    return {"halves": whole, "neighbours of a part": RopeRoundedCall(
-        torch.empty_like(x), torch.empty_like(y), x, y, cos[:, :24], sin[:, :24], rows % 2, rows % 3, 1,
-        nope_first=True, is_backward=True)}
+    def make(self, device: torch.device, seed: int, *, is_backward: bool = False) -> RopeRoundedCall:
+        """Backward with offsets, of the last elements of heads."""
+        random, rows = tune_shapes.normal(device, seed, self.dtype), torch.arange(self.tokens, device=device)
+        x, y = (random(self.tokens, heads, self.head_dim) for heads in (self.heads, self.kv_heads))
+        cos, sin = random(2, self.tokens, self.rotary_dim // 2)
+        call = RopeRoundedCall(torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, rows,
+                               rotate_style=self.rotate_style)
+        if is_backward:
+            call = call._replace(positions=rows % 4, offsets=rows % 3, nope_first=True, is_backward=True)
+        return call
 
 
 _rope_rounded = Op(
-    _OP, call=RopeRoundedCall, reference=rope_rounded_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "dtype", "rotate_style"),
-    round_field="tokens", writes=("out", "out_y"), cases=_cases, tuning=Tuning(_tune_case),
-    in_place={"out": ("x",), "out_y": ("y",)},
+    _OP, call=RopeRoundedCall, reference=rope_rounded_ref, check=_check, key=RopeRoundedKey, round_field="tokens",
+    writes=("out", "out_y"), in_place={"out": ("x",), "out_y": ("y",)},
+    cases={"halves": RopeRoundedKey(9, 5, 2, 64, 64, "bf16", 0),
+           "neighbours of a part": (RopeRoundedKey(9, 5, 2, 64, 48, "fp16", 1), {"is_backward": True})},
     backends=(Backend("hip", _rope_rounded_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
               Backend("triton", "ops.rope.triton.rope_rounded:rope_rounded", refusal=parts.kernel_refusal,
                       space=parts.triton_space),
@@ -131,8 +104,7 @@ def rope_rounded(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tens
                  rotate_style: int = 0, reuse_freqs_front_part: bool = True, nope_first: bool = False,
                  is_backward: bool = False, *, out: tuple[Tensor, Tensor] | None = None,
                  backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Rotary position embedding of two tensors of tokens, with every product rounded to their dtype.
-
+    """Rotary position embedding of two tensors of tokens, with every product rounded to their dtype:
     `first' = R(R(first · cos) - R(second · sin)), second' = R(R(second · cos) + R(first · sin))`, where R rounds to the
     dtype of `x`: bit for bit what a program of 16-bit tensors in torch gives, with up to twice the error of
     `rope_cached_positions_2c_fwd`, which rounds once.
@@ -140,27 +112,20 @@ def rope_rounded(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tens
     Args:
         x, y: [tokens, heads, head_dim] bf16|fp16 of one dtype, heads of their own; last dimension contiguous.
         cos, sin: tables [rows, width], or with dimensions of 1 between, dtype of `x`.
-        positions: [tokens] int32|int64, each token's row of the tables; heads of tokens whose row the tables do not
-            have become NaN.
-        offsets: [tokens] int32|int64, added to the positions.
+        positions, offsets: [tokens] int32|int64, whose sum is each token's row of the tables; heads of tokens whose row
+            the tables do not have become NaN.
         rotate_style: 0 pairs elements i and i + rotary_dim / 2, 1 elements 2i and 2i + 1.
         reuse_freqs_front_part: a row of the tables has a value per pair, not one per rotated element.
         nope_first: the rotated part is the head's last, not its first.
         is_backward: `x` and `y` are gradients of results; the results are those of what was turned.
         out: tensors to write, which may be `x` and `y`; default: new contiguous ones.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
-
-    Returns:
-        `out`.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit, or positions on the CPU are no rows of the tables.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        ValueError: positions on the CPU are no rows of the tables.
 
     Notes:
         For results that must have the bits of such a program; elsewhere one rounding is better. Heads of at most 512
-        elements in the kernels; can be captured in a graph.
+        elements in the kernels.
 
     Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021).
     """

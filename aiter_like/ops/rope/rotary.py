@@ -23,8 +23,7 @@ __all__ = ["RoPE", "RoPE2D", "RoPECached", "RoPETHD", "RotaryEmbedding", "batche
 
 def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_cache: Tensor,
                          sin_cache: Tensor, is_neox: bool, is_nope_first: bool, *, backend: str | None = None) -> None:
-    """Rotary position embedding of query and key, in place.
-
+    """Rotary position embedding of query and key, in place:
     `first' = first · cos - second · sin`, `second' = second · cos + first · sin` for each pair of a head.
 
     Args:
@@ -32,22 +31,11 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
         query: [num_tokens or b, s, num_heads · head_size] or [..., num_heads, head_size], bf16|fp16|fp32; written.
         key: like `query` with its own number of heads, written; or None.
         head_size: elements of a head.
-        cos_cache: [max_position, rotary_dim / 2] or [max_position, 1, 1, rotary_dim / 2].
-        sin_cache: like `cos_cache`.
+        cos_cache, sin_cache: [max_position, rotary_dim / 2] or [max_position, 1, 1, rotary_dim / 2].
         is_neox: True: the pairs are elements i and i + rotary_dim / 2; False: elements 2i and 2i + 1.
         is_nope_first: the rotated part is the head's last, not its first.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        Nothing: `query` and `key` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Rotated in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+    Notes: Rotated in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `rotary_embedding_fwd`.
     """
@@ -58,24 +46,11 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
 def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_cache: Tensor,
                              sin_cache: Tensor, is_neox: bool, is_nope_first: bool, rot_dim: int,
                              cos_sin_cache_offsets: Tensor, *, backend: str | None = None) -> None:
-    """`rotary_embedding_fwd` with an offset into the caches for each token, for caches that hold several tables.
+    """As `rotary_embedding_fwd`, with an offset into the caches for each token, for caches that hold several tables.
 
     Args:
-        positions: as for `rotary_embedding_fwd`, with query, key, head_size, cos_cache, sin_cache, is_neox,
-            is_nope_first and backend.
         rot_dim: rotated elements of a head: twice the width of `cos_cache`.
         cos_sin_cache_offsets: as many as `positions`, int32|int64: added to them.
-
-    Returns:
-        Nothing: `query` and `key` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Rotated in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
 
     Source: AITER's `batched_rotary_embedding`.
     """
@@ -91,26 +66,14 @@ def rope_cached_thd_positions_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`rope_cached_positions_2c_fwd_inplace` of tokens without a batch dimension.
+    """As `rope_cached_positions_2c_fwd_inplace`, of tokens without a batch dimension.
 
     Args:
-        x: [num_tokens, heads, head_dim] bf16|fp16|fp32, last dimension contiguous; written.
-        y: like `x` with its own number of heads; written.
-        cos: [max_position, width] or [max_position, 1, 1, width]; with sin, rotate_style, reuse_freqs_front_part,
-            nope_first and backend as for `rope_cached_positions_2c_fwd_inplace`.
+        x, y: [num_tokens, heads, head_dim] bf16|fp16|fp32, each with its own number of heads, last dimension
+            contiguous; written.
+        cos, sin: [max_position, width] or [max_position, 1, 1, width].
         positions: [num_tokens] int32|int64: rows of `cos` and `sin`.
         transpose_output: False; there is no batch to transpose with.
-
-    Returns:
-        `x` and `y`, which are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or flags do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Rotated in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
 
     Source: AITER's Triton function of this name.
     """
@@ -129,23 +92,10 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`rope_cached_thd_positions_2c_fwd_inplace` with an offset added to each position.
+    """As `rope_cached_thd_positions_2c_fwd_inplace`, with an offset added to each position.
 
     Args:
-        x: as there, with y, cos, sin, positions, rotate_style, reuse_freqs_front_part, nope_first and backend.
         offsets: [num_tokens] int32|int64: added to `positions`; None: nothing is, as vLLM calls it.
-        transpose_output: False; there is no batch to transpose with.
-
-    Returns:
-        `x` and `y`, which are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or flags do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        Rotated in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
 
     Source: AITER's Triton function of this name.
     """
@@ -287,8 +237,7 @@ def get_rope(head_size: int, rotary_dim: int, max_position: int, base: float, is
     `cos(p · base^(-2i / rotary_dim))`, with the frequencies, positions and magnitude that `rope_scaling` changes.
 
     Args:
-        head_size: elements of a head.
-        rotary_dim: elements of a head that are rotated.
+        head_size, rotary_dim: elements of a head, and those of them that are rotated.
         max_position: positions of the table, before scaling.
         base: of the powers in the formula, theta in configurations.
         is_neox_style: True: pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1).
@@ -298,11 +247,10 @@ def get_rope(head_size: int, rotary_dim: int, max_position: int, base: float, is
         partial_rotary_factor: below 1: the part of `rotary_dim` that is rotated.
         dual_chunk_attention_config: None; the dual-chunk form is not offered.
 
-    Returns:
-        The module: `module(positions, query, key)` writes query and key in place and returns them.
+    Returns: The module: `module(positions, query, key)` writes query and key in place and returns them.
 
     Raises:
-        ValueError: an unknown rope_type, a missing entry, or sizes that do not fit.
+        ValueError: an unknown rope_type, or a missing entry.
 
     Notes:
         Tables are computed in fp32 on the default device of torch, usually the CPU; move the module to the device.

@@ -7,8 +7,11 @@ Here each gets its signature, its docstring and its arguments in order; the oper
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from aiter_like.call import with_parameters
 
 _ABOUT = {
     "input": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
@@ -37,30 +40,41 @@ _ABOUT = {
 }
 
 
-def public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | None], Any], summary: str,
+def four(runner: Callable[..., Callable], stem: str, tables: Sequence[str], how: str, *,
+         transposes: bool = True) -> list[Callable]:
+    """The functions _fwd, _fwd_inplace, _bwd and _bwd_inplace of one way to find angles. `runner` makes what one runs:
+    of its name, its tensors, the tables, whether it is backward and whether in place.
+    """
+    made = []
+    for is_backward, is_in_place in itertools.product((False, True), repeat=2):
+        first, is_two = "output_grads" if is_backward else "input", "_2c" in stem
+        tensors = (f"{first}_x", f"{first}_y") if is_two else (first,)
+        name = f"{stem}_{'bwd' if is_backward else 'fwd'}{'_inplace' * is_in_place}"
+        names = [*tensors, *tables, "rotate_style", "reuse_freqs_front_part", "nope_first",
+                 *["transpose_output"] * (transposes and not is_in_place)]
+        what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
+        result = f"{'The two tensors' if is_two else 'The tensor'}{', which are written' if is_in_place else ''}."
+        made.append(_public(name, names, runner(name, tensors, tables, is_backward, is_in_place),
+                            f"{what}{' of two tensors' * is_two} {how}{', in place' * is_in_place}.", result))
+    return made
+
+
+def _public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | None], Any], summary: str,
            returns: str) -> Callable:
     """The function `name`, with these parameters by position or keyword and `backend`; `run` gets them in order."""
-    count = len(names)
-
-    def function(*args: Any, backend: str | None = None, **named: Any) -> Any:
-        if named or len(args) != count:
-            bound = function.__signature__.bind(*args, **named)
-            bound.apply_defaults()
-            args = bound.args
-        return run(args, backend)
-
     kinds = {"rotate_style": "int", "img_height": "int", "img_width": "int", "reuse_freqs_front_part": "bool",
              "nope_first": "bool", "transpose_output": "bool"}
-    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds.get(each, "Tensor"),
-                                    default=False if each == "transpose_output" else inspect.Parameter.empty)
-                  for each in names]
+    empty = inspect.Parameter.empty
+    given = {each: False if each == "transpose_output" else empty for each in names}
+    function = with_parameters(name, run, given, {"backend": None})
+    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default,
+                                    annotation=kinds.get(each, "Tensor")) for each, default in given.items()]
     parameters.append(inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None,
                                         annotation="str | None"))
     is_two = "_2c_" in name
     function.__signature__ = inspect.Signature(
         parameters, return_annotation="tuple[Tensor, Tensor]" if is_two else "Tensor")
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = "aiter_like"
+    function.__module__, function.__qualname__ = "aiter_like", name
     arguments = "\n".join(f"    {each}: {_ABOUT[each]}" for each in (*names, "backend"))
     function.__doc__ = _TEXT.format(summary=summary, arguments=arguments, returns=returns, name=name)
     return function
@@ -78,14 +92,12 @@ Returns:
     {returns}
 
 Raises:
-    TypeError: an argument is of another kind or dtype.
-    ValueError: shapes, devices, layout or flags do not fit; tables on the host lack a row that is asked for.
-    UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+    ValueError: tables on the host lack a row that is asked for.
 
 Notes:
-    Rotated in fp32, rounded to nearest even once; the rest of a head is copied bit for bit; deterministic; can be
-    captured in a graph. On a GPU, which is not waited for, heads whose row is not in the tables become NaN. Only
-    "torch" has a derivative: an input that requires grad selects it.
+    Rotated in fp32, rounded to nearest even once; the rest of a head is copied bit for bit; deterministic. On a GPU,
+    which is not waited for, heads whose row is not in the tables become NaN. Only "torch" has a derivative: an input
+    that requires grad selects it.
 
 Source: Su et al., RoFormer (2021); AITER's `{name}`.
 """

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from aiter_like import check
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
 from aiter_like.ops.sampling import parts
@@ -20,23 +19,22 @@ _OP = "exponential"
 
 
 class ExponentialCall(NamedTuple):
-    """One call of exponential.
+    """One call of exponential. Rows are evenly spaced.
 
     Attributes:
-        out: [rows, columns] fp32, written, rows evenly spaced.
         lambd: rate.
         epsilon: added to each number.
         seed, offset: of the random numbers of all rows: row r takes draw offset + r.
-        seeds, offsets: [rows] int64: of each row by itself, which then takes draw offsets[r].
+        seeds, offsets: of each row by itself, which then takes draw offsets[r].
     """
 
-    out: Tensor
+    out: Annotated[Tensor, "rows columns", torch.float32]
     lambd: float = 1.0
     epsilon: float = 1e-10
     seed: int = 0
     offset: int = 0
-    seeds: Tensor | None = None
-    offsets: Tensor | None = None
+    seeds: Annotated[Tensor | None, "_", torch.int64] = None
+    offsets: Annotated[Tensor | None, "_", torch.int64] = None
 
 
 def exponential_ref(call: ExponentialCall) -> None:
@@ -49,15 +47,11 @@ def _exponential_hip(call: ExponentialCall) -> None: ...
 
 
 def _check(call: ExponentialCall) -> object:
-    check.tensor(_OP, "out", call.out, rank=2, dtypes=(torch.float32,))
     check.real(_OP, "lambd", call.lambd, above=0.0)
     check.real(_OP, "eps", call.epsilon, low=0.0)
-    parts.check_seeds(_OP, call, call.out)
+    parts.check_offset(_OP, call.offset)
+    parts.check_per_row(_OP, call.out.shape[0], seeds=call.seeds, offsets=call.offsets)
     return SKIP if call.out.numel() == 0 else None
-
-
-def _refusal(target: Target, call: ExponentialCall) -> str | None:
-    return parts.refusal(out=call.out)
 
 
 def _cases(device: torch.device) -> dict[str, ExponentialCall]:
@@ -68,7 +62,7 @@ def _cases(device: torch.device) -> dict[str, ExponentialCall]:
 
 _exponential = Op(
     _OP, call=ExponentialCall, reference=exponential_ref, check=_check, cases=_cases,
-    backends=(Backend("hip", _exponential_hip, refusal=_refusal), Backend("torch", exponential_ref)))
+    backends=(Backend("hip", _exponential_hip, refusal=parts.refusal), Backend("torch", exponential_ref)))
 
 
 def exponential(out: Tensor, lambd: float = 1.0, generator: Generator | None = None, eps: float = 1e-10, *,
@@ -84,16 +78,8 @@ def exponential(out: Tensor, lambd: float = 1.0, generator: Generator | None = N
         generator: of torch, whose seed and offset are taken where `seed` is None; default: the device's.
         eps: added to each number, ≥ 0.
         seed: of all rows; or [rows] int64, a seed of each.
-        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
+            rows take draw `offset`. Default: 0.
 
     Notes:
         Within 1e-5 of the formula, relative; deterministic. Column c of draw d is word c mod 4 of Philox's counter

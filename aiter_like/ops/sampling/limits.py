@@ -3,57 +3,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.ops.common import elements
+from aiter_like.device import Target
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.sampling import parts
 
 MOST_COLUMNS = 2**22
 """Of a row: csrc/sampling/threshold.h sums 10 bits of as many elements in 32 bits."""
 
 
-def check_limits(op: str, call: Any, rows: int) -> None:
-    """`top_k`, `top_p` and `min_p` of a call, and their tensors.
+class LimitsKey(NamedTuple):
+    """What a tuned row of an operator on probabilities is chosen by.
+
+    Attributes:
+        features: which limits there may be: "top_k+top_p"; "none".
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+    features: str
+
+    @classmethod
+    def of(cls, call: Any) -> LimitsKey:
+        columns = call.probs.shape[1]
+        is_there = {"top_k": call.top_ks is not None or 0 < call.top_k < columns,
+                    "top_p": call.top_ps is not None or call.top_p < 1,
+                    "min_p": call.min_ps is not None or call.min_p > 0}
+        names = "+".join(name for name, is_one in is_there.items() if is_one)
+        return cls(call.out.shape[0], columns, dtypes.name(call.probs.dtype), names or "none")
+
+    def inputs(self, device: torch.device, seed: int) -> tuple[Tensor, dict[str, Any]]:
+        """Probabilities as of a language model, and fields of the limits."""
+        logits = 3 * tune_shapes.normal(device, seed, "fp32")(self.rows, self.columns)
+        usual = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}
+        limits = {name: usual[name] for name in self.features.split("+") if name != "none"}
+        return torch.softmax(logits, -1).to(dtypes.DTYPES[self.dtype]), limits
+
+
+def check_limits(op: str, call: Any) -> None:
+    """`top_p` and `min_p` of a call are numbers that fp32 holds.
 
     Raises:
-        TypeError, ValueError: one does not fit.
+        ValueError: one is not.
     """
-    check.integer(op, "top_k", call.top_k, low=-2**63, high=2**63 - 1)
     check.real(op, "top_p", call.top_p)
     check.real(op, "min_p", call.min_p)
-    parts.check_per_row(op, "top_ks", call.top_ks, call.probs, elements.INTEGERS, rows)
-    parts.check_per_row(op, "top_ps", call.top_ps, call.probs, (torch.float32,), rows)
-    parts.check_per_row(op, "min_ps", call.min_ps, call.probs, (torch.float32,), rows)
 
 
-def refusal(probs: Tensor) -> str | None:
+def refusal(target: Target, call: Any) -> str | None:
     """What the kernels do not take of probabilities."""
-    if probs.shape[1] > MOST_COLUMNS:
-        return f"rows of at most {MOST_COLUMNS} elements, got {probs.shape[1]}"
-    return parts.refusal(probs=probs)
-
-
-def tune_key(call: Any, rows: int) -> dict[str, int | str]:
-    """rows, columns, dtype, and which limits there may be: "top_k+top_p", "none"."""
-    columns = call.probs.shape[1]
-    is_there = {"top_k": call.top_ks is not None or 0 < call.top_k < columns,
-                "top_p": call.top_ps is not None or call.top_p < 1, "min_p": call.min_ps is not None or call.min_p > 0}
-    names = "+".join(name for name, is_one in is_there.items() if is_one)
-    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.probs.dtype), "features": names or "none"}
-
-
-def tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple[Tensor, dict[str, Any]]:
-    """Probabilities as of a language model, and the limits of a key."""
-    generator = torch.Generator(device).manual_seed(seed)
-    logits = 3 * torch.randn(key["rows"], key["columns"], generator=generator, device=device)
-    usual = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}
-    limits = {name: usual[name] for name in key["features"].split("+") if name != "none"}
-    return torch.softmax(logits, -1).to(dtypes.DTYPES[key["dtype"]]), limits
+    if call.probs.shape[1] > MOST_COLUMNS:
+        return f"rows of at most {MOST_COLUMNS} elements, got {call.probs.shape[1]}"
+    return parts.too_many_rows(call.out.shape[0]) or parts.refusal(target, call)
 
 
 def kept(call: Any, probs: Tensor) -> Tensor:

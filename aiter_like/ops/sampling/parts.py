@@ -21,73 +21,87 @@ _MASK = 0xFFFFFFFF
 _LEAST_BYTES, _MOST_REQUESTS = 8192, 1024
 
 
-def check_rows(op: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = elements.FLOATS,
-               device: torch.device | None = None, rows: int | None = None) -> None:
-    """A matrix [rows, columns] with at least one column, contiguous in its rows.
+def check_columns(op: str, name: str, matrix: Tensor) -> None:
+    """There is at least one column.
 
     Raises:
-        TypeError, ValueError: it is none.
+        ValueError: there is none.
     """
-    check.tensor(op, name, value, rank=2, dtypes=dtypes, device=device)
-    if value.shape[1] == 0:
-        raise ValueError(f"{op}: {name} must have at least one column, got shape {tuple(value.shape)}")
-    if rows is not None and value.shape[0] != rows:
-        raise ValueError(f"{op}: {name} must have {rows} rows, got shape {tuple(value.shape)}")
+    if matrix.shape[-1] == 0:
+        raise ValueError(f"{op}: {name} must have at least one column, got shape {tuple(matrix.shape)}")
 
 
-def check_per_row(op: str, name: str, value: Any, like: Tensor, dtypes: tuple[torch.dtype, ...],
-                  rows: int | None = None) -> None:
-    """None, or a contiguous vector with an element for each row of `like`.
+def check_per_row(op: str, rows: int, **tensors: Tensor | None) -> None:
+    """Those that are there have an element, or a row, for each of `rows`: where annotations cannot say whose they are.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        ValueError: one has not.
     """
-    if value is not None:
-        check.tensor(op, name, value, dtypes=dtypes, shape=(like.shape[0] if rows is None else rows,),
-                     device=like.device)
-
-
-def check_seeds(op: str, call: Any, like: Tensor, rows: int | None = None) -> None:
-    """`seed`, `offset`, `seeds` and `offsets` of a call.
-
-    Raises:
-        TypeError, ValueError: one does not fit.
-    """
-    check.integer(op, "seed", call.seed, low=-2**63, high=2**63 - 1)
-    check.integer(op, "offset", call.offset, low=0, high=2**63 - 1)
-    check_per_row(op, "seed", call.seeds, like, (torch.int64,), rows)
-    check_per_row(op, "offset", call.offsets, like, (torch.int64,), rows)
-
-
-def refusal(**tensors: Tensor | None) -> str | None:
-    """What the kernels do not take of matrices."""
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if tensor.shape[0] > MOST_ROWS:
-            return f"at most {MOST_ROWS} rows fit one launch, got {tensor.shape[0]}"
-        if tensor.shape[-1] >= 2**31 - 4:
-            return f"rows of less than {2**31 - 4} elements, got {tensor.shape[-1]} in {name}"
-    return None
+        if tensor is not None:
+            check.tensor(op, name, tensor, shape=(rows, *tensor.shape[1:]))
 
 
-def instance(name: tuple[str, ...], groups: int, defines: dict[str, Any]) -> Instance:
-    """One build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device."""
-    return Instance("_".join([*name, *([f"g{groups}"] if groups else [])]), {**defines, "GROUPS": groups})
+def check_offset(op: str, offset: int) -> None:
+    """Draws are numbered with 63 bits.
+
+    Raises:
+        ValueError: it is not between 0 and 2^63 - 1.
+    """
+    check.integer(op, "offset", offset, low=0, high=2**63 - 1)
 
 
-def group_space(target: Target, rows: Tensor) -> list[dict[str, int]]:
+def matrix_of(call: Any) -> tuple[str, Tensor]:
+    """Name and value of the matrix whose rows a call is about."""
+    name = next(name for name in ("input", "probs", "logits", "out") if name in call._fields)
+    return name, getattr(call, name)
+
+
+def too_many_rows(rows: int) -> str | None:
+    """Why a launch cannot take so many rows."""
+    return f"at most {MOST_ROWS} rows fit one launch, got {rows}" if rows > MOST_ROWS else None
+
+
+def refusal(target: Target, call: Any) -> str | None:
+    """What the kernels do not take of a call's matrix."""
+    name, matrix = matrix_of(call)
+    rows, columns = matrix.shape
+    if columns >= 2**31 - 4:
+        return f"rows of less than {2**31 - 4} elements, got {columns} in {name}"
+    if name == "logits" and rows > 1 and matrix.stride(0) < columns:  # which are read and written
+        return "the rows of logits overlap"
+    return too_many_rows(rows)
+
+
+def instance(call: Any, *, groups: int = 0) -> Instance:
+    """A build of a kernel of rows for the dtype of a call's matrix."""
+    return build_of(groups, ELEMENT=matrix_of(call)[1].dtype)
+
+
+def build_of(groups: int, **elements_of: torch.dtype) -> Instance:
+    """A build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device.
+
+    Args:
+        elements_of: macro → dtype of the elements that it names.
+    """
+    name = [*map(elements.short, elements_of.values()), *([f"g{groups}"] if groups else [])]
+    types = {macro: elements.CPP[dtype] for macro, dtype in elements_of.items()}
+    return Instance("_".join(name), {**types, "GROUPS": groups})
+
+
+def group_space(target: Target, call: Any) -> list[dict[str, int]]:
     """A hip backend's `space`: workgroups that share a row, none with less than 8 KB; on sm_90 they are a cluster."""
-    row_bytes = rows.shape[1] * rows.element_size()
+    _, matrix = matrix_of(call)
+    row_bytes = matrix.shape[1] * matrix.element_size()
     most = 8 if target.platform == "cuda" else 32
     counts = (count for count in (1, 2, 4, 8, 16, 32) if count <= most)
     return [{"groups": count} for count in counts if count == 1 or row_bytes >= count * _LEAST_BYTES]
 
 
-def logit_keys(model: Any, tokens: int, **fields: Any) -> Iterator[dict[str, Any]]:
-    """The tune key of a decode step's logits; longer passes are prefills, of which only the last rows are sampled."""
+def logits(model: Any, tokens: int) -> Iterator[tuple[int, int]]:
+    """(rows, columns) of a decode step's logits; longer passes are prefills, whose last rows alone are sampled."""
     if tokens <= _MOST_REQUESTS:
-        yield {"rows": tokens, "columns": model.vocab_size, **fields}
+        yield tokens, model.vocab_size
 
 
 def seeds(op: str, seed: int | Tensor | None, offset: int | Tensor | None, generator: Generator | None,

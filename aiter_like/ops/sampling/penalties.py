@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
@@ -21,20 +19,18 @@ _OP = "penalties"
 
 
 class PenaltiesCall(NamedTuple):
-    """One call of penalties.
+    """One call of penalties. Rows of logits are evenly spaced; read and written is where a token occurs.
 
     Attributes:
-        logits: [rows, columns] bf16|fp16|fp32, read and written where a token occurs, rows evenly spaced.
-        prompt_tokens, output_tokens: [rows, any] int32|int64; what is no column is padding. None: no tokens.
-        presence, frequency, repetition: [rows] fp32.
+        prompt_tokens, output_tokens: what is no column is padding; None: no tokens.
     """
 
-    logits: Tensor
-    prompt_tokens: Tensor | None
-    output_tokens: Tensor | None
-    presence: Tensor
-    frequency: Tensor
-    repetition: Tensor
+    logits: Annotated[Tensor, "rows columns", elements.FLOATS]
+    prompt_tokens: Annotated[Tensor | None, "_ _", elements.INTEGERS]
+    output_tokens: Annotated[Tensor | None, "_ _", elements.INTEGERS]
+    presence: Annotated[Tensor, "_", torch.float32]
+    frequency: Annotated[Tensor, "_", torch.float32]
+    repetition: Annotated[Tensor, "_", torch.float32]
 
 
 def penalties_ref(call: PenaltiesCall) -> None:
@@ -64,22 +60,9 @@ def _penalties_hip(call: PenaltiesCall) -> None: ...
 
 
 def _check(call: PenaltiesCall) -> object:
-    logits = call.logits
-    parts.check_rows(_OP, "logits", logits)
-    for name, tokens in (("prompt_tokens", call.prompt_tokens), ("output_tokens", call.output_tokens)):
-        if tokens is not None:
-            check.tensor(_OP, name, tokens, dtypes=elements.INTEGERS, shape=(logits.shape[0], None),
-                         device=logits.device)
-    for name, numbers in (("presence", call.presence), ("frequency", call.frequency), ("repetition", call.repetition)):
-        check.tensor(_OP, f"{name}_penalties", numbers, dtypes=(torch.float32,), shape=logits.shape[:1],
-                     device=logits.device)
-    return SKIP if logits.numel() == 0 else None
-
-
-def _refusal(target: Target, call: PenaltiesCall) -> str | None:
-    if call.logits.shape[0] > 1 and call.logits.stride(0) < call.logits.shape[1]:
-        return "the rows of logits overlap"
-    return parts.refusal(logits=call.logits)
+    parts.check_columns(_OP, "logits", call.logits)
+    parts.check_per_row(_OP, call.logits.shape[0], **dict(zip(call._fields[1:], call[1:])))
+    return SKIP if call.logits.numel() == 0 else None
 
 
 def _cases(device: torch.device) -> dict[str, PenaltiesCall]:
@@ -93,7 +76,7 @@ def _cases(device: torch.device) -> dict[str, PenaltiesCall]:
 
 _penalties = Op(
     _OP, call=PenaltiesCall, reference=penalties_ref, check=_check, cases=_cases, writes=("logits",),
-    backends=(Backend("hip", _penalties_hip, refusal=_refusal), Backend("torch", penalties_ref)))
+    backends=(Backend("hip", _penalties_hip, refusal=parts.refusal), Backend("torch", penalties_ref)))
 
 
 def apply_penalties(logits: Tensor, prompt_tokens: Tensor | None, output_tokens: Tensor | None,
@@ -108,22 +91,14 @@ def apply_penalties(logits: Tensor, prompt_tokens: Tensor | None, output_tokens:
         logits: [rows, columns] bf16|fp16|fp32, written, rows contiguous, at any distance.
         prompt_tokens: [rows, any] int32|int64, the prompt of each row; what is no column is padding. None: none.
         output_tokens: [rows, any] int32|int64, what was generated, likewise.
-        presence_penalties: [rows] fp32.
-        frequency_penalties: [rows] fp32.
+        presence_penalties, frequency_penalties: [rows] fp32.
         repetition_penalties: [rows] fp32; 1: none.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         `logits`.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
-        In fp32, rounded once. Only the logits of tokens that occur are read and written. Deterministic. Can be captured
-        in a graph.
+        In fp32, rounded once. Only the logits of tokens that occur are read and written. Deterministic.
 
     Source: vLLM's `apply_penalties`; Keskar et al., CTRL (2019), for repetition.
     """

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
@@ -25,31 +23,28 @@ _LEAST_TEMPERATURE = 1e-5
 
 
 class SampleCall(NamedTuple):
-    """One call of sample.
+    """One call of sample. Rows are evenly spaced.
 
     Attributes:
-        out: [rows] int32, written.
-        input: [rows, columns] logits, bf16|fp16|fp32, rows evenly spaced.
-        temperatures: [rows] fp32; None: the largest logit of each row.
-        exponentials: [rows, columns] fp32, rows evenly spaced; None: made by the kernel from the seeds.
+        temperatures: None: the largest logit of each row.
+        exponentials: None: made by the kernel from the seeds.
         is_mixed: a temperature of 0 means the largest logit.
         lambd: rate of the exponentials that the kernel makes.
         epsilon: added to each exponential.
-        seed, offset: of the random numbers of all rows: row r takes draw offset + r.
-        seeds, offsets: [rows] int64: of each row by itself, which then takes draw offsets[r].
+        seed, offset, seeds, offsets: of the random numbers, as exponential has them.
     """
 
-    out: Tensor
-    input: Tensor
-    temperatures: Tensor | None = None
-    exponentials: Tensor | None = None
+    out: Annotated[Tensor, "rows", torch.int32]
+    input: Annotated[Tensor, "rows columns", elements.FLOATS]
+    temperatures: Annotated[Tensor | None, "rows", torch.float32] = None
+    exponentials: Annotated[Tensor | None, "rows columns", torch.float32] = None
     is_mixed: bool = False
     lambd: float = 1.0
     epsilon: float = 1e-10
     seed: int = 0
     offset: int = 0
-    seeds: Tensor | None = None
-    offsets: Tensor | None = None
+    seeds: Annotated[Tensor | None, "rows", torch.int64] = None
+    offsets: Annotated[Tensor | None, "rows", torch.int64] = None
 
 
 def sample_ref(call: SampleCall) -> None:
@@ -69,84 +64,66 @@ def sample_ref(call: SampleCall) -> None:
     call.out.copy_(parts.best_column(score))
 
 
-def _instance(call: SampleCall, *, groups: int = 0) -> Instance:
-    dtype = call.input.dtype
-    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
-
-
-@compile_ops("sampling/sample.hip", gen_func=_instance)
+@compile_ops("sampling/sample.hip", gen_func=parts.instance)
 def _sample_hip(call: SampleCall) -> None: ...
 
 
 def _check(call: SampleCall) -> object:
-    input = call.input
-    parts.check_rows(_OP, "input", input)
-    check.tensor(_OP, "out", call.out, dtypes=(torch.int32,), shape=input.shape[:1], device=input.device)
-    parts.check_per_row(_OP, "temperatures", call.temperatures, input, (torch.float32,))
-    if call.exponentials is not None:
-        check.tensor(_OP, "exponentials", call.exponentials, dtypes=(torch.float32,), shape=input.shape,
-                     device=input.device)
-        if call.temperatures is None:
-            raise ValueError(f"{_OP}: exponentials must come with temperatures")
-    check.flag(_OP, "is_mixed", call.is_mixed)
+    parts.check_columns(_OP, "input", call.input)
+    if call.exponentials is not None and call.temperatures is None:
+        raise ValueError(f"{_OP}: exponentials must come with temperatures")
     check.real(_OP, "lambd", call.lambd, above=0.0)
     check.real(_OP, "eps", call.epsilon, low=0.0)
-    parts.check_seeds(_OP, call, input)
-    return SKIP if input.numel() == 0 else None
+    parts.check_offset(_OP, call.offset)
+    return SKIP if call.input.numel() == 0 else None
 
 
-def _refusal(target: Target, call: SampleCall) -> str | None:
-    return parts.refusal(input=call.input)
+class SampleKey(NamedTuple):
+    """What a tuned row of sample is chosen by.
 
+    Attributes:
+        features: the exponentials: "made", "given", or "none" where the largest logits are asked for.
+    """
 
-def _tune_key(call: SampleCall) -> dict[str, int | str]:
-    rows, columns = call.input.shape
-    features = "none" if call.temperatures is None else "made" if call.exponentials is None else "given"
-    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.input.dtype), "features": features}
+    rows: int
+    columns: int
+    dtype: str
+    features: str
 
+    @classmethod
+    def of(cls, call: SampleCall) -> SampleKey:
+        features = "none" if call.temperatures is None else "made" if call.exponentials is None else "given"
+        return cls(*call.input.shape, dtypes.name(call.input.dtype), features)
 
-def _hip_space(target: Target, call: SampleCall) -> list[dict[str, int]]:
-    return parts.group_space(target, call.input)
+    def make(self, device: torch.device, seed: int, is_mixed: bool = False, offset: int = 0) -> SampleCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
+        call = SampleCall(torch.empty(self.rows, dtype=torch.int32, device=device), x)
+        if self.features == "none":
+            return call
+        temperatures = torch.linspace(2.0, 0.0 if is_mixed else 1.0, self.rows, device=device)
+        call = call._replace(temperatures=temperatures, is_mixed=is_mixed)
+        if self.features == "made":
+            return call._replace(seed=seed, offset=offset)
+        generator = torch.Generator(device).manual_seed(seed)
+        return call._replace(exponentials=torch.empty(x.shape, device=device).exponential_(generator=generator))
 
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> SampleCall:
-    rows = key["rows"]
-    x = tune_shapes.normal(device, seed, key["dtype"])(rows, key["columns"])
-    out = torch.empty(rows, dtype=torch.int32, device=device)
-    if key["features"] == "none":
-        return SampleCall(out, x)
-    ones = torch.ones(rows, device=device)
-    if key["features"] == "made":
-        return SampleCall(out, x, ones, seed=seed)
-    noise = torch.empty(x.shape, device=device).exponential_(generator=torch.Generator(device).manual_seed(seed))
-    return SampleCall(out, x, ones, noise)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
-    for features in ("none", "made"):
-        yield from parts.logit_keys(model, tokens, dtype=model.dtype, features=features)
-
-
-def _cases(device: torch.device) -> dict[str, SampleCall]:
-    """Greedy, random and mixed; whole rows, and rows that are cut into slices, of odd length."""
-    random = torch.Generator().manual_seed(0)
-    calls = {}
-    for name, rows, columns in (("whole", 4, 256), ("slices", 2, 20001)):
-        x = torch.randn(rows, columns, generator=random).bfloat16().to(device)
-        noise = torch.empty(rows, columns).exponential_(generator=random).to(device)
-        temperatures = torch.tensor([0.0, 1.0, 0.5, 2.0][:rows], device=device)
-        out = torch.empty(rows, dtype=torch.int32, device=device)
-        calls[f"greedy, {name}"] = SampleCall(out, x)
-        calls[f"given, {name}"] = SampleCall(out, x, temperatures, noise, is_mixed=True)
-        calls[f"made, {name}"] = SampleCall(out, x, temperatures, is_mixed=True, seed=7, offset=3)
-    return calls
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[SampleKey]:
+        return (cls(*size, model.dtype, features) for features in ("none", "made")
+                for size in parts.logits(model, tokens))
 
 
 _sample = Op(
-    _OP, call=SampleCall, reference=sample_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _sample_hip, refusal=_refusal, space=_hip_space), Backend("torch", sample_ref)))
+    _OP, call=SampleCall, reference=sample_ref, check=_check, key=SampleKey, round_field="rows",
+    # Whole rows, and rows that are cut into slices, of odd length.
+    cases={"greedy, whole": SampleKey(4, 256, "bf16", "none"),
+           "given, whole": (SampleKey(4, 256, "bf16", "given"), {"is_mixed": True}),
+           "made, whole": (SampleKey(4, 256, "bf16", "made"), {"is_mixed": True, "offset": 3}),
+           "greedy, slices": SampleKey(2, 20001, "bf16", "none"),
+           "given, slices": (SampleKey(2, 20001, "bf16", "given"), {"is_mixed": True}),
+           "made, slices": (SampleKey(2, 20001, "bf16", "made"), {"is_mixed": True, "offset": 3})},
+    backends=(Backend("hip", _sample_hip, refusal=parts.refusal, space=parts.group_space),
+              Backend("torch", sample_ref)))
 
 
 def greedy_sample(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
@@ -157,19 +134,10 @@ def greedy_sample(out: Tensor, input: Tensor, *, backend: str | None = None) -> 
     Args:
         out: [rows] int32, written.
         input: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         A NaN never wins over a number; a row of NaNs gives column 0, and so does one of -inf. Each row is read once;
-        the result does not depend on how many workgroups read it. Can be captured in a graph.
+        the result does not depend on how many workgroups read it.
 
     Source: AITER's `greedy_sample`.
     """
@@ -181,34 +149,19 @@ def random_sample(out: Tensor, input: Tensor, temperatures: Tensor, lambd: float
                   offset: int | Tensor | None = None, backend: str | None = None) -> None:
     """A token of each row, drawn with the probabilities softmax(input / temperature).
 
-    `out[r] = argmax(softmax(input[r] / T[r]) / (E[r] + eps))`, E exponential numbers of rate `lambd`, made by the
-    kernel: those that `exponential` gives for the same seed.
+    `out[r] = argmax(softmax(input[r] / T[r]) / (E[r] + eps))`, E exponential numbers of rate `lambd`. As `exponential`
+    does, the kernel makes them from seed and draw, and they are the same.
 
     Args:
         out: [rows] int32, written.
         input: [rows, columns] logits, bf16|fp16|fp32, rows contiguous, at any distance.
         temperatures: [rows] fp32; less than 1e-5 counts as 1e-5.
-        lambd: rate of the exponentials, > 0.
-        generator: of torch, whose seed and offset are taken where `seed` is None; default: the device's.
-        eps: added to the exponentials, ≥ 0.
-        seed: of all rows; or [rows] int64, a seed of each.
-        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
-            rows take draw `offset`: a request's token then does not depend on its place in the batch. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         A NaN is never drawn while its row has a number; +inf is drawn always. A temperature of NaN gives column 0, an
-        infinite one equal chances to all but -inf. The result is a function of seed, draw
-        and logits alone, on any grid. Nothing is copied to the host; a captured graph needs `seed` and `offset` as
-        tensors to draw anew when it is replayed.
+        infinite one equal chances to all but -inf. The result is a function of seed, draw and logits alone, on any
+        grid: with seeds of their own a request's token does not depend on its place in the batch. Nothing is copied to
+        the host; a captured graph needs `seed` and `offset` as tensors to draw anew when it is replayed.
 
     Source: AITER's `random_sample`; Philox4x32-10, Salmon et al. (2011).
     """
@@ -218,31 +171,10 @@ def random_sample(out: Tensor, input: Tensor, temperatures: Tensor, lambd: float
 def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float = 1.0,
                  generator: Generator | None = None, eps: float = 1e-10, *, seed: int | Tensor | None = None,
                  offset: int | Tensor | None = None, backend: str | None = None) -> None:
-    """`random_sample`, but a row whose temperature is 0 gives the column of its largest logit.
-
-    `out[r] = argmax(input[r])` where `T[r] = 0`, else `argmax(softmax(input[r] / T[r]) / (E[r] + eps))`.
+    """As `random_sample`, but a row whose temperature is 0 gives the column that `greedy_sample` gives.
 
     Args:
-        out: [rows] int32, written.
-        input: [rows, columns] logits, bf16|fp16|fp32, rows contiguous, at any distance.
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.
-        lambd: rate of the exponentials, > 0.
-        generator: of torch, whose seed and offset are taken where `seed` is None; default: the device's.
-        eps: added to the exponentials, ≥ 0.
-        seed: of all rows; or [rows] int64, a seed of each.
-        offset: number of the draw, as `random_sample` has it.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `random_sample`; a greedy row is as `greedy_sample` gives it.
 
     Source: AITER's `mixed_sample`.
     """
@@ -251,28 +183,13 @@ def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float =
 
 def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Tensor, temperatures: Tensor,
                                     eps: float = 1e-10, *, backend: str | None = None) -> None:
-    """`random_sample` with exponential numbers that the caller made.
-
-    `out[r] = argmax(softmax(input[r] / T[r]) / (exponentials[r] + eps))`.
+    """As `random_sample`, with exponential numbers that the caller made.
 
     Args:
-        out: [rows] int32, written.
-        input: [rows, columns] logits, bf16|fp16|fp32, rows contiguous, at any distance.
         exponentials: [rows, columns] fp32, ≥ 0, rows contiguous, at any distance (0: one row for all).
-        temperatures: [rows] fp32; less than 1e-5 counts as 1e-5.
-        eps: added to the exponentials, ≥ 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        As `random_sample`. Can be captured in a graph.
+        A NaN is never drawn while its row has a number; +inf is drawn always.
 
     Source: AITER's `random_sample_outer_exponential`.
     """
@@ -281,28 +198,10 @@ def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Te
 
 def mixed_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Tensor, temperature: Tensor,
                                    eps: float = 1e-10, *, backend: str | None = None) -> None:
-    """`mixed_sample` with exponential numbers that the caller made.
-
-    `out[r] = argmax(input[r])` where `T[r] = 0`, else `argmax(softmax(input[r] / T[r]) / (exponentials[r] + eps))`.
+    """As `random_sample_outer_exponential`, but a row whose temperature is 0 gives what `greedy_sample` gives.
 
     Args:
-        out: [rows] int32, written.
-        input: [rows, columns] logits, bf16|fp16|fp32, rows contiguous, at any distance.
-        exponentials: [rows, columns] fp32, ≥ 0, rows contiguous, at any distance (0: one row for all).
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.
-        eps: added to the exponentials, ≥ 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `out` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `mixed_sample`. Can be captured in a graph.
 
     Source: AITER's `mixed_sample_outer_exponential`.
     """
@@ -311,7 +210,7 @@ def mixed_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Ten
 
 def _run(out: Tensor, input: Tensor, temperatures: Tensor, is_mixed: bool, lambd: float, generator: Generator | None,
          eps: float, seed: int | Tensor | None, offset: int | Tensor | None, backend: str | None) -> None:
-    for name, value in (("out", out), ("input", input), ("temperatures", temperatures)):
+    for name, value in (("input", input), ("temperatures", temperatures)):
         check.tensor(_OP, name, value)
     fields = parts.seeds(_OP, seed, offset, generator, input.device, input.shape[0] if input.ndim else 0)
     _sample.run(out, input, temperatures, is_mixed=is_mixed, lambd=lambd, epsilon=eps, backend=backend, **fields)

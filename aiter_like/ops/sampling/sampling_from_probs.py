@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.sampling import limits, parts
 
@@ -25,33 +23,27 @@ _MASS_UNITS, _MOST_PROBABILITY = 2.0**44, 256.0  # csrc/sampling/threshold.h, ma
 
 
 class SamplingFromProbsCall(NamedTuple):
-    """One call of sampling_from_probs.
+    """One call of sampling_from_probs. Rows of `probs` are evenly spaced, each with a sum of about 1.
 
     Attributes:
-        out: [rows] int32, written.
-        probs: [rows, columns] bf16|fp16|fp32, rows evenly spaced, each with a sum of about 1.
-        indices: [rows] int32: the row of `probs` that each is drawn from; None: the same.
-        top_k: an element may be drawn if fewer are larger; no limit if not positive.
-        top_p: an element may be drawn if the sum of the larger ones is below; no limit from 1 on.
-        min_p: an element may be drawn if it is at least this share of the largest; no limit if not positive.
-        top_ks, top_ps, min_ps: [rows] int32|int64, fp32, fp32: in their place, for each row.
-        seed, offset: of the random numbers of all rows: row r takes draw offset + r.
-        seeds, offsets: [rows] int64: of each row by itself, which then takes draw offsets[r].
+        indices: the row of `probs` that each is drawn from; None: the same.
+        top_k, top_p, min_p, top_ks, top_ps, min_ps: which elements may be drawn: those that renorm_probs keeps.
+        seed, offset, seeds, offsets: of the random numbers, as exponential has them.
     """
 
-    out: Tensor
-    probs: Tensor
-    indices: Tensor | None = None
+    out: Annotated[Tensor, "rows", torch.int32]
+    probs: Annotated[Tensor, "_ columns", elements.FLOATS]
+    indices: Annotated[Tensor | None, "rows", torch.int32] = None
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    top_ks: Tensor | None = None
-    top_ps: Tensor | None = None
-    min_ps: Tensor | None = None
+    top_ks: Annotated[Tensor | None, "_", elements.INTEGERS] = None
+    top_ps: Annotated[Tensor | None, "_", torch.float32] = None
+    min_ps: Annotated[Tensor | None, "_", torch.float32] = None
     seed: int = 0
     offset: int = 0
-    seeds: Tensor | None = None
-    offsets: Tensor | None = None
+    seeds: Annotated[Tensor | None, "_", torch.int64] = None
+    offsets: Annotated[Tensor | None, "_", torch.int64] = None
 
 
 def sampling_from_probs_ref(call: SamplingFromProbsCall) -> None:
@@ -68,72 +60,47 @@ def sampling_from_probs_ref(call: SamplingFromProbsCall) -> None:
     call.out.copy_(torch.where(is_row, token, -1))
 
 
-def _instance(call: SamplingFromProbsCall, *, groups: int = 0) -> Instance:
-    dtype = call.probs.dtype
-    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
-
-
-@compile_ops("sampling/sampling_from_probs.hip", gen_func=_instance)
+@compile_ops("sampling/sampling_from_probs.hip", gen_func=parts.instance)
 def _sampling_from_probs_hip(call: SamplingFromProbsCall) -> None: ...
 
 
 def _check(call: SamplingFromProbsCall) -> object:
-    probs = call.probs
-    parts.check_rows(_OP, "probs", probs)
-    parts.check_per_row(_OP, "indices", call.indices, probs, (torch.int32,), rows=None if call.indices is None
-                        else call.indices.numel())
-    rows = probs.shape[0] if call.indices is None else call.indices.shape[0]
-    if rows and not probs.shape[0]:
-        raise ValueError(f"{_OP}: probs must have a row, got shape {tuple(probs.shape)}")
-    check.tensor(_OP, "out", call.out, dtypes=(torch.int32,), shape=(rows,), device=probs.device)
-    limits.check_limits(_OP, call, rows)
-    parts.check_seeds(_OP, call, probs, rows)
+    parts.check_columns(_OP, "probs", call.probs)
+    rows = (call.probs if call.indices is None else call.indices).shape[0]
+    if rows and not call.probs.shape[0]:
+        raise ValueError(f"{_OP}: probs must have a row, got shape {tuple(call.probs.shape)}")
+    parts.check_per_row(_OP, rows, top_ks=call.top_ks, top_ps=call.top_ps, min_ps=call.min_ps, seeds=call.seeds,
+                        offsets=call.offsets, out=call.out)
+    limits.check_limits(_OP, call)
+    parts.check_offset(_OP, call.offset)
     return SKIP if rows == 0 else None
 
 
-def _refusal(target: Target, call: SamplingFromProbsCall) -> str | None:
-    if call.out.shape[0] > parts.MOST_ROWS:
-        return f"at most {parts.MOST_ROWS} rows fit one launch, got {call.out.shape[0]}"
-    return limits.refusal(call.probs)
+class SamplingFromProbsKey(limits.LimitsKey):
+    """What a tuned row of sampling_from_probs is chosen by."""
 
+    def make(self, device: torch.device, seed: int, top_ks: list[int] | None = None) -> SamplingFromProbsCall:
+        probs, fields = self.inputs(device, seed)
+        if top_ks is not None:
+            fields["top_ks"] = torch.tensor(top_ks, device=device)
+        return SamplingFromProbsCall(torch.empty(self.rows, dtype=torch.int32, device=device), probs, seed=seed,
+                                     **fields)
 
-def _tune_key(call: SamplingFromProbsCall) -> dict[str, int | str]:
-    return limits.tune_key(call, call.out.shape[0])
-
-
-def _hip_space(target: Target, call: SamplingFromProbsCall) -> list[dict[str, int]]:
-    return parts.group_space(target, call.probs)
-
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> SamplingFromProbsCall:
-    probs, limited = limits.tune_case(key, device, seed)
-    out = torch.empty(key["rows"], dtype=torch.int32, device=device)
-    return SamplingFromProbsCall(out, probs, seed=seed, **limited)
-
-
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
-    for kind in ("none", "top_k", "top_p", "min_p", "top_k+top_p"):
-        yield from parts.logit_keys(model, tokens, dtype="fp32", features=kind)
-
-
-def _cases(device: torch.device) -> dict[str, SamplingFromProbsCall]:
-    """With and without limits; whole rows, and rows that are cut into slices."""
-    random = torch.Generator().manual_seed(0)
-    calls = {}
-    for name, rows, columns in (("whole", 3, 257), ("slices", 2, 10001)):
-        probs = torch.softmax(torch.randn(rows, columns, generator=random), -1).to(device)
-        out = torch.empty(rows, dtype=torch.int32, device=device)
-        top_ks = torch.tensor([5, 0, columns][:rows], device=device)
-        calls[f"all, {name}"] = SamplingFromProbsCall(out, probs, seed=3)
-        calls[f"limits, {name}"] = SamplingFromProbsCall(out, probs, top_ks=top_ks, top_p=0.8, min_p=0.001, seed=4)
-    return calls
+    @classmethod
+    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[SamplingFromProbsKey]:
+        return (cls(*size, "fp32", kind) for kind in ("none", "top_k", "top_p", "min_p", "top_k+top_p")
+                for size in parts.logits(model, tokens))
 
 
 _sampling_from_probs = Op(
-    _OP, call=SamplingFromProbsCall, reference=sampling_from_probs_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _sampling_from_probs_hip, refusal=_refusal, space=_hip_space),
+    _OP, call=SamplingFromProbsCall, reference=sampling_from_probs_ref, check=_check, key=SamplingFromProbsKey,
+    round_field="rows",
+    # With and without limits; whole rows, and rows that are cut into slices.
+    cases={"all, whole": SamplingFromProbsKey(3, 257, "fp32", "none"),
+           "limits, whole": (SamplingFromProbsKey(3, 257, "fp32", "top_p+min_p"), {"top_ks": [5, 0, 257]}),
+           "all, slices": SamplingFromProbsKey(2, 10001, "fp32", "none"),
+           "limits, slices": (SamplingFromProbsKey(2, 10001, "fp32", "top_p+min_p"), {"top_ks": [5, 0]})},
+    backends=(Backend("hip", _sampling_from_probs_hip, refusal=limits.refusal, space=parts.group_space),
               Backend("torch", sampling_from_probs_ref)))
 
 
@@ -152,15 +119,9 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
         seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
         offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
             rows take draw `offset`. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         [rows] int32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         A function of seed, draw and probabilities alone, on any grid: u has 64 bits, one number of the generator for
@@ -179,33 +140,11 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
 def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k_arr: Tensor | None, top_k_val: int,
                               deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
-    """A token of each row, drawn from the k most probable.
-
-    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
-    probs[r, i] where fewer than k of the row are larger, else 0.
+    """As `sampling_from_probs`, of the elements that `top_k_renorm_probs` keeps: fewer than k of the row are larger.
 
     Args:
-        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
-        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
-            number that is no row gives -1. None: each row once.
         maybe_top_k_arr: [rows] int32|int64, k of each row; None: `top_k_val`.
         top_k_val: k of all rows. Not positive, or at least the columns: no limit.
-        deterministic: as AITER has it; results are so in any case.
-        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
-        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
-            rows take draw `offset`. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        [rows] int32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `sampling_from_probs`; what is kept is what `top_k_renorm_probs` keeps.
 
     Source: FlashInfer's `top_k_sampling_from_probs`; Fan et al., Hierarchical Neural Story Generation (2018).
     """
@@ -215,33 +154,11 @@ def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k
 def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p_arr: Tensor | None, top_p_val: float,
                               deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
-    """A token of each row, drawn from the most probable whose sum reaches p.
-
-    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
-    probs[r, i] where the sum of the larger ones is below p, else 0.
+    """As `sampling_from_probs`, of the elements that `top_p_renorm_probs` keeps: the sum of the larger ones is below p.
 
     Args:
-        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
-        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
-            number that is no row gives -1. None: each row once.
         maybe_top_p_arr: [rows] fp32, p of each row; None: `top_p_val`.
         top_p_val: p of all rows. From 1 on no limit; the largest are always kept.
-        deterministic: as AITER has it; results are so in any case.
-        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
-        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
-            rows take draw `offset`. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        [rows] int32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `sampling_from_probs`; what is kept is what `top_p_renorm_probs` keeps.
 
     Source: AITER's `top_p_sampling_from_probs`, FlashInfer's; Holtzman et al. (2019).
     """
@@ -251,33 +168,11 @@ def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p
 def min_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float,
                               deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
-    """A token of each row, drawn from those that have a share of the largest probability.
-
-    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
-    probs[r, i] where that is at least `min_p · max(probs[r])`, else 0.
+    """As `sampling_from_probs`, of the elements that `min_p_renorm_probs` keeps: at least `min_p · max(probs[r])`.
 
     Args:
-        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
-        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
-            number that is no row gives -1. None: each row once.
         maybe_min_p_arr: [rows] fp32, min_p of each row; None: `min_p_val`.
         min_p_val: min_p of all rows. Not positive: no limit; from 1 on the largest alone are kept.
-        deterministic: as AITER has it; results are so in any case.
-        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
-        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
-            rows take draw `offset`. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        [rows] int32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `sampling_from_probs`; what is kept is what `min_p_renorm_probs` keeps.
 
     Source: FlashInfer's `min_p_sampling_from_probs`; Nguyen et al. (2024).
     """
@@ -289,37 +184,15 @@ def top_k_top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe
                                     deterministic: bool = False, *, min_p: float | Tensor = 0.0,
                                     seed: int | Tensor | None = None, offset: int | Tensor | None = None,
                                     backend: str | None = None) -> Tensor:
-    """A token of each row, drawn from those that top-k and top-p both keep.
+    """As `top_k_sampling_from_probs`, of the elements that top-k and top-p both keep.
 
-    `out[r] = min{c : Σ_{i ≤ c} kept[r, i] > u[r] · Σ_i kept[r, i]}`, u uniform numbers of [0, 1), kept[r, i] being
-    probs[r, i] where fewer than k of the row are larger and their sum is below p, else 0.
+    Both limits are of the probabilities as they are: p is no share of what top-k keeps, as in AITER, and in FlashInfer
+    with `filter_apply_order="joint"`.
 
     Args:
-        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
-        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
-            number that is no row gives -1. None: each row once.
-        maybe_top_k_arr: [rows] int32|int64, k of each row; None: `top_k_val`.
-        top_k_val: k of all rows. Not positive, or at least the columns: no limit.
         maybe_top_p_arr: [rows] fp32, p of each row; None: `top_p_val`.
         top_p_val: p of all rows. From 1 on no limit; the largest are always kept.
-        deterministic: as AITER has it; results are so in any case.
         min_p: one of these too, for all rows or [rows] fp32: none below this share of the largest is drawn.
-        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
-        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
-            rows take draw `offset`. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        [rows] int32.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `sampling_from_probs`. Both limits are of the probabilities as they are: p is no share of what top-k keeps,
-        as in AITER, and in FlashInfer with `filter_apply_order="joint"`.
 
     Source: AITER's `top_k_top_p_sampling_from_probs`, FlashInfer's.
     """

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
@@ -21,17 +20,17 @@ _OP = "token_bitmask"
 
 
 class TokenBitmaskCall(NamedTuple):
-    """One call of token_bitmask.
+    """One call of token_bitmask. Rows are evenly spaced.
 
     Attributes:
-        logits: [rows, columns] bf16|fp16|fp32, written where masked, rows evenly spaced.
-        bitmask: [rows, at least columns / 32] int32: bit c mod 32 of word c / 32 is 1 where column c is allowed.
-        indices: [any] int32: the rows that are masked; those that are none are left out. None: each.
+        logits: written where masked.
+        bitmask: bit c mod 32 of word c / 32 is 1 where column c is allowed.
+        indices: the rows that are masked; those that are none are left out. None: each.
     """
 
-    logits: Tensor
-    bitmask: Tensor
-    indices: Tensor | None = None
+    logits: Annotated[Tensor, "rows columns", elements.FLOATS]
+    bitmask: Annotated[Tensor, "_ words", torch.int32]
+    indices: Annotated[Tensor | None, "masked", torch.int32] = None
 
 
 def token_bitmask_ref(call: TokenBitmaskCall) -> None:
@@ -56,23 +55,18 @@ def _token_bitmask_hip(call: TokenBitmaskCall) -> None: ...
 
 
 def _check(call: TokenBitmaskCall) -> object:
-    logits, bitmask = call.logits, call.bitmask
-    parts.check_rows(_OP, "logits", logits)
-    check.tensor(_OP, "bitmask", bitmask, dtypes=(torch.int32,), shape=(logits.shape[0], None), device=logits.device)
-    if bitmask.shape[1] * 32 < logits.shape[1]:
-        raise ValueError(f"{_OP}: bitmask must have at least {-(-logits.shape[1] // 32)} columns, "
-                         f"got shape {tuple(bitmask.shape)}")
-    if call.indices is not None:
-        check.tensor(_OP, "indices", call.indices, rank=1, dtypes=(torch.int32,), device=logits.device)
-    return SKIP if logits.numel() == 0 or (call.indices is not None and call.indices.numel() == 0) else None
+    rows, columns = call.logits.shape
+    parts.check_columns(_OP, "logits", call.logits)
+    parts.check_per_row(_OP, rows, bitmask=call.bitmask)
+    if call.bitmask.shape[1] * 32 < columns:
+        raise ValueError(f"{_OP}: bitmask must have at least {-(-columns // 32)} columns, "
+                         f"got shape {tuple(call.bitmask.shape)}")
+    return SKIP if rows == 0 or (call.indices is not None and call.indices.numel() == 0) else None
 
 
 def _refusal(target: Target, call: TokenBitmaskCall) -> str | None:
-    if call.indices is not None and call.indices.numel() > parts.MOST_ROWS:
-        return f"at most {parts.MOST_ROWS} rows fit one launch, got {call.indices.numel()}"
-    if call.logits.shape[0] > 1 and call.logits.stride(0) < call.logits.shape[1]:
-        return "the rows of logits overlap"
-    return parts.refusal(logits=call.logits)
+    masked = 0 if call.indices is None else call.indices.numel()
+    return parts.too_many_rows(masked) or parts.refusal(target, call)
 
 
 def _cases(device: torch.device) -> dict[str, TokenBitmaskCall]:
@@ -99,18 +93,12 @@ def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor
         logits: [rows, columns] bf16|fp16|fp32, written, rows contiguous, at any distance.
         bitmask: [rows, words] int32, a bit for each column at least, rows contiguous, at any distance.
         indices: [any] int32, the rows that are masked; numbers that are no row are left out. None: each row.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         `logits`.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or layout do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
-        Logits are not read, and written only where masked. Can be captured in a graph.
+        Logits are not read, and written only where masked.
 
     Source: XGrammar's `apply_token_bitmask_inplace`.
     """

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.dispatch.tuning import Tuning
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
@@ -24,27 +22,26 @@ _MOST = 4096  # k: what a workgroup's LDS sorts
 
 
 class TopkCall(NamedTuple):
-    """One call of topk.
+    """One call of topk. Rows of `input` are evenly spaced.
 
     Attributes:
-        indices: [rows, k] int32|int64, written: columns; -1 where a row has fewer than k.
-        values: [rows, k], dtype of `input`, written: the elements; 0 where a row has fewer than k.
-        input: [rows, columns] bf16|fp16|fp32, rows evenly spaced.
+        indices: columns; -1 where a row has fewer than k.
+        values: the elements; 0 where a row has fewer than k.
         is_largest: or the smallest.
         is_by_column: results are in the order of their columns; else the largest comes first.
-        row_starts, row_ends: [rows] int32: the columns of each row that count.
-        lengths: [rows / next_n] int32: row r ends at lengths[r / next_n] - next_n + r mod next_n + 1.
+        row_starts, row_ends: the columns of each row that count.
+        lengths: row r ends at lengths[r / next_n] - next_n + r mod next_n + 1.
         next_n: rows of one length.
     """
 
-    indices: Tensor
-    values: Tensor | None
-    input: Tensor
+    indices: Annotated[Tensor, "rows k", (torch.int32, torch.int64)]
+    values: Annotated[Tensor | None, "rows k", "input"]
+    input: Annotated[Tensor, "rows columns", elements.FLOATS]
     is_largest: bool = True
     is_by_column: bool = False
-    row_starts: Tensor | None = None
-    row_ends: Tensor | None = None
-    lengths: Tensor | None = None
+    row_starts: Annotated[Tensor | None, "rows", torch.int32] = None
+    row_ends: Annotated[Tensor | None, "rows", torch.int32] = None
+    lengths: Annotated[Tensor | None, "_", torch.int32] = None
     next_n: int = 1
 
 
@@ -75,72 +72,53 @@ def topk_ref(call: TopkCall) -> None:
         call.values[:, :found.shape[1]] = torch.where(is_found, x.gather(1, found.clamp(min=0)), 0)
 
 
-def _instance(call: TopkCall, *, groups: int = 0) -> Instance:
-    dtype = call.input.dtype
-    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
-
-
-@compile_ops("sampling/topk.hip", gen_func=_instance)
+@compile_ops("sampling/topk.hip", gen_func=parts.instance)
 def _topk_hip(call: TopkCall) -> None: ...
 
 
 def _check(call: TopkCall) -> object:
-    input = call.input
-    parts.check_rows(_OP, "input", input)
-    check.tensor(_OP, "indices", call.indices, dtypes=(torch.int32, torch.int64), shape=(input.shape[0], None),
-                 device=input.device)
-    if call.values is not None:
-        check.tensor(_OP, "values", call.values, dtypes=(input.dtype,), shape=call.indices.shape, device=input.device)
-    check.flag(_OP, "largest", call.is_largest)
-    check.flag(_OP, "stable", call.is_by_column)
+    rows = call.input.shape[0]
+    parts.check_columns(_OP, "input", call.input)
     check.integer(_OP, "next_n", call.next_n, low=1)
-    parts.check_per_row(_OP, "row_starts", call.row_starts, input, (torch.int32,))
-    parts.check_per_row(_OP, "row_ends", call.row_ends, input, (torch.int32,))
-    if input.shape[0] % call.next_n:
-        raise ValueError(f"{_OP}: next_n must divide the {input.shape[0]} rows, got {call.next_n}")
-    parts.check_per_row(_OP, "lengths", call.lengths, input, (torch.int32,), input.shape[0] // call.next_n)
+    if rows % call.next_n:
+        raise ValueError(f"{_OP}: next_n must divide the {rows} rows, got {call.next_n}")
+    parts.check_per_row(_OP, rows // call.next_n, lengths=call.lengths)
     return SKIP if call.indices.numel() == 0 else None
 
 
 def _refusal(target: Target, call: TopkCall) -> str | None:
     if call.indices.shape[1] > _MOST:
         return f"k of at most {_MOST}, got {call.indices.shape[1]}"
-    return parts.refusal(input=call.input)
+    return parts.refusal(target, call)
 
 
-def _tune_key(call: TopkCall) -> dict[str, int | str]:
-    rows, columns = call.input.shape
-    return {"rows": rows, "columns": columns, "k": call.indices.shape[1], "dtype": dtypes.name(call.input.dtype)}
+class TopkKey(NamedTuple):
+    """What a tuned row of topk is chosen by."""
 
+    rows: int
+    columns: int
+    k: int
+    dtype: str
 
-def _hip_space(target: Target, call: TopkCall) -> list[dict[str, int]]:
-    return parts.group_space(target, call.input)
+    @classmethod
+    def of(cls, call: TopkCall) -> TopkKey:
+        return cls(*call.input.shape, call.indices.shape[1], dtypes.name(call.input.dtype))
 
-
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TopkCall:
-    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
-    indices = torch.empty(key["rows"], key["k"], dtype=torch.int32, device=device)
-    return TopkCall(indices, torch.empty_like(indices, dtype=x.dtype), x)
-
-
-def _cases(device: torch.device) -> dict[str, TopkCall]:
-    """Whole rows with many ties, and rows that are cut into slices."""
-    random = torch.Generator().manual_seed(0)
-    calls = {}
-    for name, rows, columns, k in (("whole", 3, 6001, 100), ("slices", 2, 20001, 20)):
-        x = torch.randn(rows, columns, generator=random)
-        x = (x.round() if name == "whole" else x).to(device)
-        indices = torch.empty(rows, k, dtype=torch.int32, device=device)
-        calls[name] = TopkCall(indices, torch.empty(rows, k, device=device), x)
-        calls[f"{name}, by column"] = calls[name]._replace(is_by_column=True, is_largest=False)
-    return calls
+    def make(self, device: torch.device, seed: int, has_ties: bool = False, is_by_column: bool = False) -> TopkCall:
+        x = tune_shapes.normal(device, seed, self.dtype)(self.rows, self.columns)
+        indices = torch.empty(self.rows, self.k, dtype=torch.int32, device=device)
+        return TopkCall(indices, torch.empty_like(indices, dtype=x.dtype), x.round() if has_ties else x,
+                        is_largest=not is_by_column, is_by_column=is_by_column)
 
 
 _topk = Op(
-    _OP, call=TopkCall, reference=topk_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "k", "dtype"), round_field="rows", writes=("indices", "values"), cases=_cases,
-    tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _topk_hip, refusal=_refusal, space=_hip_space), Backend("torch", topk_ref)))
+    _OP, call=TopkCall, reference=topk_ref, check=_check, key=TopkKey, round_field="rows", writes=("indices", "values"),
+    # Whole rows, and rows that are cut into slices; the smallest by column.
+    cases={"whole": (TopkKey(3, 6001, 100, "fp32"), {"has_ties": True}),
+           "whole, by column": (TopkKey(3, 6001, 100, "fp32"), {"has_ties": True, "is_by_column": True}),
+           "slices": TopkKey(2, 20001, 20, "fp32"),
+           "slices, by column": (TopkKey(2, 20001, 20, "fp32"), {"is_by_column": True})},
+    backends=(Backend("hip", _topk_hip, refusal=_refusal, space=parts.group_space), Backend("torch", topk_ref)))
 
 
 def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool = True, tiny_row_thresh: int = 1024,
@@ -156,19 +134,13 @@ def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool
         largest: or the smallest.
         sorted: results are sorted in either case.
         tiny_row_thresh: chooses among AITER's own kernels; no meaning here.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         `values` [..., k] of the dtype of `x`, and `indices` [..., k] int64.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
         A NaN comes after all numbers, whether the largest or the smallest are asked for; -0 is less than 0.
-        Deterministic. Can be captured in a graph.
+        Deterministic.
 
     Source: torch.topk; AITER's Triton `topk`.
     """
@@ -190,32 +162,20 @@ def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool
 def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest: bool = True,
                rowStarts: Tensor | None = None, rowEnds: Tensor | None = None, stride0: int = -1, stride1: int = 1, *,
                backend: str | None = None) -> None:
-    """The k largest elements of each row, or of the columns of it that count, with their columns.
-
-    `topk_out[r, i] = x[r, topk_ids[r, i]]`, the largest first, of equal ones the lowest column first.
+    """As `topk`, of the columns of each row that count: `topk_out[r, i] = x[r, topk_ids[r, i]]`.
 
     Args:
         x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
         topk_ids: [rows, topk] int32, written; -1 where a row has fewer.
         topk_out: [rows, topk], dtype of `x`, written; 0 where a row has fewer.
         topk: k, the columns of both; the kernel sorts up to 4096.
-        largest: or the smallest.
-        rowStarts: [rows] int32, the first column of each row that counts; None or empty: 0.
-        rowEnds: [rows] int32, the column after the last one that counts; None or empty: all.
+        rowStarts, rowEnds: [rows] int32, the first column of each row that counts, and the one after the last; cut to
+            the row. None or empty: all.
         stride0: elements from row to row of `x`, or -1: as `x` has them.
         stride1: elements from column to column of `x`; 1 beside a `stride0` of -1: as `x` has them.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
-        Nothing; `topk_ids` and `topk_out` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `topk`. Bounds outside of the row are cut to it.
+        Nothing.
 
     Source: AITER's `topk_plain`.
     """
@@ -237,28 +197,17 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
 
     Args:
         logits: [rows, columns] fp32|bf16|fp16, rows contiguous, at any distance.
-        rowStarts: [rows] int32.
-        rowEnds: [rows] int32.
+        rowStarts, rowEnds: [rows] int32; cut to the row.
         indices: [rows, k] int32, written; -1 where a row has fewer.
         values: [rows, k], dtype of `logits`, written; 0 where a row has fewer. None: not wanted.
         numRows: rows that are taken.
-        stride0: elements from row to row of `logits`.
-        stride1: elements from column to column.
+        stride0, stride1: elements from row to row, and from column to column, of `logits`.
         k: columns of `indices`; the kernel sorts up to 4096.
         stable: results are in the order of their columns; else the largest comes first.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `indices` and `values` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         Deterministic in both orders: of equal logits the lowest columns are taken. A NaN counts as less than all
-        numbers. Bounds outside of the row are cut to it. Can be captured in a graph.
+        numbers.
 
     Source: AITER's `top_k_per_row_prefill`, the indexer of DeepSeek-V3.2's sparse attention.
     """
@@ -268,32 +217,13 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
 
 def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int, stride0: int,
                          stride1: int, k: int = 2048, stable: bool = False, *, backend: str | None = None) -> None:
-    """The columns of the k largest logits of each row, among as many as its sequence is long.
+    """As `top_k_per_row_prefill`, among as many logits as the row's sequence is long.
 
     `indices[r] = topk(logits[r, :seqLens[r / next_n] - next_n + r mod next_n + 1], k)`.
 
     Args:
-        logits: [rows, columns] fp32|bf16|fp16, rows contiguous, at any distance.
         next_n: rows, of consecutive query tokens, of each sequence.
         seqLens: [rows / next_n] int32.
-        indices: [rows, k] int32, written; -1 where a row has fewer.
-        numRows: rows that are taken.
-        stride0: elements from row to row of `logits`.
-        stride1: elements from column to column.
-        k: columns of `indices`; the kernel sorts up to 4096.
-        stable: results are in the order of their columns; else the largest comes first.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `indices` is written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `top_k_per_row_prefill`.
 
     Source: AITER's `top_k_per_row_decode`.
     """
@@ -312,17 +242,14 @@ def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, 
         check.tensor(_OP, "values", values, rank=2)
     if indices.shape[0] < rows or indices.shape[1] != k:
         raise ValueError(f"{_OP}: indices must have shape ({rows}, {k}), got {tuple(indices.shape)}")
-    taken = {field: _first(name, given, -(-rows // next_n), logits.device) for field, (name, given) in bounds.items()}
+    count, taken = -(-rows // next_n), {}
+    for field, (name, given) in bounds.items():
+        check.tensor(_OP, name, given, rank=1, device=logits.device)
+        if given.shape[0] < count:
+            raise ValueError(f"{_OP}: {name} must have at least {count} elements, got {given.shape[0]}")
+        taken[field] = given[:count]
     _topk.run(indices[:rows], values if values is None else values[:rows], _strided(logits, rows, stride0, stride1),
               is_by_column=is_by_column, next_n=next_n, backend=backend, **taken)
-
-
-def _first(name: str, bounds: Tensor, count: int, device: torch.device) -> Tensor:
-    """The bounds of the rows that are taken."""
-    check.tensor(_OP, name, bounds, rank=1, device=device)
-    if bounds.shape[0] < count:
-        raise ValueError(f"{_OP}: {name} must have at least {count} elements, got {bounds.shape[0]}")
-    return bounds[:count]
 
 
 def _strided(x: Tensor, rows: int, stride0: int, stride1: int) -> Tensor:

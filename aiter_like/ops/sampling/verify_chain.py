@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,27 +27,26 @@ class VerifyChainCall(NamedTuple):
     """One call of verify_chain. All tensors are contiguous.
 
     Attributes:
-        tokens: [requests, drafted + 1] int32, written: the accepted ones and one more, then -1.
-        accepted: [requests] int32, written: how many drafted tokens would be accepted, each by itself.
-        emitted: [requests] int32, written: how many are.
-        drafts: [requests, drafted] int32.
-        target_probs: [requests, drafted + 1, columns] fp32.
-        draft_probs: [requests, drafted, columns] fp32; None: the drafted tokens are sure.
-        lengths: [requests] int32: how many are drafted; None: all.
-        seed, offset, seeds, offsets: of the random numbers, as sample has them.
+        tokens: [requests, drafted + 1]: the accepted ones and one more, then -1.
+        accepted: how many drafted tokens would be accepted, each by itself.
+        emitted: how many are.
+        target_probs: [requests, drafted + 1, columns].
+        draft_probs: None: the drafted tokens are sure.
+        lengths: how many are drafted; None: all.
+        seed, offset, seeds, offsets: of the random numbers, as exponential has them.
     """
 
-    tokens: Tensor
-    accepted: Tensor | None
-    emitted: Tensor | None
-    drafts: Tensor
-    target_probs: Tensor
-    draft_probs: Tensor | None = None
-    lengths: Tensor | None = None
+    tokens: Annotated[Tensor, "requests _", torch.int32]
+    accepted: Annotated[Tensor | None, "requests", torch.int32]
+    emitted: Annotated[Tensor | None, "requests", torch.int32]
+    drafts: Annotated[Tensor, "requests drafted", torch.int32]
+    target_probs: Annotated[Tensor, "requests _ columns", torch.float32]
+    draft_probs: Annotated[Tensor | None, "requests drafted columns", torch.float32] = None
+    lengths: Annotated[Tensor | None, "requests", torch.int32] = None
     seed: int = 0
     offset: int = 0
-    seeds: Tensor | None = None
-    offsets: Tensor | None = None
+    seeds: Annotated[Tensor | None, "requests", torch.int64] = None
+    offsets: Annotated[Tensor | None, "requests", torch.int64] = None
 
 
 def residual_token(target: Tensor, draft: Tensor, word: int) -> int:
@@ -96,20 +95,11 @@ def _verify_chain_hip(call: VerifyChainCall) -> None: ...
 
 
 def _check(call: VerifyChainCall) -> object:
-    drafts, target = call.drafts, call.target_probs
-    check.tensor(_OP, "draft_token_ids", drafts, rank=2, dtypes=(torch.int32,))
-    requests, drafted = drafts.shape
-    check.tensor(_OP, "target_probs", target, dtypes=(torch.float32,), shape=(requests, drafted + 1, None),
-                 device=drafts.device)
-    if target.shape[2] == 0:
-        raise ValueError(f"{_OP}: target_probs must have at least one column, got shape {tuple(target.shape)}")
-    if call.draft_probs is not None:
-        check.tensor(_OP, "draft_probs", call.draft_probs, dtypes=(torch.float32,),
-                     shape=(requests, drafted, target.shape[2]), device=drafts.device)
-    check.tensor(_OP, "out", call.tokens, dtypes=(torch.int32,), shape=(requests, drafted + 1), device=drafts.device)
-    for name, counts in (("accepted", call.accepted), ("emitted", call.emitted), ("num_drafted", call.lengths)):
-        parts.check_per_row(_OP, name, counts, drafts, (torch.int32,))
-    parts.check_seeds(_OP, call, drafts)
+    requests, drafted = call.drafts.shape
+    check.tensor(_OP, "target_probs", call.target_probs, shape=(requests, drafted + 1, None))
+    check.tensor(_OP, "tokens", call.tokens, shape=(requests, drafted + 1))
+    parts.check_columns(_OP, "target_probs", call.target_probs)
+    parts.check_offset(_OP, call.offset)
     return SKIP if requests == 0 else None
 
 
@@ -165,33 +155,28 @@ def chain_speculative_sampling(
             looks, less than 0 means none and more than `drafted` all.
         seed: of all requests; or [requests] int64, a seed of each. None: from torch's generator.
         offset: number of the draw of request 0, request r takes draw offset + r; or [requests] int64. Default: 0.
-        backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
         [requests, drafted + 1] int32 tokens, -1 after the last; [requests] how many drafted ones would be accepted,
         each by itself; [requests] how many are emitted.
 
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
     Notes:
         A function of seed, draw and probabilities alone. Uniform numbers are words of Philox, as `exponential` says:
-        column i of the draw for token i, column `drafted` for the last. Nothing is copied to the host, but by "torch".
+        column i of the draw for token i, column `drafted` for the last. Nothing is copied to the host, but by "torch";
+        a captured graph needs `seed` and `offset` as tensors to draw anew when it is replayed.
 
     Source: FlashInfer's `chain_speculative_sampling`; Leviathan et al., Fast Inference from Transformers via
         Speculative Decoding (2022).
     """
-    check.tensor(_OP, "draft_token_ids", draft_token_ids, rank=2, dtypes=(torch.int32,))
+    check.tensor(_OP, "draft_token_ids", draft_token_ids, rank=2)
     requests, drafted = draft_token_ids.shape
     tokens, accepted, emitted = (torch.empty(shape, dtype=torch.int32, device=draft_token_ids.device)
                                  for shape in ((requests, drafted + 1), (requests,), (requests,)))
-    for name, counts in (("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
-                         ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
-                         ("num_drafted", num_drafted)):
-        parts.check_per_row(_OP, name, counts, draft_token_ids, (torch.int32,))
     one, other = maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num
+    for name, counts in (("maybe_output_accepted_token_num", one), ("maybe_output_emitted_draft_token_num", other),
+                         ("num_drafted", num_drafted)):
+        if counts is not None:
+            check.tensor(_OP, name, counts, dtypes=(torch.int32,), shape=(requests,), device=draft_token_ids.device)
     if other is not None:
         refuse_overlap(_OP, "maybe_output_emitted_draft_token_num", other, maybe_output_accepted_token_num=one)
     if num_drafted is not None:
@@ -199,11 +184,7 @@ def chain_speculative_sampling(
     fields = parts.seeds(_OP, seed, offset, None, draft_token_ids.device, requests)
     _verify_chain.run(tokens, accepted, emitted, draft_token_ids, target_probs, draft_probs, lengths=num_drafted,
                       backend=backend, **fields)
-    if maybe_output_accepted_token_num is not None:
-        accepted = maybe_output_accepted_token_num.add_(accepted)
-    if maybe_output_emitted_draft_token_num is not None:
-        emitted = maybe_output_emitted_draft_token_num.add_(emitted)
-    return tokens, accepted, emitted
+    return tokens, accepted if one is None else one.add_(accepted), emitted if other is None else other.add_(emitted)
 
 
 _verify_chain.public.append(chain_speculative_sampling)

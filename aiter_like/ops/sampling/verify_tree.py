@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import check_distinct, check_values
+from aiter_like.ops.sampling import parts
 from aiter_like.ops.sampling.verify_chain import residual_token
 
 __all__ = ["tree_speculative_sampling_target_only", "verify_tree_greedy"]
@@ -26,33 +27,33 @@ class VerifyTreeCall(NamedTuple):
     """One call of verify_tree. All tensors are contiguous; node 0 of each request is the root, which is accepted.
 
     Attributes:
-        predicts: [any] int32, written: at an accepted node's `index` the token that follows it.
-        accept_index: [requests, steps] int32, written: `index` of the accepted nodes, then -1.
-        accept_count: [requests] int32, written: how many are accepted after the root.
-        candidates: [requests, nodes] int64: the token of each node.
-        index: [requests, nodes] int64: its place in `predicts`.
-        next_token, next_sibling: [requests, nodes] int64: its first child, and its next sibling; -1: none.
-        target_tokens: [requests, nodes] int64: the target's token after each node; None: by chance.
-        coins: [requests, nodes] fp32, uniform in [0, 1]: of the children of each node.
-        final_coins: [requests] fp32: of the last token.
-        target_probs: [requests, nodes, columns] fp32: of the token after each node.
+        predicts: at an accepted node's `retrive_index` the token that follows it.
+        accept_index: `retrive_index` of the accepted nodes, then -1.
+        accept_count: how many are accepted after the root.
+        candidates: the token of each node.
+        retrive_index: its place in `predicts`.
+        retrive_next_token, retrive_next_sibling: its first child, and its next sibling; -1: none.
+        target_predict: the target's token after each node; None: by chance.
+        coins: uniform in [0, 1]: of the children of each node.
+        final_coins: of the last token.
+        target_probs: of the token after each node.
         draft_probs: the same of the draft, written where a child is rejected.
         threshold_single, threshold_acc: a child is also accepted if its probability is at least the first; the sum of
             probabilities counts as divided by the second.
     """
 
-    predicts: Tensor
-    accept_index: Tensor
-    accept_count: Tensor
-    candidates: Tensor
-    index: Tensor
-    next_token: Tensor
-    next_sibling: Tensor
-    target_tokens: Tensor | None = None
-    coins: Tensor | None = None
-    final_coins: Tensor | None = None
-    target_probs: Tensor | None = None
-    draft_probs: Tensor | None = None
+    predicts: Annotated[Tensor, "_", torch.int32]
+    accept_index: Annotated[Tensor, "requests steps", torch.int32]
+    accept_count: Annotated[Tensor, "requests", torch.int32]
+    candidates: Annotated[Tensor, "requests nodes", torch.int64]
+    retrive_index: Annotated[Tensor, "requests nodes", torch.int64]
+    retrive_next_token: Annotated[Tensor, "requests nodes", torch.int64]
+    retrive_next_sibling: Annotated[Tensor, "requests nodes", torch.int64]
+    target_predict: Annotated[Tensor | None, "requests nodes", torch.int64] = None
+    coins: Annotated[Tensor | None, "requests nodes", torch.float32] = None
+    final_coins: Annotated[Tensor | None, "requests", torch.float32] = None
+    target_probs: Annotated[Tensor | None, "requests nodes columns", torch.float32] = None
+    draft_probs: Annotated[Tensor | None, "requests nodes columns", torch.float32] = None
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
 
@@ -60,7 +61,8 @@ class VerifyTreeCall(NamedTuple):
 def verify_tree_ref(call: VerifyTreeCall) -> None:
     """The rule in torch, request by request, on the host."""
     requests, nodes = call.candidates.shape
-    steps, is_greedy = call.accept_index.shape[1], call.target_tokens is not None
+    steps, is_greedy = call.accept_index.shape[1], call.target_predict is not None
+    links = call.retrive_next_token, call.retrive_next_sibling, call.candidates, call.retrive_index
 
     def predict(place: int, token: int) -> None:
         if 0 <= place < call.predicts.numel():
@@ -68,7 +70,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
 
     def accepts(r: int, node: int, token: int, total: Tensor) -> bool:
         if is_greedy:
-            return token == int(call.target_tokens[r, node])
+            return token == int(call.target_predict[r, node])
         if not 0 <= token < call.target_probs.shape[2]:
             return False
         q = call.target_probs[r, node, token]
@@ -79,8 +81,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
         return False
 
     for r in range(requests):
-        children, siblings, tokens, places = (each[r].tolist() for each in (call.next_token, call.next_sibling,
-                                                                           call.candidates, call.index))
+        children, siblings, tokens, places = (each[r].tolist() for each in links)
         node, tries, path = 0, 0, [0]
         while len(path) < steps:
             child, total = children[node], torch.zeros((), device=call.candidates.device, dtype=torch.float32)
@@ -95,7 +96,7 @@ def verify_tree_ref(call: VerifyTreeCall) -> None:
         call.accept_index[r, :len(path)] = torch.tensor([places[each] for each in path], device="cpu")
         call.accept_count[r] = len(path) - 1
         if is_greedy:
-            predict(places[node], int(call.target_tokens[r, node]))
+            predict(places[node], int(call.target_predict[r, node]))
             continue
         target = call.target_probs[r, node]
         low = torch.zeros_like(target) if len(path) == steps else call.draft_probs[r, node]
@@ -110,31 +111,16 @@ def _verify_tree_hip(call: VerifyTreeCall) -> None: ...
 
 
 def _check(call: VerifyTreeCall) -> object:
-    candidates = call.candidates
-    check.tensor(_OP, "candidates", candidates, rank=2, dtypes=(torch.int64,))
-    (requests, nodes), device = candidates.shape, candidates.device
-    for name, tensor in (("retrive_index", call.index), ("retrive_next_token", call.next_token),
-                         ("retrive_next_sibling", call.next_sibling), ("target_predict", call.target_tokens)):
-        if tensor is not None or name != "target_predict":
-            check.tensor(_OP, name, tensor, dtypes=(torch.int64,), shape=candidates.shape, device=device)
-    check.tensor(_OP, "predicts", call.predicts, rank=1, dtypes=(torch.int32,), device=device)
-    check.tensor(_OP, "accept_index", call.accept_index, dtypes=(torch.int32,), shape=(requests, None), device=device)
-    check.tensor(_OP, "accept_token_num", call.accept_count, dtypes=(torch.int32,), shape=(requests,), device=device)
+    requests, nodes = call.candidates.shape
     if requests and (nodes == 0 or call.accept_index.shape[1] == 0):
         raise ValueError(f"{_OP}: candidates and accept_index must have a column, got shapes "
-                         f"{tuple(candidates.shape)} and {tuple(call.accept_index.shape)}")
+                         f"{tuple(call.candidates.shape)} and {tuple(call.accept_index.shape)}")
     check.real(_OP, "threshold_single", call.threshold_single, low=0.0)
     check.real(_OP, "threshold_acc", call.threshold_acc, above=0.0)
-    if call.target_tokens is None:
-        floats = (torch.float32,)
-        check.tensor(_OP, "uniform_samples", call.coins, dtypes=floats, shape=candidates.shape, device=device)
-        check.tensor(_OP, "uniform_samples_for_final_sampling", call.final_coins, dtypes=floats, shape=(requests,),
-                     device=device)
-        check.tensor(_OP, "target_probs", call.target_probs, dtypes=floats, shape=(requests, nodes, None),
-                     device=device)
-        check.tensor(_OP, "draft_probs", call.draft_probs, dtypes=floats, shape=call.target_probs.shape, device=device)
-        if call.target_probs.shape[2] == 0:
-            raise ValueError(f"{_OP}: target_probs must have at least one column")
+    if call.target_predict is None:
+        for name in ("coins", "final_coins", "target_probs", "draft_probs"):
+            check.tensor(_OP, name, getattr(call, name))
+        parts.check_columns(_OP, "target_probs", call.target_probs)
     return SKIP if requests == 0 else None
 
 
@@ -160,7 +146,7 @@ def _cases(device: torch.device) -> dict[str, VerifyTreeCall]:
     coins = torch.rand(3, 5, generator=random).to(device)
     by_chance = {"coins": coins, "final_coins": coins[:, 4].contiguous(), "target_probs": target,
                  "draft_probs": torch.zeros_like(target)}
-    return {"greedy": VerifyTreeCall(*outs, candidates, *tree, target_tokens=best[..., 0].contiguous()),
+    return {"greedy": VerifyTreeCall(*outs, candidates, *tree, target_predict=best[..., 0].contiguous()),
             "by chance": VerifyTreeCall(*outs, candidates, *tree, **by_chance)}
 
 
@@ -185,22 +171,12 @@ def verify_tree_greedy(predicts: Tensor, accept_index: Tensor, accept_token_num:
         candidates: [requests, nodes] int64|int32, the token of each node; node 0 is the root.
         retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`, another for each; one that
             several have takes any of their tokens on a GPU, where nobody looks.
-        retrive_next_token: [requests, nodes] int64|int32, its first child; -1: none.
-        retrive_next_sibling: [requests, nodes] int64|int32, its next sibling; -1: none.
+        retrive_next_token, retrive_next_sibling: [requests, nodes] int64|int32, first child, next sibling; -1: none.
         target_predict: [requests, nodes] int64|int32, the target's token after each node.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `predicts`, `accept_index` and `accept_token_num` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         Nodes outside of the tree end a path, places outside of `predicts` are not written; a circle ends after as many
-        nodes as there are. Nothing is copied to the host, but by "torch". Can be captured in a graph.
+        nodes as there are. Nothing is copied to the host, but by "torch".
 
     Source: SGLang's `verify_tree_greedy`.
     """
@@ -216,44 +192,22 @@ def tree_speculative_sampling_target_only(
         uniform_samples_for_final_sampling: Tensor, target_probs: Tensor, draft_probs: Tensor,
         threshold_single: float = 1.0, threshold_acc: float = 1.0, deterministic: bool = True, *,
         backend: str | None = None) -> None:
-    """A path of a tree of drafted tokens, drawn with the target's probabilities.
+    """A path of a tree of drafted tokens, drawn with the target's probabilities. As `verify_tree_greedy`, but for:
 
     From an accepted node, the first child is accepted whose probability is more than 0 and at which the sum of the
     target's probabilities of the children so far, over `threshold_acc`, reaches the node's uniform number, or whose own
-    is at least `threshold_single`. After the
-    last node a token is drawn from `max(target - draft, 0)`, where rejected children count with the target's
-    probability; after a path of all steps from the target.
+    is at least `threshold_single`. After the last node a token is drawn from `max(target - draft, 0)`, where rejected
+    children count with the target's probability; after a path of all steps from the target. It is that at which the sum
+    over the columns, of integers in units of 2^-44, passes its uniform number.
 
     Args:
-        predicts: [any] int32, written: at `retrive_index` of an accepted node the token that follows it.
-        accept_index: [requests, steps] int32, written: `retrive_index` of the accepted nodes, then -1.
-        accept_token_num: [requests] int32, written: how many are accepted after the root.
-        candidates: [requests, nodes] int64|int32, the token of each node; node 0 is the root.
-        retrive_index: [requests, nodes] int64|int32, the place of each node in `predicts`, another for each; one that
-            several have takes any of their tokens on a GPU, where nobody looks.
-        retrive_next_token: [requests, nodes] int64|int32, its first child; -1: none.
-        retrive_next_sibling: [requests, nodes] int64|int32, its next sibling; -1: none.
         uniform_samples: [requests, nodes] fp32 in [0, 1].
         uniform_samples_for_final_sampling: [requests] fp32 in [0, 1].
         target_probs: [requests, nodes, columns] fp32, of the token after each node.
         draft_probs: [requests, nodes, columns] fp32, zeros where the draft's are not to count; written where a child is
             rejected.
-        threshold_single: 1: off.
-        threshold_acc: 1: off; > 0.
+        threshold_single, threshold_acc: 1: off; the second > 0.
         deterministic: as SGLang has it; results are so in any case.
-        backend: "hip" or "torch" instead of the automatic choice.
-
-    Returns:
-        Nothing; `predicts`, `accept_index`, `accept_token_num` and `draft_probs` are written.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices or values do not fit.
-        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
-
-    Notes:
-        As `verify_tree_greedy`. The last token is that at which the sum over the columns, of integers in units of
-        2^-44, passes its uniform number.
 
     Source: SGLang's `tree_speculative_sampling_target_only`.
     """

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// AITER_LIKE_EXPORT on gfx942: what TVM_FFI_DLL_EXPORT_TYPED_FUNC does, with one conversion per type of argument where
-// that has one per argument, each of them inlined. The host half of paged attention, which has 44 arguments, takes
-// 0.6 s instead of 2.5, and a call is no slower (op_tests/bench/bench_host.py).
+// AITER_LIKE_EXPORT: what TVM_FFI_DLL_EXPORT_TYPED_FUNC does, with one conversion per type of argument where that has
+// one per argument, each of them inlined. The host half of paged attention, which has 44 arguments, takes 0.6 s instead
+// of 2.5 on gfx942, and a call is no slower (op_tests/bench/bench_host.py).
 #pragma once
 
 #include <optional>

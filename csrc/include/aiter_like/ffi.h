@@ -169,10 +169,6 @@ class Scratch {
 #define AITER_LIKE_TEXT_OF(name) #name
 
 /// Exports `function`, of a plain C++ signature, to Python as `name`. Not inside a namespace.
-#if defined(__HIP__)
 #include "aiter_like/export.h"
-#else
-#define AITER_LIKE_EXPORT(name, function) TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, function)
-#endif
 
 #endif

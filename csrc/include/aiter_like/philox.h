@@ -7,9 +7,8 @@
 
 namespace aiter_like {
 
-/// Four words for one counter.
-__device__ inline Vec<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
-  uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32), c2 = 0, c3 = 0;
+/// Four words for a counter of four.
+__device__ __forceinline__ Vec<uint32_t, 4> philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
@@ -22,6 +21,11 @@ __device__ inline Vec<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
     k1 += 0xBB67AE85u;
   }
   return {{c0, c1, c2, c3}};
+}
+
+/// Four words for a counter of 64 bits.
+__device__ inline Vec<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
+  return philox(seed, static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0);
 }
 
 }  // namespace aiter_like

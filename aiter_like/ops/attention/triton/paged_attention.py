@@ -31,13 +31,16 @@ _FEW_PARTS, _MOST_PARTS = 16, 32  # the sum takes so many parts at a time: where
 
 @triton.jit
 def _part_of_program(source, window_left, bounds, num_blocks, num_kv_heads, SHAPE: tl.constexpr):
-    """(block of rows, KV head, sequence, split, slot for its partial sums, parts of the sequence) of this program."""
+    """(block of rows, KV head, sequence, split, slot for its partial sums, parts of the sequence, its lengths_of) of
+    this program."""
     index = tl.program_id(0)
     number = index // num_blocks // num_kv_heads
-    sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
     if SHAPE.IS_SPLIT:
-        sequence, split, slot, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
-    return index % num_blocks, index // num_blocks % num_kv_heads, sequence, split, slot, num_parts
+        sequence, split, slot, num_parts, lengths = find_sequence(number, source, window_left, bounds, SHAPE, False)
+    else:
+        sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
+        lengths = lengths_of(number, source, SHAPE)
+    return index % num_blocks, index // num_blocks % num_kv_heads, sequence, split, slot, num_parts, lengths
 
 
 @triton.jit
@@ -91,9 +94,9 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     """
     await_lengths(OVERLAPS)
     source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
-    block, kv_head, sequence, split, slot, num_parts = _part_of_program(source, window_left, (share, most), num_blocks,
-                                                                        num_kv_heads, SHAPE)
-    row, num_queries, entry, seqlen = lengths_of(sequence, source, SHAPE)  # no rows beyond the batch
+    block, kv_head, sequence, split, slot, num_parts, lengths = _part_of_program(
+        source, window_left, (share, most), num_blocks, num_kv_heads, SHAPE)
+    row, num_queries, entry, seqlen = lengths  # no rows beyond the batch
     first_query, computed = block * SHAPE.M // SHAPE.GROUP, tl.minimum(num_queries, max_seqlen_q)
     if first_query >= computed:
         return
@@ -180,8 +183,8 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
     index = tl.program_id(0)
     query, head, number = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
     source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
-    sequence, _, slot, num_parts = find_sequence(number, source, window_left, (share, most), SHAPE, True)
-    row, num_queries, _, _ = lengths_of(sequence, source, SHAPE)  # no rows beyond the batch
+    _, _, slot, num_parts, lengths = find_sequence(number, source, window_left, (share, most), SHAPE, True)
+    row, num_queries, _, _ = lengths  # no rows beyond the batch
     await_parts(OVERLAPS)
     if query >= num_queries:
         return

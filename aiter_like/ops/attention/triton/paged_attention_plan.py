@@ -76,10 +76,16 @@ def first_key(rows, keys, window_left, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def _visible(rows, keys, window_left, SHAPE: tl.constexpr):
+    """The keys that the rows of sequences see."""
+    return tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)
+
+
+@triton.jit
 def _visible_of(index, source, window_left, SHAPE: tl.constexpr):
     """(rows, visible keys) of sequences."""
     _, rows, _, keys = lengths_of(index, source, SHAPE)
-    return rows, tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)
+    return rows, _visible(rows, keys, window_left, SHAPE)
 
 
 @triton.jit
@@ -95,8 +101,8 @@ def _added(a, b, c, d, e, f):
 
 @triton.jit
 def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_MERGE: tl.constexpr):
-    """(sequence, split, slot, its parts) of part `number`; IS_MERGE: of the first part of the sequence that is number
-    `number` of those with two parts or more. The batch's size where there is no such one.
+    """(sequence, split, slot, its parts, its lengths_of) of part `number`; IS_MERGE: of the first part of the sequence
+    that is number `number` of those with two parts or more. The batch's size where there is no such one.
 
     Parts of sequences that have several come first: they are the longer ones, and the others fill what they leave.
     bounds: share and most of Parts. Slots are places for partial sums, one for each of those first parts.
@@ -140,5 +146,6 @@ def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_M
         if not SHAPE.IS_ONE_BLOCK:
             counted += tl.sum(weights, 0)
     split = tl.where(is_single, 0, rest - before)
-    rows_found, visible_found = _visible_of(found, source, window_left, SHAPE)
-    return found, split, slots + split, _parts_of(rows_found, visible_found, chunk, most)
+    lengths = lengths_of(found, source, SHAPE)
+    visible_found = _visible(lengths[1], lengths[3], window_left, SHAPE)
+    return found, split, slots + split, _parts_of(lengths[1], visible_found, chunk, most), lengths
