@@ -242,8 +242,9 @@ void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::
                        ffi::Tensor cu_seqlens_q, OptionalTensor seqlens_k, ffi::Tensor block_table,
                        OptionalTensor page_starts, OptionalTensor q_descale, OptionalTensor k_descale,
                        OptionalTensor v_descale, OptionalTensor alibi_slopes, OptionalTensor output_scale,
-                       OptionalTensor qq_bias, OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
-                       int64_t window_left, int64_t window_right, int64_t sink_size, double softcap) {
+                       OptionalTensor qq_bias, OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                       double softmax_scale, int64_t window_left, int64_t window_right, int64_t sink_size,
+                       double softcap) {
   const ffi::Match match("unified_attention");
   match.require(!qq_bias.has_value() && sink_size == 0 && (window_right == 0 || max_seqlen_q <= 1),
                 "the kernel of decoding takes causal calls without qq_bias and sink tokens");

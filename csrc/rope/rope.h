@@ -208,11 +208,12 @@ inline RopeIndices rope_indices(Match& match, const OptionalTensor& tensor, int6
   return {taken.data, taken.strides[0], has_batch ? taken.strides[1] : 0, is_long};
 }
 
-/// Tables [rows, width] of T, into a kernel's arguments. Their rows begin at multiples of an access of `count` elements.
+/// Tables [rows, width] of T, into a kernel's arguments; rows begin at multiples of an access of `count` elements.
 template <class T, class Args>
 void take_tables(Match& match, Args& args, const Tensor& cos, const Tensor& sin, Size& rows, Size& width,
                  int64_t count) {
-  const auto cosines = match.rows<const T>(cos, rows, width, "cos"), sines = match.rows<const T>(sin, rows, width, "sin");
+  const auto cosines = match.rows<const T>(cos, rows, width, "cos");
+  const auto sines = match.rows<const T>(sin, rows, width, "sin");
   const int64_t bytes = count * sizeof(T) < 16 ? count * sizeof(T) : 16;
   match.require(are_rows_aligned(cos, bytes) && are_rows_aligned(sin, bytes),
                 "rows of cos and sin must begin at multiples of an access");

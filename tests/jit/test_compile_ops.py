@@ -170,7 +170,8 @@ def test_depfile_covers_the_device_pass(hip_project, tmp_path, monkeypatch):
     meta = json.loads((first.parent / cache.META).read_text())
     assert {header[0] for header in meta["headers"] if header[0].startswith("include/")} == {
         "include/aiter_like/dtype.h", "include/aiter_like/export.h", "include/aiter_like/ffi.h",
-        "include/aiter_like/gpu.h", "include/device_only.h", "include/void_runtime.h"}
+        "include/aiter_like/gpu.h", "include/aiter_like/match.h", "include/aiter_like/shape.h",
+        "include/device_only.h", "include/void_runtime.h"}
     header.write_text("#define LANES 32\n")
     assert load_or_build(spec) != first
 

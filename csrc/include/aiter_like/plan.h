@@ -43,8 +43,8 @@ __device__ inline void write_group(int* reduce_indptr, int* reduce_final_map, in
 #if AITER_LIKE_HOST_PASS
 namespace ffi {
 
-/// The tensors of a plan and its lengths, into MlaPlanArgs or PaPlanArgs. Returns for how many groups of partial results
-/// there is room.
+/// The tensors of a plan and its lengths, into MlaPlanArgs or PaPlanArgs. Returns for how many groups of partial
+/// results there is room.
 template <class Args>
 int64_t take_plan(Match& match, Args& args, const Tensor& work_indptr, const Tensor& work_info,
                   const Tensor& reduce_indptr, const Tensor& reduce_final_map, const Tensor& reduce_partial_map,
