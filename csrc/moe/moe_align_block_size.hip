@@ -23,9 +23,8 @@ template void launch_moe_sorting<Config>(const MoeSortingArgs<Config>&, Stream);
 void moe_align_block_size(ffi::Tensor sorted_ids, ffi::Tensor sorted_experts, ffi::OptionalTensor block_pairs,
                           ffi::Tensor valid, ffi::Tensor ids, int64_t experts, int64_t block) {
   ffi::Match match("moe_align_block_size");
-  ffi::Size tokens{"tokens"}, slots{"topk"};
   MoeSortingArgs<Config> args{};
-  const int64_t capacity = ffi::take_pairs(match, args, ids, tokens, slots, experts, block);
+  const int64_t capacity = ffi::take_pairs(match, args, ids, experts, block);
   args.sorted_ids = match.take<int32_t>(sorted_ids, {ffi::at_least(capacity)}, "sorted_token_ids");
   args.sorted_experts = match.take<int32_t>(sorted_experts, {ffi::at_least(capacity / block)}, "experts_ids");
   args.block_pairs = match.take<int32_t>(block_pairs, {ffi::at_least(capacity / block)}, "token_nums");

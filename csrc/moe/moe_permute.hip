@@ -58,7 +58,9 @@ void moe_permute(ffi::Tensor output, ffi::OptionalTensor output_scales, ffi::Ten
   ffi::Match match("moe_permute");
   ffi::Size tokens{"tokens"}, slots{"topk"}, rows{"rows"}, mapped{"experts of expert_map"};
   MoeSortingArgs<Config> sorting{};
-  const int64_t capacity = ffi::take_pairs(match, sorting, ids, tokens, slots, experts, block);
+  const int64_t capacity = ffi::take_pairs(match, sorting, ids, experts, block);
+  match.take<const Config::Id>(ids, {tokens, slots}, "topk_ids");
+  sorting.tokens = tokens;  // those without slots, too
   MoePermuteArgs args{};
   const int unit_bytes = set_rows(match, args, output, input, rows, tokens);
   match.require(rows >= capacity, "permuted_hidden_states has too few rows");

@@ -24,13 +24,13 @@ void moe_sorting(ffi::Tensor sorted_ids, ffi::Tensor sorted_weights, ffi::Tensor
                  ffi::OptionalTensor local_tokens, int64_t experts, int64_t block, ffi::OptionalTensor local_ids) {
   constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads;
   ffi::Match match("moe_sorting");
-  ffi::Size tokens{"tokens", 1 << 24}, weighted{"tokens"}, slots{"topk", 128};
+  ffi::Size tokens{"tokens", 1 << 24}, weighted{"tokens of weights"}, slots{"topk", 128};
   MoeSortingArgs<Config> args{};
-  const int64_t capacity = ffi::take_pairs(match, args, ids, tokens, slots, experts, block);
+  match.take<const Config::Id>(ids, {tokens, slots}, "topk_ids");
   const auto factors = match.take<const float>(weights, {weighted, slots}, "topk_weights");
-  match.require(weighted == tokens || (weighted < tokens && local_tokens.has_value()),
+  match.require(slots > 0 && (weighted == tokens || (weighted < tokens && local_tokens.has_value())),
                 "topk_weights must be like topk_ids, or with num_local_tokens have fewer rows");
-  match.require(slots > 0, "topk_ids must have an expert for each token");
+  const int64_t capacity = ffi::take_pairs(match, args, ids, experts, block);
   args.sorted_ids = match.take<int32_t>(sorted_ids, {ffi::at_least(capacity)}, "sorted_ids");
   args.sorted_weights = match.take<float>(sorted_weights, {ffi::at_least(capacity)}, "sorted_weights");
   args.sorted_experts = match.take<int32_t>(sorted_experts, {ffi::at_least(capacity / block)}, "sorted_expert_ids");

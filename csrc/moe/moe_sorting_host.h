@@ -11,8 +11,9 @@ namespace aiter_like::ffi {
 /// The numbers of `experts` experts in topk_ids, which blocks of `block` pairs are made of. Returns how many places all
 /// blocks may take.
 template <class Config>
-int64_t take_pairs(Match& match, MoeSortingArgs<Config>& args, const Tensor& topk_ids, Size& tokens, Size& slots,
-                   int64_t experts, int64_t block) {
+int64_t take_pairs(Match& match, MoeSortingArgs<Config>& args, const Tensor& topk_ids, int64_t experts,
+                   int64_t block) {
+  Size tokens{"tokens"}, slots{"topk"};
   const auto ids = match.rows<const typename Config::Id>(topk_ids, tokens, slots, "topk_ids");
   const int64_t pairs = tokens * slots, most = pairs < experts ? pairs : experts;
   match.require(pairs < int64_t{1} << 31 && experts > 0 && experts <= Config::kExperts && block > 0 &&
