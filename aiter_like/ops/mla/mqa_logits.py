@@ -202,11 +202,7 @@ def _triton_refusal(target: Target, call: MqaLogitsCall) -> str | None:
 
 
 class MqaLogitsKey(NamedTuple):
-    """What a tuned row of mqa_logits is chosen by.
-
-    Attributes:
-        page_size: 0: without a table.
-    """
+    """What a tuned row of mqa_logits is chosen by; `page_size` is 0 without a table."""
 
     rows: int
     seqlen_q: int
