@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What plans of attention over pages share: which part of a launch takes which pages of which sequence, in AITER's lists.
+// What plans of attention over pages share: which part of a launch takes which pages of which sequence, in AITER's
+// lists.
 #pragma once
 
 #include "aiter_like/ffi.h"
