@@ -9,8 +9,7 @@
 //   3. scans blocks, pieces, cut sequences and rows of partial results, so that each sequence knows its place in every
 //      list, and writes what its part holds; the first workgroup also what belongs to no part
 // The first 256 are read once. LDS: a word for each wave and list. Bound: latency.
-#include "aiter_like/ffi.h"
-#include "aiter_like/gpu.h"
+#include "aiter_like/plan.h"
 #include "aiter_like/scan.h"
 
 namespace aiter_like {
@@ -26,18 +25,9 @@ struct PaPlanArgs {
 
 namespace pa_plan {
 
+using plan::ceil_div, plan::is_inside, plan::Sequence, plan::within;
+
 constexpr int kThreads = 256, kWaves = kThreads / kWaveSize;
-
-__device__ inline int within(int x, int low, int high) {
-  const int below = x < high ? x : high;
-  return below > low ? below : low;
-}
-__device__ inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
-__device__ inline bool is_inside(int index, int size) { return index >= 0 && index < size; }
-
-struct Sequence {
-  int first_row, rows, first_page, pages, blocks;
-};
 
 /// Sequence `index`; nothing beyond the last one.
 __device__ inline Sequence sequence(const PaPlanArgs& args, int index) {
@@ -123,19 +113,14 @@ __device__ inline void make(const PaPlanArgs& args, int part, Lds& lds) {
       const int low = within(edges.of(part_of_head) - origin, 0, own.blocks) * args.block_pages;
       const int high = within(edges.of(part_of_head + 1) - origin, 0, own.blocks) * args.block_pages;
       const int place = count > 1 ? rows + lists[3] + nth * own.rows : -1;
-      int* info = args.work_info + int64_t{item} * 8;
-      info[0] = index, info[1] = place, info[2] = own.first_row, info[3] = own.first_row + own.rows;
-      info[4] = own.first_page + (low < own.pages ? low : own.pages);
-      info[5] = own.first_page + (high < own.pages ? high : own.pages);
-      info[6] = 0, info[7] = head * args.group | (head + 1) * args.group << 16;
+      plan::write_item(args.work_info, item, index, place, own, own.first_page + (low < own.pages ? low : own.pages),
+                       own.first_page + (high < own.pages ? high : own.pages), 0,
+                       head * args.group | (head + 1) * args.group << 16);
       if (head == 0 && count > 1 && is_inside(slot, args.num_slots)) args.reduce_partial_map[slot] = place;
     }
     const int own_group = groups + lists[2];
-    if (part == 0 && partials > 0 && is_inside(own_group, args.num_groups)) {
-      args.reduce_indptr[own_group + 1] = slots + lists[1] + partials;
-      args.reduce_final_map[2 * own_group] = own.first_row;
-      args.reduce_final_map[2 * own_group + 1] = own.first_row + own.rows;
-    }
+    if (part == 0 && partials > 0 && is_inside(own_group, args.num_groups))
+      plan::write_group(args.reduce_indptr, args.reduce_final_map, own_group, slots + lists[1] + partials, own);
     line += sum[0], items += all[0], slots += all[1], groups += all[2], rows += all[3];
   }
   const auto room = [&](int count) { return within(count, 0, args.num_items); };
@@ -160,16 +145,6 @@ inline void launch_pa_metadata(const PaPlanArgs& args, Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-int* integers(const ffi::Tensor& tensor) {
-  ffi::check_type(ffi::has_element<int32_t>(tensor), "pa_metadata: plan and lengths must be int32");
-  ffi::check_value(tensor.IsContiguous(), "pa_metadata: plan and lengths must be contiguous");
-  return static_cast<int*>(tensor.data_ptr());
-}
-
-}  // namespace
-
 void pa_metadata(ffi::Tensor work_indptr, ffi::Tensor work_info, ffi::Tensor reduce_indptr,
                  ffi::Tensor reduce_final_map, ffi::Tensor reduce_partial_map, ffi::Tensor qo_indptr,
                  ffi::Tensor kv_indptr, ffi::Tensor context_lens, int64_t num_heads_k, int64_t group,
@@ -186,6 +161,7 @@ void pa_metadata(ffi::Tensor work_indptr, ffi::Tensor work_info, ffi::Tensor red
                        num_parts < work_indptr.numel(),
                    "pa_metadata: a size is out of range");
   PaPlanArgs args{};
+  const auto integers = [](const ffi::Tensor& tensor) { return ffi::integers(tensor, "pa_metadata"); };
   args.work_indptr = integers(work_indptr), args.work_info = integers(work_info);
   args.reduce_indptr = integers(reduce_indptr), args.reduce_final_map = integers(reduce_final_map);
   args.reduce_partial_map = integers(reduce_partial_map);

@@ -10,8 +10,7 @@
 // The first 256 are read once. LDS: a word for each wave and list. Bound: latency.
 #pragma once
 
-#include "aiter_like/ffi.h"
-#include "aiter_like/gpu.h"
+#include "aiter_like/plan.h"
 #include "aiter_like/reduce.h"
 #include "aiter_like/scan.h"
 
@@ -30,18 +29,9 @@ struct MlaPlanArgs {
 
 namespace mla_plan {
 
+using plan::ceil_div, plan::is_inside, plan::Sequence, plan::within;
+
 constexpr int kThreads = 256;
-
-__device__ inline int within(int x, int low, int high) {
-  const int below = x < high ? x : high;
-  return below > low ? below : low;
-}
-__device__ inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
-__device__ inline bool is_inside(int index, int size) { return index >= 0 && index < size; }  // after sums that wrap
-
-struct Sequence {
-  int first_row, rows, first_page, pages, blocks;
-};
 
 /// Sequence `index`, inside of the tensors whatever the lengths hold; nothing beyond the last one.
 __device__ inline Sequence sequence(const MlaPlanArgs& args, int index, int count, int tokens) {
@@ -144,17 +134,12 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
       const int high = within((nth + 1) * chunk - offset, 0, own.blocks) * args.block_pages;
       const int place = pieces > 1 ? row + nth * own.rows : -1;
       const int end = own.first_page + (high < own.pages ? high : own.pages);
-      int* info = args.work_info + int64_t{item + nth} * 8;
-      info[0] = index / tokens, info[1] = place, info[2] = own.first_row, info[3] = own.first_row + own.rows;
-      info[4] = own.first_page + (low < own.pages ? low : own.pages), info[5] = end;
-      info[6] = own.first_page + own.pages - end, info[7] = 0;
+      plan::write_item(args.work_info, item + nth, index / tokens, place, own,
+                       own.first_page + (low < own.pages ? low : own.pages), end, own.first_page + own.pages - end, 0);
       if (pieces > 1 && is_inside(slot + nth, args.num_slots)) args.reduce_partial_map[slot + nth] = place;
     }
-    if (part == 0 && index < count && index < args.num_tiles) {
-      args.reduce_indptr[index + 1] = slot + partials;
-      args.reduce_final_map[2 * index] = own.first_row;
-      args.reduce_final_map[2 * index + 1] = own.first_row + own.rows;
-    }
+    if (part == 0 && index < count && index < args.num_tiles)
+      plan::write_group(args.reduce_indptr, args.reduce_final_map, index, slot + partials, own);
     line += sums[0], items += all[0], slots += all[1], rows += all[2];
   }
   if (thread == 0) args.work_indptr[part] = within(mine, 0, args.num_items);
@@ -163,10 +148,8 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
     args.work_indptr[args.num_parts] = within(items, 0, args.num_items);
     args.reduce_indptr[0] = 0;
   }
-  for (int index = count + thread; index < args.num_tiles; index += kThreads) {
-    args.reduce_indptr[index + 1] = slots;
-    args.reduce_final_map[2 * index] = args.reduce_final_map[2 * index + 1] = 0;
-  }
+  for (int index = count + thread; index < args.num_tiles; index += kThreads)
+    plan::write_group(args.reduce_indptr, args.reduce_final_map, index, slots, {});
 }
 
 }  // namespace mla_plan
@@ -186,11 +169,7 @@ inline void launch_mla_metadata(const MlaPlanArgs& args, Stream stream) {
 namespace ffi {
 
 /// The int32 elements of a tensor that must be contiguous.
-inline int* integers(const Tensor& tensor) {
-  check_type(has_element<int32_t>(tensor), "mla: plan and lengths must be int32");
-  check_value(tensor.IsContiguous(), "mla: plan and lengths must be contiguous");
-  return static_cast<int*>(tensor.data_ptr());
-}
+inline int* integers(const Tensor& tensor) { return integers(tensor, "mla"); }
 
 /// The tensors of a plan, and the sizes that they have.
 inline MlaPlanArgs mla_plan(const Tensor& work_indptr, const Tensor& work_info, const Tensor& reduce_indptr,

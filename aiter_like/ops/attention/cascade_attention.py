@@ -54,13 +54,10 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
     Returns:
         `out`, of which every row is written, as every row is of a sequence; 0 where it sees no key.
 
-    Raises:
-        ValueError: on the CPU, pages or lengths of a sequence that has not the whole prefix.
-
     Notes:
         Both parts are rounded to the dtype of `q` before they are merged. Deterministic; no synchronisation; can be
-        captured in a graph as long as `prefix_len` stays. On a GPU nobody waits for the lengths: there every sequence
-        sees the whole prefix of the first, one that is shorter too.
+        captured in a graph as long as `prefix_len` stays. What sequences share is looked at on the CPU; on a GPU every
+        sequence sees the whole prefix of the first, one that is shorter too.
 
     Source: FlashInfer's cascade attention; vLLM's `use_cascade_attention`.
     """

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import target_of
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP
 from aiter_like.dtypes import ROUNDINGS
 from aiter_like.ops.attention.call import FLOATS, FP8, AttentionCall, PagedCall
 
@@ -155,7 +156,7 @@ def _check_bias(op: str, call: AttentionCall) -> None:
         raise ValueError(f"{op}: bias must have shape ({', '.join(map(str, wanted))}), got {tuple(bias.shape)}")
 
 
-def check_paged_call(call: PagedCall) -> None:
+def check_paged_call(call: PagedCall) -> object:
     """What metadata can tell beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within the
     tensors.
 
@@ -190,6 +191,7 @@ def check_paged_call(call: PagedCall) -> None:
         if call.seqlens_k is not None:
             check.tensor(_PAGED, "kv_last_page_lens", call.seqlens_k, shape=(call.batch,))
     _check_paged_options(call)
+    return SKIP if q.numel() == 0 or call.batch == 0 else None
 
 
 def _check_paged_options(call: PagedCall) -> None:
@@ -213,6 +215,36 @@ def launch_refusal(call: AttentionCall, rows: int, keys: int) -> str | None:
         if size > limit:
             return f"{name} at most {limit}, got {size}"
     return None
+
+
+def mfma_refusal(target: Target) -> str | None:
+    """Why no kernel of MFMA can run on a GPU; None: each can."""
+    if target.platform == "hip" and target.arch == "gfx942":
+        return None
+    return f"an MFMA kernel for gfx942, not for {target.arch}"
+
+
+def fp8_refusal(target: Target, **tensors: Tensor) -> str | None:
+    """Which tensor has fp8 that the GPU does not compute with; None: none has."""
+    wanted = dtypes.fp8_of(target.arch)
+    for name, tensor in tensors.items():
+        if tensor.dtype in FP8 and tensor.dtype != wanted:
+            return f"fp8 of {target.arch} is {wanted}, {name} has {tensor.dtype}"
+    return None
+
+
+def paged_refusal(target: Target, call: Any, *lengths: int) -> str | None:
+    """What no Triton kernel takes of keys in pages.
+
+    Args:
+        lengths: of sequences, beside the room in the table.
+    """
+    if max(call.q.shape[2], call.v.shape[3]) > 256:
+        return f"head dimensions at most 256, got {call.q.shape[2]} and {call.v.shape[3]}"
+    if any(size > MAX_ROWS for size in (*lengths, call.block_table.shape[-1] * call.page_size)):
+        return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
+               f"{call.block_table.shape[-1]} pages of {call.page_size}"
+    return scale_refusal(call.softmax_scale) or fp8_refusal(target, q=call.q, k=call.k, out=call.out)
 
 
 def scale_refusal(softmax_scale: float) -> str | None:

@@ -17,20 +17,12 @@ from torch import Tensor
 from aiter_like import dtypes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.ops.attention import flash_attn_fwd_hip as hip
 from aiter_like.ops.attention.call import AttentionCall, dense_call
 from aiter_like.ops.attention.checks import check_call, is_aligned, launch_refusal, scale_refusal
 from aiter_like.ops.attention.flash_attn_fwd_ck import ck_refusal, ck_self_check, ck_space, flash_attn_fwd_ck
-from aiter_like.ops.attention.flash_attn_fwd_hip import (
-    HEAD_DIMS,
-    MASKS,
-    VARIANTS,
-    flash_attn_fwd_hip,
-    hip_address_refusal,
-    hip_refusal,
-    variant,
-)
 from aiter_like.ops.attention.reference import product_with, row_blocks, scores_of, softmax_of
-from aiter_like.ops.common import philox, tune_shapes
+from aiter_like.ops.common import philox, tune_shapes, vectors
 
 _TAIL = 256  # rows and keys: a multiple of every kernel's tiles
 _SPLIT = 4096  # keys: enough for the kernels that split them (csrc/attention/flash_attn_plan.h)
@@ -177,10 +169,10 @@ def _cases(device: torch.device) -> dict[str, AttentionCall]:
     """One for each instance of the hip kernel, by its name."""
     windows = {"none": (-1, -1), "right": (-1, 0), "both": (33, 0)}
     calls = {}
-    for dim, (dtype, rounding), mask in itertools.product(HEAD_DIMS, VARIANTS, MASKS):
+    for dim, (dtype, rounding), mask in itertools.product(hip.HEAD_DIMS, hip.VARIANTS, hip.MASKS):
         key = FlashAttnFwdKey("none", "dense", 1, 130, 200, 4, 2, dim, dim, "none", dtypes.name(dtype))
         left, right = windows[mask]
-        calls[variant(dtype, dim, rounding, mask).name] = key.make(device, 0)._replace(
+        calls[hip.variant(dtype, dim, rounding, mask).name] = key.make(device, 0)._replace(
             lse=torch.empty(1, 4, 130, dtype=torch.float32, device=device), window_left=left, window_right=right,
             how_v3_bf16_cvt=rounding)
     return calls
@@ -249,7 +241,8 @@ def _traffic(call: AttentionCall) -> tuple[int, int]:
 flash_attn_fwd = Op(
     "flash_attn_fwd", call=AttentionCall, reference=flash_attn_fwd_ref, check=_check, key=FlashAttnFwdKey,
     writes=("out", "lse", "workspace"), cases=_cases, traffic=_traffic,
-    backends=(Backend("hip", flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
+    backends=(Backend("hip", hip.flash_attn_fwd_hip, refusal=hip.hip_refusal,
+                      address_refusal=vectors.begin_at(dict.fromkeys(("q", "k", "v", "out"), 8))),
               Backend("ck", flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
                       refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space, cost=_triton_cost),

@@ -15,7 +15,7 @@ from aiter_like.device import Target
 from aiter_like.dtypes import ROUNDINGS
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import AttentionCall, dense_call
-from aiter_like.ops.attention.checks import launch_refusal, scale_refusal
+from aiter_like.ops.attention.checks import launch_refusal, mfma_refusal, scale_refusal
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.float32: "float"}
 _HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192, 256), "fp8": (64, 128, 192, 256)}
@@ -137,11 +137,9 @@ def flash_attn_fwd_ck(call: AttentionCall) -> None: ...
 
 def ck_refusal(target: Target, call: AttentionCall) -> str | None:
     """What the kernel refuses."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
     if call.dropout_p > 0:
         return "no dropout"
-    return _dtypes_refusal(call) or _shapes_refusal(call)
+    return mfma_refusal(target) or _dtypes_refusal(call) or _shapes_refusal(call)
 
 
 def _dtypes_refusal(call: AttentionCall) -> str | None:

@@ -10,7 +10,7 @@ from aiter_like.device import Target
 from aiter_like.dtypes import ROUNDINGS
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, AttentionCall, rounding_of
-from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, mfma_refusal, scale_refusal
 
 HEAD_DIMS = (64, 128)
 MASKS = ("none", "right", "both")  # sides on which keys may be hidden; the index is the kernel's MASK
@@ -39,8 +39,8 @@ def flash_attn_fwd_hip(call: AttentionCall) -> None: ...
 
 def hip_refusal(target: Target, call: AttentionCall) -> str | None:
     """Why the kernel cannot serve a call; None: it can."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    if reason := mfma_refusal(target):
+        return reason
     if call.q.dtype not in FLOATS:
         return f"bf16 or fp16, got {call.q.dtype}"
     if call.head_dim not in HEAD_DIMS or call.head_dim_v != call.head_dim:
@@ -65,12 +65,4 @@ def _stride_refusal(call: AttentionCall) -> str | None:
         stride = tensor.stride(row)
         if name in ("k", "v") and tensor.shape[row] > 1 and not call.head_dim <= stride <= _MAX_ROW_STRIDE:
             return f"row stride of {name} at least {call.head_dim} and at most {_MAX_ROW_STRIDE} elements, got {stride}"
-    return None
-
-
-def hip_address_refusal(call: AttentionCall) -> str | None:
-    """Rows are read in 16 bytes."""
-    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
-        if tensor.data_ptr() % ALIGNMENT:
-            return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
     return None

@@ -56,12 +56,12 @@ def flash_attn_with_kvcache(
         k, v: [batch, seqlen_new, …] or with `cu_seqlens_k_new` [total_new, …], written to the caches behind their keys;
             None: nothing is. A key for which there is no room is left out.
         qv: None: it belongs to latent attention.
-        cache_seqlens: keys in the cache before the call, int32 [batch] or one number for all; None: all there is room
-            for.
+        cache_seqlens: keys in the cache before the call, those before `cache_leftpad` included, int32 [batch] or one
+            number for all; None: all there is room for.
         causal: the diagonal ends at each sequence's last key.
         attention_chunk: 0: a window limits the keys.
         softcap: scores become softcap · tanh(score / softcap); 0: they do not.
-        num_splits: as there; without effect with pages.
+        num_splits: as in `flash_attn_func`; without effect with pages.
         pack_gqa, sm_margin: hints without effect.
         q_descale, k_descale, v_descale: fp32 [1], with fp8 tensors: what the elements are multiplied by.
         max_seqlen_q: with `cu_seqlens_q` not less than the longest sequence of `q`; rows beyond are not computed.
@@ -76,7 +76,7 @@ def flash_attn_with_kvcache(
         rotary_seqlens: int32 [batch]: the first position instead of `cache_seqlens`.
         cu_seqlens_q, cu_seqlens_k_new: int32 [batch + 1]: `q`, or `k` and `v`, have the sequences one after the other.
         rotary_interleaved: elements 2i and 2i + 1 are a pair; False: i and i + rotary_dim / 2.
-        workspace: as there; not with pages.
+        workspace: as in `flash_attn_func`; not with pages.
         out: shaped as `q` with head_dim_v, its sequences one behind the other in memory; default: new, bf16 for fp8.
         backend: of the attention: "hip", "ck", "triton" or "torch" instead of the automatic choice.
 
@@ -85,15 +85,13 @@ def flash_attn_with_kvcache(
         [num_heads, total_q], fp32, natural logarithm. A row of a sequence without keys is 0 and −inf, rows behind the
         last sequence of `cu_seqlens_q` are not written. With `k` and `v` the caches are written too.
 
-    Raises:
-        ValueError: on the CPU, what lengths, starts, pages, indices and positions hold.
-
     Notes:
-        As of `flash_attn_func`. What is outside of its bounds on a GPU is clamped (lengths, pages that are read) or
-        left out (places of new keys), a row whose position is not in the tables becomes NaN: memory outside is never
-        touched. page_table, cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernels of `unified_attention`,
-        which round to nearest even: caches are its pages, with `cache_leftpad` of one key each, which costs a table of
-        4 bytes per key. Rotation and appending are kernels of their own: they write q and k once more.
+        Sums and rounding are those of `flash_attn_func`. On a GPU what is outside of its bounds is clamped (lengths,
+        pages that are read) or left out (places of new keys), a row whose position is not in the tables becomes NaN:
+        memory outside is never touched. page_table, cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernels of
+        `unified_attention`, which round to nearest even: caches are its pages, with `cache_leftpad` of one key each,
+        which costs a table of 4 bytes per key. Rotation and appending are kernels of their own: they write q and k
+        once more.
 
     Source: Dao, FlashAttention; AITER's `flash_attn_with_kvcache`.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.device import Target, default_target
+from aiter_like.device import default_target
 from aiter_like.dispatch import Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.dtypes import viewed
@@ -24,7 +24,6 @@ from aiter_like.ops.common import contents, plans
 __all__ = ["get_pa_metadata_info_v1", "get_pa_metadata_v1"]
 
 _OP = "pa_metadata"
-_MOST = 2**20  # sequences and parts
 _MOST_HEADS = 2**15 - 1  # numbers of heads have 16 bits, signed in the upper half
 
 
@@ -32,14 +31,7 @@ class PaMetadataCall(NamedTuple):
     """One call of pa_metadata: its arguments in the order of the function that pa_metadata.hip exports. All int32.
 
     Attributes:
-        work_indptr: the items of part p are work_indptr[p] … work_indptr[p + 1] − 1.
-        work_info: sequence, first row of its partial result or −1, first row of q and the one behind its last, first
-            place in the list of pages and the one behind the last, 0, first head of q and, 16 bits further, the one
-            behind the last.
-        reduce_indptr: where the entries of a sequence that is cut begin in `reduce_partial_map`; behind the last group
-            the number of all.
-        reduce_final_map: written for the groups that are: first row of q, and the one behind its last.
-        reduce_partial_map: written for the pieces that are: first rows of partial results.
+        work_indptr … reduce_partial_map: as of `get_pa_metadata_v1`, which says what they hold.
         qo_indptr: where the rows of a sequence begin; `kv_indptr`: where its pages do.
         context_lens: [batch], its keys.
         num_heads_k: heads of the keys, each of which has as many parts; `group`: heads of q for each of them.
@@ -146,16 +138,10 @@ def _cases(device: torch.device) -> dict[str, PaMetadataCall]:
             "blocks of pages": _case(device, ragged, 5, page_size=4, block_pages=8)}
 
 
-def _refusal(target: Target, call: PaMetadataCall) -> str | None:
-    if call.batch >= _MOST or call.work_indptr.shape[0] >= _MOST:
-        return f"less than {_MOST} sequences and parts, got {call.batch} and {call.work_indptr.shape[0] - 1}"
-    return None
-
-
 pa_metadata_op = Op(
     _OP, call=PaMetadataCall, reference=pa_metadata_ref, check=_check, cases=_cases, writes=plans.FIELDS,
-    backends=(Backend("hip", _pa_metadata_hip, refusal=_refusal),
-              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=_refusal),
+    backends=(Backend("hip", _pa_metadata_hip, refusal=plans.refusal),
+              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=plans.refusal),
               Backend("torch", pa_metadata_ref)))
 
 
@@ -211,9 +197,7 @@ def get_pa_metadata_v1(
         seqlens_qo_indptr: [batch + 1] int32, where the query tokens of a sequence begin.
         pages_kv_indptr: [≥ batch + 1] int32, where its pages begin in the list of pages.
         context_lens: [≥ batch] int32, its keys.
-        num_heads_per_head_k: heads of q for each head of the keys.
-        num_heads_k: heads of the keys, at most as many as there are parts.
-        is_causal: of no meaning: the last query token of a sequence sees all its keys.
+        num_heads_per_head_k, num_heads_k: heads of q for each head of the keys, and of these, as many as parts at most.
         work_metadata_ptrs: [2] uint64, written: zeros, as no kernel here reads addresses from memory.
         work_indptr: [parts + 1] int32, written: part p has the items work_indptr[p] … work_indptr[p + 1] − 1; each
             head of the keys has parts of its own, one head's after the other's.
@@ -223,14 +207,12 @@ def get_pa_metadata_v1(
         reduce_indptr: [batch + 1] int32, written: where the entries of each sequence with several pieces begin in
             `reduce_partial_map`; behind them the number of all entries.
         reduce_final_map: [batch, 2] int32, written for those sequences: first query token, and the one behind its last.
-        reduce_partial_map: [slots] int32, written for their pieces: first rows of partial results, the same for all
-            heads.
-        kv_granularity: keys of which a piece is a multiple, itself one of block_size.
-        block_size: keys of a page.
+        reduce_partial_map: [slots] int32, written for their pieces: first rows of partial results, of all heads.
+        kv_granularity, block_size: keys of which a piece is a multiple, and those of a page, which divide them.
         max_seqlen_qo: query tokens of a sequence, at most; below 1: unknown.
-        uni_seqlen_qo, fast_mode: AITER's hints; of no meaning here.
+        is_causal, uni_seqlen_qo, fast_mode: of no meaning: the last query token of a sequence sees all its keys.
         topk: -1.
-        max_split_per_batch: there are so many parts for each sequence, at most; below 1: as many as work_indptr has.
+        max_split_per_batch: parts for each sequence, at most; below 1: as many as work_indptr has.
 
     Notes:
         The sequences' keys are laid on a line, in blocks of kv_granularity, and the line is cut into parts that differ

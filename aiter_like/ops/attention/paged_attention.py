@@ -13,9 +13,9 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import Backend, Op
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import paged_refusal
 from aiter_like.ops.attention.paged_attention_call import (
     OP,
     PagedAttentionCall,
@@ -98,32 +98,13 @@ def _sequence_ref(call: PagedAttentionCall, index: int, rows: slice, keys: Tenso
         call.lse[:, computed] = lse[:, :call.max_seqlen_q]
 
 
-def _check(call: PagedAttentionCall) -> object:
-    check_paged_attention(call)
-    return SKIP if call.q.numel() == 0 or call.batch == 0 or call.max_seqlen_q == 0 else None
-
-
-def _fp8_refusal(target: Target, call: PagedAttentionCall) -> str | None:
-    for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    return None
-
-
 def _triton_refusal(target: Target, call: PagedAttentionCall) -> str | None:
-    if max(call.head_dim, call.head_dim_v) > 256:
-        return f"head dimensions at most 256, got {call.head_dim} and {call.head_dim_v}"
-    if reason := scale_refusal(call.softmax_scale) or _fp8_refusal(target, call):
-        return reason
-    if any(size > MAX_ROWS for size in (call.max_seqlen_q, call.block_table.shape[-1] * call.page_size)):
-        return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
-               f"{call.block_table.shape[-1]} pages of {call.page_size}"
     if call.num_splits > _MOST_SPLITS:
         return f"at most {_MOST_SPLITS} parts, got num_splits {call.num_splits}"
     for name, cache in (("k", call.k), ("v", call.v)):
         if sum(size * stride for size, stride in zip(cache.shape[1:], cache.stride()[1:])) > _MAX_OFFSET:
             return f"pages of {name} that span at most {_MAX_OFFSET} elements, got strides {cache.stride()}"
-    return None
+    return paged_refusal(target, call, call.max_seqlen_q)
 
 
 class PagedAttentionKey(NamedTuple):
@@ -205,7 +186,7 @@ def _traffic(call: PagedAttentionCall) -> tuple[int, int]:
 
 
 paged_attention_op = Op(
-    OP, call=PagedAttentionCall, reference=paged_attention_ref, check=_check, key=PagedAttentionKey,
+    OP, call=PagedAttentionCall, reference=paged_attention_ref, check=check_paged_attention, key=PagedAttentionKey,
     writes=("out", "lse", "workspace"), cases=_cases, traffic=_traffic, scratch=("workspace",),
     backends=(Backend("hip", paged_attention_hip, refusal=hip_refusal),
               Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
@@ -292,9 +273,8 @@ def paged_attention(
 
     Notes:
         Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
-        are planned on the device from the lengths, and parts added up in a fixed order: deterministic, no
-        synchronisation, can be captured in a graph and replayed with other lengths. Lengths and pages outside their
-        tensors are clamped: memory outside is never touched.
+        are planned on the device from the lengths, parts added up in a fixed order: deterministic; can be captured in a
+        graph and replayed with other lengths. What points outside its tensor is clamped: memory outside is not touched.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
     """

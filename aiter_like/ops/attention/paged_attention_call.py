@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import target_of
-from aiter_like.dispatch import STRIDED
+from aiter_like.dispatch import SKIP, STRIDED
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MIN_SCALE, check_heads
 from aiter_like.traced import computed
@@ -248,7 +248,7 @@ def workspace_bytes(call: PagedAttentionCall, parts: Parts | None = None) -> int
     return slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4 + (8 * call.batch if slots else 0)
 
 
-def check_paged_attention(call: PagedAttentionCall) -> None:
+def check_paged_attention(call: PagedAttentionCall) -> object:
     """What metadata can tell beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within the
     tensors.
 
@@ -266,6 +266,7 @@ def check_paged_attention(call: PagedAttentionCall) -> None:
     _check_lengths(call)
     _check_scales(call)
     _check_options(call)
+    return SKIP if q.numel() == 0 or call.batch == 0 or call.max_seqlen_q == 0 else None
 
 
 def _check_layout(call: PagedAttentionCall) -> None:

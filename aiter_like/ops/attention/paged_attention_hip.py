@@ -11,7 +11,7 @@ from aiter_like import dtypes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8, PagedCall
-from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import MAX_ROWS, mfma_refusal, scale_refusal
 from aiter_like.ops.attention.decode_call import MOST_QUERIES, with_scales
 from aiter_like.ops.attention.paged_attention_call import (
     LEAST_KEYS,
@@ -97,9 +97,7 @@ def unified_hip_refusal(target: Target, call: PagedCall) -> str | None:
 
 def hip_refusal(target: Target, call: PagedAttentionCall) -> str | None:
     """What the kernel does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
-    return _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
+    return mfma_refusal(target) or _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
 
 
 def _dtypes_refusal(call: PagedAttentionCall) -> str | None:

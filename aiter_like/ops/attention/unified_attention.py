@@ -14,21 +14,17 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import FP8, PagedCall, unshuffled_axes
-from aiter_like.ops.attention.checks import MAX_ROWS, check_paged_call, read_window, scale_refusal
+from aiter_like.ops.attention.checks import check_paged_call, paged_refusal, read_window
 from aiter_like.ops.attention.decode_call import triton_kernels
 from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
 from aiter_like.ops.attention.reference import pages_of, product_with, rows_in, scores_of, softmax_of
 from aiter_like.ops.attention.unified_attention_choice import prefers
-from aiter_like.ops.attention.unified_attention_ck import (
-    unified_attention_ck,
-    unified_ck_address_refusal,
-    unified_ck_refusal,
-)
-from aiter_like.ops.common import tune_shapes
+from aiter_like.ops.attention.unified_attention_ck import takes_turns, unified_attention_ck, unified_ck_refusal
+from aiter_like.ops.common import tune_shapes, vectors
 from aiter_like.ops.common.contents import as_int32, check_lengths, check_pages
 
 __all__ = ["unified_attention"]
@@ -82,27 +78,11 @@ def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values
         call.lse[:, rows] = lse
 
 
-def _check(call: PagedCall) -> object:
-    check_paged_call(call)
-    return SKIP if call.q.numel() == 0 or call.batch == 0 else None
-
-
 def _triton_refusal(target: Target, call: PagedCall) -> str | None:
-    if max(call.q.shape[2], call.v.shape[3]) > 256:
-        return f"head dimensions at most 256, got {call.q.shape[2]} and {call.v.shape[3]}"
-    if reason := scale_refusal(call.softmax_scale):
-        return reason
-    for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    capacity = call.block_table.shape[-1] * call.page_size
-    if any(size > MAX_ROWS for size in (call.max_seqlen_q, call.max_seqlen_k, capacity)):
-        return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
-               f"{call.block_table.shape[-1]} pages of {call.page_size}"
     if call.is_shuffled and max(call.k.stride(3), call.v.stride(3)) > _MAX_COLUMN_STRIDE:
         return f"columns of shuffled pages at most {_MAX_COLUMN_STRIDE} elements apart, got {call.k.stride(3)} and " \
                f"{call.v.stride(3)}"
-    return None
+    return paged_refusal(target, call, call.max_seqlen_q, call.max_seqlen_k)
 
 
 class UnifiedAttentionKey(NamedTuple):
@@ -188,11 +168,12 @@ def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
 
 
 unified_attention_op = Op(
-    _OP, call=PagedCall, reference=unified_attention_ref, check=_check, key=UnifiedAttentionKey,
+    _OP, call=PagedCall, reference=unified_attention_ref, check=check_paged_call, key=UnifiedAttentionKey,
     writes=("out", "lse"), cases=_cases, prefers=prefers, traffic=_traffic,
     backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
               Backend("ck", unified_attention_ck, refusal=unified_ck_refusal,
-                      address_refusal=unified_ck_address_refusal),
+                      address_refusal=vectors.begin_at(
+                          lambda call: dict.fromkeys(("q", "k", "v", "out"), 8) if takes_turns(call) else {})),
               Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
                       refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space),
               Backend("torch", unified_attention_ref)))
@@ -236,9 +217,8 @@ def unified_attention(
 
     Notes:
         Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: fp16). Where few rows meet many keys, the
-        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation. Lengths and
-        pages outside their tensors are clamped, so memory outside is never touched. A row that sees no key gives 0;
-        rows of no sequence are not written.
+        keys are split between workgroups and added up in a fixed order: deterministic, no synchronisation. What points
+        outside its tensor is clamped. A row that sees no key gives 0; rows of no sequence are not written.
 
     Source: vLLM's `unified_attention`; Kwon et al., PagedAttention (2023).
     """

@@ -11,7 +11,7 @@ from aiter_like import dtypes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import PagedCall
-from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, mfma_refusal, scale_refusal
 from aiter_like.ops.attention.flash_attn_fwd_hip import HEAD_DIMS, MASKS
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -62,9 +62,7 @@ def unified_attention_ck(call: PagedCall) -> None: ...
 
 def unified_ck_refusal(target: Target, call: PagedCall) -> str | None:
     """What the kernel does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
-    return _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
+    return mfma_refusal(target) or _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
 
 
 def _dtypes_refusal(call: PagedCall) -> str | None:
@@ -95,14 +93,4 @@ def _shapes_refusal(call: PagedCall) -> str | None:
     for name, tensor in (("q", call.q), ("out", call.out)):
         if tensor.shape[0] > 1 and not tensor.shape[2] <= tensor.stride(0) <= _MAX_ROW_STRIDE:
             return f"row stride of {name} from {tensor.shape[2]} to {_MAX_ROW_STRIDE} elements, got {tensor.stride(0)}"
-    return None
-
-
-def unified_ck_address_refusal(call: PagedCall) -> str | None:
-    """Waves that take turns read 16 bytes at once."""
-    if not takes_turns(call):
-        return None
-    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
-        if tensor.data_ptr() % ALIGNMENT:
-            return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
     return None

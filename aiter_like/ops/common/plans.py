@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.device import Target
+
+_MOST = 2**20  # sequences and parts
 
 FIELDS = ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
 
@@ -55,6 +58,12 @@ def check_plan(op: str, call: Any) -> None:
             raise ValueError(f"{op}: {name} must be contiguous, got shape {tuple(tensor.shape)} with strides "
                              f"{tensor.stride()}")
     check.tensor(op, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
+
+
+def refusal(target: Target, call: Any) -> str | None:
+    """What no kernel that plans takes."""
+    batch, parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
+    return f"less than {_MOST} sequences and parts, got {batch} and {parts}" if max(batch, parts) >= _MOST else None
 
 
 def write(call: Any, items: list[list[list[int]]], tiles: list[int], groups: list[list[int]],

@@ -60,15 +60,11 @@ def gemm_a8w8_ref(call: GemmA8w8Call) -> None:
     call.out.copy_(product if call.bias is None else product + call.bias.float())
 
 
-def _tile(call: GemmA8w8Call, tile: str | None, splits: int | None) -> tuple[str, int]:
-    """The given ones, and otherwise what few_rows.py chooses, or for more rows the counts of tiles.py find cheapest."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    return few_rows.or_tiles(m, n, k, tile, splits, call.band, element_bytes=1, names=tiles.PIPELINED)
-
-
 def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> Instance:
-    """One for each tile, number of splits, and form of operands and result."""
-    tile, splits = _tile(call, tile, splits)
+    """One for each tile, number of splits, and form of operands and result; tile and splits by few_rows.py, or for more
+    rows by the counts of tiles.py, unless they are given."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    tile, splits = few_rows.or_tiles(m, n, k, tile, splits, call.band, element_bytes=1, names=tiles.PIPELINED)
     bias_dtype = torch.float32 if call.bias is None else call.bias.dtype
     names = [elements.short(call.a.dtype), tile, f"s{splits}", dtypes.name(call.out.dtype),
              *([f"band{call.band}"] if call.band else []),
@@ -105,8 +101,7 @@ def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
 
 def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
-    tile, splits = _tile(call, tile, splits)
-    return tiles.clocks(m, n, k, tiles.parse(tile, CK_TILES), splits, element_bytes=1, names=tiles.PIPELINED)
+    return few_rows.cost(m, n, k, tile, splits, call.band, element_bytes=1, names=tiles.PIPELINED)
 
 
 def keeps_sums_apart(call: GemmA8w8Call, target: Target) -> bool:

@@ -81,16 +81,11 @@ def _tiles(call: GemmA8w8BlockscaleCall) -> tuple[str, ...]:
     return tiles.SCALED_SHUFFLED if call.is_preshuffled else tiles.SCALED
 
 
-def _tile(call: GemmA8w8BlockscaleCall, tile: str | None, splits: int | None) -> tuple[str, int]:
-    """The given ones, and otherwise what few_rows.py chooses, or for more rows the counts of tiles.py find cheapest."""
-    m, k, n = _sizes(call)
-    return few_rows.or_tiles(m, n, k, tile, splits, _band(call), element_bytes=1, names=_tiles(call))
-
-
 def _instance(call: GemmA8w8BlockscaleCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
-    """One for each tile, number of splits, order of the weights and dtype of the result."""
-    m, _, n = _sizes(call)
-    tile, splits = _tile(call, tile, splits)
+    """One for each tile, number of splits, order of the weights and dtype of the result; tile and splits as those of
+    gemm_a8w8."""
+    m, k, n = _sizes(call)
+    tile, splits = few_rows.or_tiles(m, n, k, tile, splits, _band(call), element_bytes=1, names=_tiles(call))
     name = f"{tile}_s{splits}_o{dtypes.name(call.out.dtype)}" + ("_preshuffled" if call.is_preshuffled else "")
     return Instance(name, {
         "OUT_ELEMENT": elements.CPP[call.out.dtype], **tiles.macros(_OP, m, n, tile, splits, CK_TILES),
@@ -126,8 +121,7 @@ def _ck_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict[str
 def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None = None,
              splits: int | None = None) -> float:
     m, k, n = _sizes(call)
-    tile, splits = _tile(call, tile, splits)
-    return tiles.clocks(m, n, k, tiles.parse(tile, CK_TILES), splits, element_bytes=1, names=_tiles(call))
+    return few_rows.cost(m, n, k, tile, splits, _band(call), element_bytes=1, names=_tiles(call))
 
 
 def _is_for_hopper(target: Target, call: GemmA8w8BlockscaleCall) -> bool:

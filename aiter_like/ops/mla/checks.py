@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aiter_like import check, dtypes
+from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, MIN_SCALE, scale_refusal
+from aiter_like.ops.attention.checks import MAX_ROWS, MIN_SCALE, fp8_refusal, mfma_refusal, scale_refusal
 from aiter_like.ops.common import contents, plans
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
@@ -72,10 +72,7 @@ def triton_refusal(target: Target, call: MlaDecodeCall) -> str | None:
     v_dim, rope_dim = call.out.shape[2], call.q.shape[2] - call.out.shape[2]
     if v_dim > _WIDEST[0] or rope_dim > _WIDEST[1]:
         return f"a latent of at most {_WIDEST[0]} columns and {_WIDEST[1]} rotated ones, got {v_dim} and {rope_dim}"
-    for name, tensor in (("q", call.q), ("kv_buffer", call.kv)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    return scale_refusal(call.softmax_scale) or size_refusal(call)
+    return fp8_refusal(target, q=call.q, kv_buffer=call.kv) or scale_refusal(call.softmax_scale) or size_refusal(call)
 
 
 def size_refusal(call: MlaDecodeCall) -> str | None:
@@ -91,8 +88,8 @@ def size_refusal(call: MlaDecodeCall) -> str | None:
 
 def ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    if reason := mfma_refusal(target):
+        return reason
     dim, v_dim = call.q.shape[2], call.out.shape[2]
     if dim % 32 or v_dim % 128 or dim > sum(_WIDEST) or v_dim > _WIDEST[0]:
         return (f"a latent of a multiple of 128 columns, {_WIDEST[0]} at most, and a multiple of 32 with the rotated "

@@ -26,7 +26,7 @@ from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.checks import MOST_SPLITS, OP, check_call, check_contents, ck_refusal, triton_refusal
 from aiter_like.ops.mla.hopper import hopper_fits, triton_kernels, triton_space
-from aiter_like.ops.mla.reference import attend
+from aiter_like.ops.mla.reference import mla_decode_ref
 
 __all__ = ["mla_decode_fwd", "mla_decode_workspace_bytes"]
 
@@ -55,28 +55,28 @@ def _mla_decode_ck(call: MlaDecodeCall) -> None: ...
 def decode_call(q: Tensor, kv: Tensor, out: Tensor, lse: Tensor | None, qo_indptr: Tensor, kv_indptr: Tensor,
                 kv_indices: Tensor, kv_last_page_lens: Tensor | None, **options: Any) -> MlaDecodeCall:
     """A call of new memory for plan and parts. options: further fields."""
-    splits, rows = options.get("num_kv_splits", 0), options.get("max_seqlen_q", 1)
-    sizes, memory = _memory(q, kv, out, qo_indptr, kv_indices, rows, splits, None)
-    return MlaDecodeCall(out, lse, *plan.parts_in(memory, sizes.num_slots * rows, *out.shape[1:]),
-                         *plan.plan_in(memory, sizes, rows, *out.shape[1:]), q, kv, qo_indptr, kv_indptr, kv_indices,
-                         kv_last_page_lens, **{**options, "num_kv_splits": splits or int(sizes.is_even)})
+    memory, splits = _memory(q, kv, out, qo_indptr, kv_indices, options.get("max_seqlen_q", 1),
+                             options.get("num_kv_splits", 0), None)
+    return MlaDecodeCall(out, lse, *memory, q, kv, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens,
+                         **{**options, "num_kv_splits": splits})
 
 
 def _memory(q: Tensor, kv: Tensor, out: Tensor, qo_indptr: Tensor, kv_indices: Tensor, max_seqlen_q: int,
-            num_kv_splits: int, workspace: Tensor | None) -> tuple[plan.Sizes, Tensor]:
-    """The sizes of a plan, and fp32 memory for it and its parts."""
+            num_kv_splits: int, workspace: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
+    """Memory for parts and plan, as the call has it, and its num_kv_splits."""
     num_heads, v_dim = out.shape[1:]
     batch, target = max(qo_indptr.shape[0] - 1, 0), target_of(q.device)
     sizes = plan.sizes_of(target, batch, max_seqlen_q * num_heads, kv.shape[1], num_kv_splits, kv_indices.shape[0],
                           target.arch == "sm_90" and hopper_fits(q, kv, v_dim))
-    needed = plan.workspace_bytes(sizes, max_seqlen_q, num_heads, v_dim)
+    memory = _fp32(workspace, plan.workspace_bytes(sizes, max_seqlen_q, num_heads, v_dim), q)
+    return (*plan.parts_in(memory, sizes.num_slots * max_seqlen_q, num_heads, v_dim),
+            *plan.plan_in(memory, sizes, max_seqlen_q, num_heads, v_dim)), num_kv_splits or int(sizes.is_even)
+
+
+def _fp32(workspace: Tensor | None, needed: int, q: Tensor) -> Tensor:
+    """So many bytes of the caller's memory, or of new one, as fp32."""
     if workspace is None:
-        return sizes, torch.empty(needed // 4, dtype=torch.float32, device=q.device)
-    return sizes, _given_memory(workspace, needed, q)
-
-
-def _given_memory(workspace: Tensor, needed: int, q: Tensor) -> Tensor:
-    """The caller's memory as fp32."""
+        return torch.empty(needed // 4, dtype=torch.float32, device=q.device)
     check.tensor(_PUBLIC, "workspace", workspace, rank=1, dtypes=(torch.uint8,), device=q.device)
     if workspace.numel() < needed or workspace.storage_offset() % 16:
         raise ValueError(f"{_PUBLIC}: workspace must have at least {needed} bytes, 16-byte aligned, got "
@@ -147,11 +147,6 @@ def _traffic(call: MlaDecodeCall) -> tuple[int, int]:
     moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
     rows = call.q.shape[0] * call.q.shape[1]
     return moved, 2 * rows * keys // max(call.batch, 1) * (width + call.out.shape[2])
-
-
-def mla_decode_ref(call: MlaDecodeCall) -> None:
-    """The formula in torch, in fp32; writes `out` and `lse`."""
-    attend(call)
 
 
 def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
@@ -244,31 +239,24 @@ def mla_decode_fwd(
     if g_kv_indptr is not None:
         check_lengths(_PUBLIC, "g_kv_indptr", g_kv_indptr, check.INT32_MAX, None)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
-    splits = num_kv_splits or 0
-    if work_meta_data is not None:
-        given = work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map
-        if any(tensor is None for tensor in given):
+    if work_meta_data is None:
+        memory, splits = _memory(q, kv_buffer, o, qo_indptr, kv_indices, max_seqlen_q, num_kv_splits or 0, workspace)
+    else:
+        planned = work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map
+        if any(tensor is None for tensor in planned):
             raise ValueError(f"{_PUBLIC}: with work_meta_data, work_indptr, work_info_set, reduce_indptr, "
                              "reduce_final_map and reduce_partial_map must be given")
         check.tensor(_PUBLIC, "reduce_partial_map", reduce_partial_map, rank=1)
         rows, (num_heads, v_dim) = max(reduce_partial_map.shape[0] * max_seqlen_q, 1), o.shape[1:]
-        if workspace is None:
-            memory = torch.empty(rows * num_heads * (v_dim + 1), dtype=torch.float32, device=q.device)
-        else:
-            memory = _given_memory(workspace, rows * num_heads * (v_dim + 1) * 4, q)
-        planned, splits = given, 0
-    else:
-        sizes, memory = _memory(q, kv_buffer, o, qo_indptr, kv_indices, max_seqlen_q, splits, workspace)
-        rows, splits = sizes.num_slots * max_seqlen_q, splits or int(sizes.is_even)
-        planned = plan.plan_in(memory, sizes, max_seqlen_q, *o.shape[1:])
-    partial_out, partial_lse = plan.parts_in(memory, rows, *o.shape[1:])
+        parts = _fp32(workspace, rows * num_heads * (v_dim + 1) * 4, q)
+        memory, splits = (*plan.parts_in(parts, rows, num_heads, v_dim), *planned), 0
     mla_decode_op.run(
-        o, lse, partial_out, partial_lse, *planned, q=q, kv=kv_buffer, qo_indptr=qo_indptr, kv_indptr=kv_indptr,
+        o, lse, *memory, q=q, kv=kv_buffer, qo_indptr=qo_indptr, kv_indptr=kv_indptr,
         kv_indices=kv_indices, kv_last_page_lens=kv_last_page_lens, q_scale=q_scale, kv_scale=kv_scale,
         g_kv_indptr=g_kv_indptr, is_planned=work_meta_data is not None, max_seqlen_q=max_seqlen_q, num_kv_splits=splits,
         softmax_scale=max(q.shape[2], 1) ** -0.5 if sm_scale is None else sm_scale, softcap=max(logit_cap, 0.0),
         causal=causal, cp_world_size=cp_world_size, cp_rank=cp_rank, backend=backend)
-    return partial_out.unsqueeze(1), lse
+    return memory[0].unsqueeze(1), lse
 
 
 mla_decode_op.public.append(mla_decode_fwd)

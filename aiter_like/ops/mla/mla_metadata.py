@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, default_target
+from aiter_like.device import default_target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.addresses import refuse_overlap
 from aiter_like.errors import UnsupportedError
@@ -31,12 +31,7 @@ class MlaMetadataCall(NamedTuple):
     """One call of mla_metadata: its arguments in the order of the function that mla_metadata.hip exports. All int32.
 
     Attributes:
-        work_indptr: the items of part p are work_indptr[p] … work_indptr[p + 1] − 1.
-        work_info: sequence, first row of its partial result or −1, first row of q and the one behind its last, first
-            page and the one behind the last, pages behind it, 0.
-        reduce_indptr: where a sequence's entries begin in `reduce_partial_map`.
-        reduce_final_map: first row of q, and the one behind its last.
-        reduce_partial_map: first rows of partial results.
+        work_indptr … reduce_partial_map: as of `get_mla_metadata_v1`, which says what they hold.
         qo_indptr: where the rows of a sequence begin; `kv_indptr`: where its pages do.
         num_entries: pages in the list; `total_q`: rows of q.
         max_seqlen_q: rows of a sequence, at most.
@@ -152,17 +147,10 @@ def _cases(device: torch.device) -> dict[str, MlaMetadataCall]:
             "tokens": _case(device, [(3, 300), (3, 5)], 5, topk=200)}
 
 
-def _refusal(target: Target, call: MlaMetadataCall) -> str | None:
-    batch, parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
-    if batch >= 2**20 or parts >= 2**20:
-        return f"less than {2**20} sequences and parts, got {batch} and {parts}"
-    return None
-
-
 mla_metadata_op = Op(
     _OP, call=MlaMetadataCall, reference=mla_metadata_ref, check=_check, cases=_cases, writes=plans.FIELDS,
-    backends=(Backend("hip", _mla_metadata_hip, refusal=_refusal),
-              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=_refusal),
+    backends=(Backend("hip", _mla_metadata_hip, refusal=plans.refusal),
+              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=plans.refusal),
               Backend("torch", mla_metadata_ref)))
 
 
@@ -170,10 +158,9 @@ def get_mla_metadata_info_v1(
         batch_size: int, max_seqlen_qo: int, num_head_qo: int, q_dtype: torch.dtype, kv_dtype: torch.dtype,
         is_sparse: bool, fast_mode: bool = True, num_kv_splits: int = 32, intra_batch_mode: bool = False,
         max_split_per_batch: int = -1) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    """Shapes and dtypes of the tensors that `get_mla_metadata_v1` writes.
+    """Shapes and dtypes of the tensors that `get_mla_metadata_v1` writes. As `get_pa_metadata_info_v1`.
 
     Args:
-        batch_size: sequences, at most.
         max_seqlen_qo: query tokens of a sequence, at most.
         num_head_qo: any number of heads.
         is_sparse: each query token has pages of its own.
@@ -183,9 +170,6 @@ def get_mla_metadata_info_v1(
         Six pairs of shape and dtype: work_metadata_ptrs (2, uint64), work_indptr (parts + 1, int32), work_info_set
         ((items, 8), int32), reduce_indptr (tiles + 1, int32), reduce_final_map ((tiles, 2), int32) and
         reduce_partial_map (slots, int32).
-
-    Notes:
-        Sizes follow from the current device's CUs and hold for all lengths, so a captured graph can keep the tensors.
 
     Source: AITER's `get_mla_metadata_info_v1`.
     """
@@ -212,15 +196,11 @@ def get_mla_metadata_v1(
         dtype_q_rope: torch.dtype | None = None, dtype_kv_nope: torch.dtype | None = None,
         dtype_kv_rope: torch.dtype | None = None, dtype_q: torch.dtype | None = None,
         dtype_kv: torch.dtype | None = None, *, backend: str | None = None) -> None:
-    """Plans `mla_decode_fwd` from lengths on the device: which part of its launch takes which pages.
+    """Plans `mla_decode_fwd` from lengths on the device. As `get_pa_metadata_v1`, but for parts that have all heads.
 
     Args:
-        seqlens_qo_indptr: [batch + 1] int32, where the query tokens of a sequence begin.
-        seqlens_kv_indptr: [≥ batch + 1] int32, where its pages begin.
-        kv_last_page_lens, num_heads_per_head_k, is_causal: of no meaning for the plan, which counts pages and whose
-            parts have all heads.
-        num_heads_k: 1.
-        work_metadata_ptrs: [2] uint64, written: zeros, as no kernel here reads addresses from memory.
+        seqlens_kv_indptr: [≥ batch + 1] int32, where the pages of a sequence begin.
+        num_heads_k, mla_version: 1 and 0.
         work_info_set: [items, 8] int32, written: sequence, first row of its partial result or −1 where it has but one
             piece, first query token and the one behind its last, first page and the one behind its last, pages of the
             sequence behind that, 0.
@@ -228,17 +208,14 @@ def get_mla_metadata_v1(
         reduce_indptr: [tiles + 1] int32, written: where a sequence's entries begin in `reduce_partial_map`.
         reduce_final_map: [tiles, 2] int32, written: its first query token, and the one behind its last.
         reduce_partial_map: [slots] int32, written: first rows of partial results.
-        page_size: of the cache.
-        kv_granularity: pages of which a piece is a multiple.
-        max_seqlen_qo: query tokens of a sequence, at most; below 1: unknown.
-        uni_seqlen_qo, fast_mode, intra_batch_mode, is_cp_round_robin: AITER's hints; of no meaning here.
+        page_size, kv_granularity: keys of a page, and pages of which a piece is a multiple.
         topk: each query token has pages of its own, in a list [tokens, topk] of which it uses as many as its sequence
             has, at most `topk`; −1: no.
         max_split_per_batch: pieces of a sequence, at most, or one more where it begins inside of a part; below 1: any
             number.
-        mla_version: 0.
-        dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: AITER's hints for the choice of its
-            kernels; of no meaning here.
+        kv_last_page_lens, num_heads_per_head_k, is_causal: of no meaning for the plan.
+        uni_seqlen_qo, fast_mode, intra_batch_mode, is_cp_round_robin: AITER's hints; of no meaning here.
+        dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: likewise.
 
     Notes:
         The sequences' pages are laid on a line, in blocks, and the line is cut into equal parts: no length makes a part

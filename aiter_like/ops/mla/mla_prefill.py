@@ -58,8 +58,8 @@ def mla_prefill_ps_asm_fwd(
             fp8.
         V: likewise with head_dim_v columns, dtype of `K`; head_dim_v is 128.
         qo_indptr: [batch + 1] int32: sequence i has the rows qo_indptr[i] … qo_indptr[i + 1] − 1 of `Q`.
-        kv_indptr: [batch + 1] int32: its keys (or pages) are kv_page_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
-        kv_page_indices: [entries] int32.
+        kv_indptr, kv_page_indices: [batch + 1] and [entries] int32: its keys (or pages) are
+            kv_page_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
         work_indptr, work_info_set: the plan of `get_ps_metadata_v1`; not read, as the attention has its own.
         max_seqlen_q: not less than the longest sequence of queries.
         softmax_scale: finite, ≥ 1e-8.

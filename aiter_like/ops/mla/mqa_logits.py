@@ -18,6 +18,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.attention.checks import fp8_refusal, mfma_refusal
 from aiter_like.ops.common import contents, elements, paged_cache, tune_shapes
 from aiter_like.ops.kv_cache import indexer_cache
 
@@ -181,37 +182,27 @@ def _check_keys(call: MqaLogitsCall) -> None:
                          f"{call.block_table.shape[-1]} pages of {page_size}")
 
 
-def _format_refusal(target: Target, call: MqaLogitsCall) -> str | None:
-    if call.q.dtype != dtypes.fp8_of(target.arch):
-        return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, got {call.q.dtype}"
-    return None
-
-
 def _ck_refusal(target: Target, call: MqaLogitsCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    if reason := mfma_refusal(target):
+        return reason
     _, heads, dim = call.q.shape
     if heads not in _HEADS or dim not in (64, 128):
         return f"heads in multiples of 16 up to 64, or 128, of 64 or 128 elements, got {heads} of {dim}"
     if call.q.stride(1) * heads > _MOST:
         return f"heads of a row within {_MOST} bytes, got strides {call.q.stride()}"
-    return _format_refusal(target, call)
+    return fp8_refusal(target, q=call.q)
 
 
 def _triton_refusal(target: Target, call: MqaLogitsCall) -> str | None:
     _, heads, dim = call.q.shape
     if heads > 128 or dim > 256:
         return f"at most 128 heads of at most 256 elements, got {heads} of {dim}"
-    return _format_refusal(target, call)
+    return fp8_refusal(target, q=call.q)
 
 
 class MqaLogitsKey(NamedTuple):
-    """What a tuned row of mqa_logits is chosen by.
-
-    Attributes:
-        page_size: 0: without a table.
-    """
+    """What a tuned row of mqa_logits is chosen by; `page_size` is 0 without a table."""
 
     rows: int
     seqlen_q: int

@@ -8,11 +8,10 @@ import triton.language as tl
 
 from aiter_like.device import target_of
 from aiter_like.ops.attention.pa_metadata import PaMetadataCall
+from aiter_like.ops.attention.triton.parts import clamped
+from aiter_like.ops.attention.triton.plan import MOST_LANES, OPTIONS, write_groups, write_items
 from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.common.triton.overlap import overlaps
-
-_OPTIONS = {"num_warps": 1}
-_MOST_LANES = 1024
 
 
 @triton.jit
@@ -52,19 +51,6 @@ def _pieces_of(origin, blocks, mask, share, rest):
 def _edge(part, share, rest):
     """The first block of a part."""
     return part * share + tl.minimum(part, rest)
-
-
-@triton.jit
-def _write_items(at, mask, index, place, row, rows, low, high, heads):
-    """Items at pointers."""
-    tl.store(at, index, mask=mask)
-    tl.store(at + 1, place, mask=mask)
-    tl.store(at + 2, row, mask=mask)
-    tl.store(at + 3, row + rows, mask=mask)
-    tl.store(at + 4, low, mask=mask)
-    tl.store(at + 5, high, mask=mask)
-    tl.store(at + 6, index * 0, mask=mask)
-    tl.store(at + 7, index * 0 + heads, mask=mask)
 
 
 @triton.jit
@@ -119,30 +105,29 @@ def _pa_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map,
         first_place = places + tl.cumsum(partials * rows, 0) - partials * rows
 
         nth = own_part - first_part
-        mine += tl.sum(tl.minimum(tl.maximum(nth, 0), count), 0)
+        mine += tl.sum(clamped(nth, 0, count), 0)
         item += head * head_items + nth
         is_mine = is_used & (nth >= 0) & (nth < count) & (item >= 0) & (item < num_items)
-        low = tl.minimum(tl.maximum(_edge(own_part, share, rest) - origin, 0), blocks) * block_pages
-        high = tl.minimum(tl.maximum(_edge(own_part + 1, share, rest) - origin, 0), blocks) * block_pages
+        low = clamped(_edge(own_part, share, rest) - origin, 0, blocks) * block_pages
+        high = clamped(_edge(own_part + 1, share, rest) - origin, 0, blocks) * block_pages
         place = tl.where(count > 1, first_place + nth * rows, -1)
-        _write_items(work_info + item.to(tl.int64) * 8, is_mine, index, place, row, rows,
-                     page + tl.minimum(low, pages), page + tl.minimum(high, pages), head_range)
+        high = tl.minimum(high, pages)
+        write_items(work_info + item.to(tl.int64) * 8, is_mine, index, place, row, rows, page, tl.minimum(low, pages),
+                    high, high, head_range)
         slot += nth
         is_slot = is_mine & (head == 0) & (count > 1) & (slot >= 0) & (slot < num_slots)
         tl.store(reduce_partial_map + slot, place, mask=is_slot)
         if part == 0:
             is_tile = (count > 1) & (own_group >= 0) & (own_group < num_groups)
-            tl.store(reduce_indptr + own_group + 1, slot - nth + partials, mask=is_tile)
-            tl.store(reduce_final_map + own_group * 2, row, mask=is_tile)
-            tl.store(reduce_final_map + own_group * 2 + 1, row + rows, mask=is_tile)
+            write_groups(reduce_indptr, reduce_final_map, own_group, is_tile, slot - nth + partials, row, row + rows)
         line += tl.sum(blocks, 0)
         items += tl.sum(count, 0)
         slots += tl.sum(partials, 0)
         groups += tl.sum(is_group, 0)
         places += tl.sum(partials * rows, 0)
-    tl.store(work_indptr + part, tl.minimum(tl.maximum(head * head_items + mine, 0), num_items))
+    tl.store(work_indptr + part, clamped(head * head_items + mine, 0, num_items))
     if part == 0:
-        tl.store(work_indptr + num_parts, tl.minimum(tl.maximum(heads * head_items, 0), num_items))
+        tl.store(work_indptr + num_parts, clamped(heads * head_items, 0, num_items))
         tl.store(reduce_indptr, 0)
         for first in range(tl.maximum(groups, 0), num_groups, LANES):
             index = first + tl.arange(0, LANES)
@@ -156,5 +141,5 @@ def pa_metadata(call: PaMetadataCall, **params: int) -> Launch:
         _pa_metadata_kernel, (num_parts, 1, 1), *call[:8], call.batch, call.page_size, call.block_pages,
         call.max_seqlen_q, call.num_heads_k, call.group, call.num_parts // call.num_heads_k, num_parts,
         call.work_info.shape[0], call.reduce_partial_map.shape[0], call.reduce_indptr.shape[0] - 1,
-        LANES=min(max(power_of_2(call.batch), 64), _MOST_LANES), OVERLAPS=overlaps(target_of(call.work_info.device)),
-        options={**_OPTIONS, **params})
+        LANES=min(max(power_of_2(call.batch), 64), MOST_LANES), OVERLAPS=overlaps(target_of(call.work_info.device)),
+        options={**OPTIONS, **params})

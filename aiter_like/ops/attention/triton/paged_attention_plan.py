@@ -101,8 +101,8 @@ def _added(a, b, c, d, e, f):
 
 @triton.jit
 def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_MERGE: tl.constexpr):
-    """(sequence, split, slot, its parts, its lengths_of) of part `number`; IS_MERGE: of the first part of the sequence that is number
-    `number` of those with two parts or more. The batch's size where there is no such one.
+    """(sequence, split, slot, its parts, its lengths_of) of part `number`; IS_MERGE: of the first part of the sequence
+    that is number `number` of those with two parts or more. The batch's size where there is no such one.
 
     Parts of sequences that have several come first: they are the longer ones, and the others fill what they leave.
     bounds: share and most of Parts. Slots are places for partial sums, one for each of those first parts.

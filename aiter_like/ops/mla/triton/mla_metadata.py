@@ -8,12 +8,10 @@ import triton.language as tl
 
 from aiter_like.device import target_of
 from aiter_like.ops.attention.triton.parts import clamped
+from aiter_like.ops.attention.triton.plan import MOST_LANES, OPTIONS, write_groups, write_items
 from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
-
-_OPTIONS = {"num_warps": 1}
-_MOST_LANES = 1024
 
 
 @triton.jit
@@ -52,27 +50,6 @@ def _sequences(qo_indptr, kv_indptr, first, sizes, LANES: tl.constexpr, IS_SPARS
         start, pages = _pages_of(kv_indptr, index, mask, num_entries)
     blocks = tl.where(q_len > 0, tl.maximum(tl.cdiv(pages, block_pages), 1), 0)  # no key: still a row to write
     return q_start, q_len, start, tl.where(mask, pages, 0), blocks
-
-
-@triton.jit
-def _write_items(at, mask, index, place, q_start, q_len, start, low, high, pages):
-    """Items at pointers: a sequence's rows, and its pages from `low` to `high`."""
-    tl.store(at, index, mask=mask)
-    tl.store(at + 1, place, mask=mask)
-    tl.store(at + 2, q_start, mask=mask)
-    tl.store(at + 3, q_start + q_len, mask=mask)
-    tl.store(at + 4, start + low, mask=mask)
-    tl.store(at + 5, start + high, mask=mask)
-    tl.store(at + 6, pages - high, mask=mask)
-    tl.store(at + 7, index * 0, mask=mask)
-
-
-@triton.jit
-def _write_tiles(reduce_indptr, reduce_final_map, index, mask, slots, first_row, last_row):
-    """Where the parts of sequences end in the map, and which rows they have."""
-    tl.store(reduce_indptr + index + 1, slots, mask=mask)
-    tl.store(reduce_final_map + index * 2, first_row, mask=mask)
-    tl.store(reduce_final_map + index * 2 + 1, last_row, mask=mask)
 
 
 @triton.jit
@@ -155,13 +132,13 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
         low = tl.minimum(tl.maximum(nth * chunk - offset, 0) * block_pages, pages)
         high = tl.minimum(tl.minimum((nth + 1) * chunk - offset, blocks) * block_pages, pages)
         place = tl.where(count > 1, row + nth * q_len, -1)
-        _write_items(work_info + (item + nth).to(tl.int64) * 8, is_mine, index // tokens, place, q_start, q_len, start,
-                     low, high, pages)
+        write_items(work_info + (item + nth).to(tl.int64) * 8, is_mine, index // tokens, place, q_start, q_len, start,
+                    low, high, pages)
         is_slot = is_mine & (count > 1) & (slot + nth >= 0) & (slot + nth < num_slots)
         tl.store(reduce_partial_map + slot + nth, place, mask=is_slot)
         if part == 0:
             is_tile = (index < batch) & (index < num_tiles)
-            _write_tiles(reduce_indptr, reduce_final_map, index, is_tile, slot + partials, q_start, q_start + q_len)
+            write_groups(reduce_indptr, reduce_final_map, index, is_tile, slot + partials, q_start, q_start + q_len)
         line += tl.sum(size, 0)
         items += tl.sum(count, 0)
         slots += tl.sum(partials, 0)
@@ -172,7 +149,7 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
         tl.store(reduce_indptr, 0)
         for first in range(batch, num_tiles, LANES):
             index = first + tl.arange(0, LANES)
-            _write_tiles(reduce_indptr, reduce_final_map, index, index < num_tiles, slots, index * 0, index * 0)
+            write_groups(reduce_indptr, reduce_final_map, index, index < num_tiles, slots, index * 0, index * 0)
 
 
 def mla_metadata(call: MlaMetadataCall, **params: int) -> Launch:
@@ -182,6 +159,6 @@ def mla_metadata(call: MlaMetadataCall, **params: int) -> Launch:
         _mla_metadata_kernel, (num_parts, 1, 1), *call[:7], batch, call.num_entries, call.total_q, call.max_seqlen_q,
         call.block_pages, call.topk, call.least_blocks, call.num_kv_splits, num_parts, call.work_info.shape[0],
         call.reduce_partial_map.shape[0], call.reduce_indptr.shape[0] - 1,
-        LANES=min(max(power_of_2(batch), 64), _MOST_LANES), OVERHEAD=call.overhead, IS_EVEN=call.is_even,
+        LANES=min(max(power_of_2(batch), 64), MOST_LANES), OVERHEAD=call.overhead, IS_EVEN=call.is_even,
         IS_SPARSE=call.topk >= 0, OVERLAPS=overlaps(target_of(call.work_info.device)),
-        options={**_OPTIONS, **params})
+        options={**OPTIONS, **params})
