@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The docstring of a public function as `help` shows it: what its file says, and what all of them promise.
 
-A file says what differs. `As `name`` in a docstring's first paragraph takes over what another function says, parameter
+A file says what differs. `As `name`` before a docstring's sections takes over what another function says, parameter
 by parameter and section by section; what all operators have in common stands here alone.
 """
 
