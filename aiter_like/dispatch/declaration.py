@@ -120,13 +120,9 @@ class Declaration:
         check_shapes(self.name, self.call, args, self.write_indices)
         return self.check is not None and self.check(*args) is SKIP
 
-    def stale_rows(self) -> list[str]:
-        """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
-        return [row.source for row in self.table.rows() if self.staleness(row) is not None]
-
     def staleness(self, row: table.Row) -> str | None:
-        """Why a tuned row no longer speaks of its kernel, or None: also where the kernel would be launched otherwise,
-        which no call asks."""
+        """Why a tuned row no longer speaks of its kernel, or None: also where the kernel would be launched otherwise.
+        No call asks that, for within a moment tensors of the CPU count as the row's device."""
         backend = self.backend(row.backend)
         if (reason := backend.staleness(row)) is not None or "-" not in row.kernel_rev:
             return reason

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The docstring of a public function as `help` shows it: what its file says, and what all of them promise.
 
-A file says what differs. `As `name`` in a docstring's first paragraph takes over what another function says, parameter
+A file says what differs. `As `name`` before a docstring's sections takes over what another function says, parameter
 by parameter and section by section; what all operators have in common stands here alone.
 """
 
@@ -25,9 +25,10 @@ _RAISES = {
     "ValueError": "shapes, devices, layout or numbers do not fit.",
     "UnsupportedError": "no backend serves the call, or not the one asked for; the message has the reason of each.",
     "BuildError": "the kernel of the backend asked for does not compile."}
+_OF_BACKENDS = ("UnsupportedError", "BuildError")
 _CHECKED = "All arguments are checked before anything is written."
 _NOTES = {"empty": "An empty call gives an empty result.", "captured": "Can be captured in a graph."}
-"""Word → what is said of it, unless the file has it."""
+"""Word → what is said of it where tensors are made or written, unless the file has it."""
 
 
 def completed(name: str, function: Callable) -> str:
@@ -35,12 +36,15 @@ def completed(name: str, function: Callable) -> str:
     head, sections = _parts(name, function)
     signature = inspect.signature(function)
     args = {each: sections["Args"].get(each, f"{each}: {_default(each, function)}") for each in signature.parameters}
-    raises = {error: f"{error}: {text}" for error, text in _RAISES.items()}
+    raises = {error: f"{error}: {text}" for error, text in _RAISES.items()
+              if "backend" in signature.parameters or error not in _OF_BACKENDS}
     for error, text in sections["Raises"].items():
         raises[error] = f"{raises[error]}\n    Also: {text.partition(': ')[2]}" if error in raises else text
-    returns = sections["Returns"] or {"": "Nothing." if _result(function) in (None, "None") else "`out`."}
-    said = " ".join(sections["Notes"].values()).lower()
-    notes = [*sections["Notes"].values(), _CHECKED, *(note for word, note in _NOTES.items() if word not in said)]
+    result, said = _result(function), " ".join(sections["Notes"].values()).lower()
+    returns = sections["Returns"] or {"": "`out`." if result else "Nothing."}
+    notes = [*sections["Notes"].values(), _CHECKED]
+    if not result or "Tensor" in result:
+        notes += [note for word, note in _NOTES.items() if word not in said]
     text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(),
             "Notes": notes}
     blocks = [head, *(f"{title}:\n" + "\n".join(_indented(line) for line in lines) for title, lines in text.items())]
@@ -73,8 +77,10 @@ def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]
     return said, sections
 
 
-def _result(function: Callable) -> object:
-    return inspect.signature(function).return_annotation
+def _result(function: Callable) -> str:
+    """What a function says of its result; "" where it has none."""
+    found = inspect.signature(function).return_annotation
+    return "" if found in (None, "None") else str(found)
 
 
 def _add(section: dict[str, str], line: str, has_entries: bool) -> None:

@@ -85,14 +85,14 @@ class Op(Declaration):
         """As `op(call)`, of the fields of a call object, by position or name. Public functions call this. Each operator
         has it with _WARM before it and the fields as parameters: a call object costs the host half as much again.
         """
-        self(self.call(*args, **fields), backend=backend)
+        self._serve((*self.call(*args, **fields),), backend)
 
     def prepare(self, *args: Any, backend: str | None = None, **fields: Any) -> None:
         """Decides and builds what `run` of the same will do and raises what it would raise, but runs nothing. A
         function that runs several operators prepares those that come after the first write.
         """
         if not _is_tracing() and not isinstance(_selected(), Recorder):
-            self._serve(tuple(self.call(*args, **fields)), backend, runs=False)
+            self._serve((*self.call(*args, **fields),), backend, runs=False)
 
     def _serve(self, args: tuple, backend: str | None, runs: bool = True) -> None:
         """Serves a call, or, unless it `runs`, decides it and raises what serving it would raise."""

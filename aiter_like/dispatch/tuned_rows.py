@@ -94,8 +94,11 @@ def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: 
     found = find_op(op)
     if cu_num is None:
         cu_num = device.arch_facts(arch)["cu_num"]
-    stale = found.stale_rows()
-    return found.table.find(arch, cu_num, key, lambda row: row.source not in (*found.bad_rows, *stale)) is not None
+
+    def serves(row: Row) -> bool:
+        return row.source not in found.bad_rows and found.backend(row.backend).staleness(row) is None
+
+    return found.table.find(arch, cu_num, key, serves) is not None
 
 
 def _first_line(error: BaseException) -> str:

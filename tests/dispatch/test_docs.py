@@ -7,6 +7,7 @@ import inspect
 import re
 
 import pytest
+import torch
 
 import aiter_like
 from aiter_like.dispatch import docs
@@ -36,7 +37,7 @@ def test_a_file_does_not_repeat_what_all_promise(name):
 
 
 def test_a_sibling_takes_over_what_it_does_not_say(monkeypatch):
-    def first(x, scale, bias, out=None, backend=None):
+    def first(x, scale, bias, out=None, backend=None) -> torch.Tensor:
         """Multiplies.
 
         Args:
@@ -57,7 +58,7 @@ def test_a_sibling_takes_over_what_it_does_not_say(monkeypatch):
     def third(x) -> None:
         """As `first`, into `x`."""
 
-    def second(scale, bias, x, more, backend=None):
+    def second(scale, bias, x, more, backend=None) -> torch.Tensor:
         """As `first`, of more.
 
         Args:
@@ -92,3 +93,15 @@ Raises:
     UnsupportedError: """)
     assert docs.completed("second", second).endswith("Can be captured in a graph.\n\nSource: the second.")
     assert "Returns:\n    Nothing.\n" in docs.completed("third", third), "it has no result"
+
+
+def test_a_function_promises_nothing_of_backends_and_tensors_that_it_does_not_have():
+    def size(x) -> int:
+        """The bytes of x.
+
+        Returns: Bytes.
+        """
+
+    text = docs.completed("size", size)
+    assert "ValueError" in text and "UnsupportedError" not in text
+    assert "checked" in text and "empty" not in text and "graph" not in text

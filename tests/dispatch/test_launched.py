@@ -5,6 +5,7 @@ launch ends the rows that it changes, and no others.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +31,17 @@ def test_packaged_rows_are_of_what_runs_here():
     found = [(row.source, row.kernel_rev, here) for row, here in packaged() if row.kernel_rev]
     assert len(found) > 400 and all(len(revision) == 17 for _, revision, _ in found)
     assert [one for one in found if one[1] != one[2]] == []
+
+
+def test_another_launch_is_stale_where_no_call_asks():
+    op = OPS["rms_norm"]
+    row = dataclasses.replace(next(op.table.rows()), toolchain="")  # whatever is installed here
+    text, _, launch = row.kernel_rev.partition("-")
+    assert op.staleness(row) is None and launch
+    other = dataclasses.replace(row, kernel_rev=f"{text}-00000000")
+    assert op.staleness(other) == f"it timed {text}-00000000 of kernel and launch, this is {row.kernel_rev}"
+    assert op.backend(row.backend).staleness(other) is None
+    assert op.staleness(dataclasses.replace(row, kernel_rev=text)) is None, "no claim about the launch"
 
 
 @pytest.mark.parametrize("holder, name, value, names, is_ended", [

@@ -156,8 +156,7 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
         input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         limit: above 0: gate is at most `limit` and up within ±`limit` first; finite, ≥ 0.
 
-    Notes:
-        Computed in fp32, rounded to nearest even once.
+    Notes: Computed in fp32, rounded to nearest even once.
 
     Source: Shazeer, GLU Variants Improve Transformer (2020); AITER's `silu_and_mul`.
     """
@@ -181,7 +180,7 @@ def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None)
 
 
 def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU by its tanh form, of each element. As `silu_and_mul`, but for:
+    """GELU by its tanh form, of each element. As `silu_and_mul` otherwise.
 
     `out = ½ x · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
 
@@ -203,7 +202,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
 
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert. As `silu_and_mul`, but for:
+    """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert. As `silu_and_mul` otherwise.
 
     Args:
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
@@ -233,7 +232,7 @@ def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
 
 def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """`silu_and_mul` divided by a scale that is known before: static quantisation. As `silu_and_mul`, but for:
+    """`silu_and_mul` divided by a scale that is known before: static quantisation. As `silu_and_mul` otherwise.
 
     `out = gate · sigmoid(gate) · up / scale`, saturated where `out` is fp8 or int8.
 

@@ -189,7 +189,7 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
                                 backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """An activation of the first half of each row times the second, quantised. As `silu_and_mul_quant`, but for:
+    """An activation of the first half of each row times the second, quantised. As `silu_and_mul_quant` otherwise.
 
     `y = act(gate) · up` in fp32; `q · scale` is y up to the rounding of q.
 
@@ -198,8 +198,7 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
         activation: "silu", "gelu", "gelu_tanh" or "swiglu" (GPT-OSS's, with its limit of 7).
         dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
 
-    Returns:
-        q [..., d] and the scales [..., d / group_size] fp32.
+    Returns: q [..., d] and the scales [..., d / group_size] fp32.
 
     Source: AITER's `act_mul_and_fp8_group_quant`.
     """

@@ -19,8 +19,7 @@ def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
         other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
         out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
 
-    Notes:
-        Computed in fp32, rounded to nearest even once; deterministic.
+    Notes: Computed in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `add`.
     """
@@ -28,14 +27,13 @@ def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The sum of two tensors, in place of the first. As `add`, but for:
+    """The sum of two tensors, in place of the first. As `add` otherwise.
 
     Args:
         input: bf16|fp16|fp32, any shape and strides; read and written.
         other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
 
-    Returns:
-        `input`.
+    Returns: `input`.
 
     Source: AITER's `add_`.
     """

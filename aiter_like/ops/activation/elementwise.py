@@ -143,8 +143,7 @@ def sigmoid(input: Tensor, *, out: Tensor | None = None, backend: str | None = N
         input: bf16|fp16|fp32, any shape and strides.
         out: tensor to write, shape of `input`; default: a new contiguous one of its dtype. It may be `input`.
 
-    Notes:
-        Computed in fp32, rounded to nearest even once; deterministic.
+    Notes: Computed in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `sigmoid`.
     """

@@ -18,7 +18,7 @@ __all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
 
 
 def fused_silu_mul(x: Tensor, out: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """SiLU of the first half of each row times the second. As `silu_and_mul`, but for:
+    """SiLU of the first half of each row times the second. As `silu_and_mul` otherwise.
 
     Args:
         x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
@@ -54,8 +54,7 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
         scale_dtype_fmt: "fp32"; AITER's "ue8m0" belongs to kernels of gfx950.
         shuffle_scale: False; AITER's order of such scales, likewise.
 
-    Returns:
-        `out` [..., d]; quantised, `out` and the scales [..., d / quant_block_size].
+    Returns: `out` [..., d]; quantised, `out` and the scales [..., d / quant_block_size].
 
     Notes:
         In fp32, y not rounded in between; a NaN makes its scale and fp8 elements NaN, int8 0. Deterministic.

@@ -83,8 +83,7 @@ def relu_squared(input: Tensor, *, out: Tensor | None = None, backend: str | Non
     Args:
         input: [..., columns] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
 
-    Notes:
-        Computed in fp32, rounded to nearest even once; NaN stays NaN.
+    Notes: Computed in fp32, rounded to nearest even once; NaN stays NaN.
 
     Source: So et al., Primer: Searching for Efficient Transformers for Language Modeling (2021).
     """

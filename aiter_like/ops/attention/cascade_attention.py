@@ -47,6 +47,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
         q: [batch · max_seqlen_q, num_heads, head_dim] bf16|fp16, last dimension contiguous.
         k_cache, v_cache: [num_pages, page_size, num_kv_heads, head_dim], dtype of `q`, strides free but for the last.
         block_table: [batch, pages] int32; the first prefix_len / page_size entries of all rows are equal.
+        seq_lens: [batch] int32: keys of each sequence, those of the prefix and its queries' own included.
         prefix_len: keys of the prefix, a multiple of the page size, not more than any sequence has before its queries.
         max_seqlen_q: rows of each sequence.
         backend: "triton" or "torch" for all three, or "hip" for those that have it: the prefix is Triton's then.

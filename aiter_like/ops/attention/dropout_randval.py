@@ -114,16 +114,12 @@ def _refusal(target: Target, call: DropoutRandvalCall) -> str | None:
     return None
 
 
-def _case(device: torch.device, shape: Sequence[int], starts: Sequence[int] | None = None) -> DropoutRandvalCall:
-    return DropoutRandvalCall(
-        torch.full(shape, 7, dtype=torch.uint8, device=device), torch.tensor([77 << 33, 5], device=device),
-        None if starts is None else torch.tensor(starts, dtype=torch.int32, device=device), 0.17)
-
-
 def _cases(device: torch.device) -> dict[str, DropoutRandvalCall]:
     """Rows that words of four bytes fit, rows that they do not, and packed ones."""
-    return {"dense": _case(device, (2, 3, 5, 264)), "odd": _case(device, (1, 2, 7, 67)),
-            "packed": _case(device, (2, 9, 20), (0, 3, 3, 8))}
+    starts, state = (torch.tensor(values, device=device) for values in ((0, 3, 3, 8), (77 << 33, 5)))
+    return {name: DropoutRandvalCall(torch.full(shape, 7, dtype=torch.uint8, device=device), state, begin, 0.17)
+            for name, shape, begin in (("dense", (2, 3, 5, 264), None), ("odd", (1, 2, 7, 67), None),
+                                       ("packed", (2, 9, 20), starts.int()))}
 
 
 dropout_randval_op = Op(

@@ -134,7 +134,7 @@ def merge_attn_states(output: Tensor, prefix_output: Tensor, prefix_lse: Tensor,
 
 def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor | None = None,
                    s_merged: Tensor | None = None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `merge_attn_states`, of log-sum-exps that have tokens first.
+    """Merges attention over two sets of keys; log-sum-exps have tokens first. As `merge_attn_states` otherwise.
 
     `v = (e^s_a · v_a + e^s_b · v_b) / (e^s_a + e^s_b)`, `s = log(e^s_a + e^s_b)`.
 
@@ -158,7 +158,7 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged:
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor | None = None,
                 s_merged: Tensor | None = None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `merge_state_v2`: FlashInfer's function of this name has logarithms to the base 2, this one has not.
+    """Merges two attentions; logarithms are natural, those of FlashInfer's function to the base 2. As `merge_state_v2`.
 
     Source: SGLang's `merge_state`.
     """

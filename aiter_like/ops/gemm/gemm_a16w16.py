@@ -234,7 +234,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
                 backend: str | None = None) -> Tensor:
     """The product of a linear layer: `out = act(A · Bᵀ + bias) + residual`.
 
-    A gated activation makes `act(A · gateᵀ + bias) · (A · upᵀ + bias)` of it: the first half of `B`'s rows, and of the
+    A gated activation is `act(A · gateᵀ + bias) · (A · upᵀ + bias)`: the first half of `B`'s rows, and of the
     bias, is gate's, the second half up's.
 
     Args:

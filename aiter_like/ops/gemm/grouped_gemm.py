@@ -241,8 +241,7 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
         dtype: of the result, bf16|fp16|fp32; default: that of `a`, bf16 where that has 8 bits.
         out: tensor to write, [rows, n], of any strides; default: a new contiguous one.
 
-    Returns:
-        `out`. Rows that no group has, or that `row_index` leaves out, are as they were; undefined in a new tensor.
+    Returns: `out`. Rows that no group has, or that `row_index` leaves out, are as they were; undefined in a new tensor.
 
     Notes:
         Sums in fp32, of int8 exact in int32; rounded to nearest even once. Equal calls give equal results. Can be

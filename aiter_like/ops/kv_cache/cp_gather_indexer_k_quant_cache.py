@@ -128,8 +128,7 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
     Raises:
         ValueError: on the CPU, starts that fall or rows that are not there.
 
-    Notes:
-        Rows outside all sequences, and those whose block is not in the table or the cache, are left as they are.
+    Notes: Rows outside all sequences, and those whose block is not in the table or the cache, are left as they are.
 
     Source: AITER's `cp_gather_indexer_k_quant_cache`.
     """

@@ -145,8 +145,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         v_scale: the same for the values.
         asm_layout: the shuffled value cache.
 
-    Returns:
-        Nothing: caches are written, and in them only the slots that are named.
+    Returns: Nothing: caches are written, and in them only the slots that are named.
 
     Raises:
         TypeError: an fp8 cache is of another device's format.
@@ -167,7 +166,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
                             kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None, *,
                             backend: str | None = None) -> None:
-    """As `reshape_and_cache`, into a cache with whole rows: `cache[slot // page_size, slot % page_size] = x`.
+    """Writes into a cache of whole rows: `cache[slot // page_size, slot % page_size] = x`. As `reshape_and_cache`.
 
     Args:
         key_cache: [num_blocks, page_size, num_heads, head_dim], any strides: also [B, H, bs, D] transposed, and half of

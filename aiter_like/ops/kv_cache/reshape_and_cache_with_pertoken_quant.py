@@ -118,7 +118,7 @@ _pertoken_quant = Op(
 def reshape_and_cache_with_pertoken_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, backend: str | None = None) -> None:
-    """Quantises each head of each token. As `reshape_and_cache`, writes it, and its scale, into its slot.
+    """Quantises each head of each token and writes it, and its scale, into its slot. As `reshape_and_cache` otherwise.
 
     `scale = max(amax(|x|), 2^-110) / largest`, stored is `round(x · (1 / scale))`.
 
@@ -129,6 +129,8 @@ def reshape_and_cache_with_pertoken_quant(
         k_dequant_scales: [num_heads, ≥ num_blocks · page_size] fp32, written; with `asm_layout`
             [num_blocks, num_heads, page_size].
         v_dequant_scales: the same for the values.
+
+    Returns: Nothing: caches and scales are written, and in them only the slots that are named.
 
     Notes:
         A slot below 0, and one beyond the cache, is skipped. Two tokens with one slot: undefined which stays. Zeros

@@ -36,8 +36,7 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
         layout; where pad_k_to is given also aiter_original_k and aiter_padded_k. Attributes do not survive
         nn.Parameter, .to or slices.
 
-    Notes:
-        Exact.
+    Notes: Exact.
 
     Source: AITER's `shuffle_weight`.
     """
@@ -58,13 +57,12 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
 
 def unshuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool = False,
                      is_guinterleave: bool = False, gate_up: bool = False) -> Tensor:
-    """Undoes `shuffle_weight` with the same arguments; a padded K stays padded. As `shuffle_weight`, but for:
+    """Undoes `shuffle_weight` with the same arguments; a padded K stays padded. As `shuffle_weight` otherwise.
 
     Args:
         x: [..., N, K], contiguous, as `shuffle_weight` returned it.
 
-    Returns:
-        A new tensor of the same dtype and shape.
+    Returns: A new tensor of the same dtype and shape.
 
     Source: the inverse of AITER's `shuffle_weight`.
     """
@@ -91,8 +89,7 @@ def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinter
         [M filled up to a multiple of 256, or with is_guinterleave M, G to one of 8], new, filled with exponents of 1
         (0x7F); fp32 `src` itself.
 
-    Notes:
-        A permutation: exact.
+    Notes: A permutation: exact.
 
     Source: AITER's `shuffle_scale`.
     """

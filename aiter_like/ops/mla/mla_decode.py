@@ -26,7 +26,7 @@ from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.checks import MOST_SPLITS, OP, check_call, check_contents, ck_refusal, triton_refusal
 from aiter_like.ops.mla.hopper import hopper_fits, triton_kernels, triton_space
-from aiter_like.ops.mla.reference import attend
+from aiter_like.ops.mla.reference import mla_decode_ref
 
 __all__ = ["mla_decode_fwd", "mla_decode_workspace_bytes"]
 
@@ -147,11 +147,6 @@ def _traffic(call: MlaDecodeCall) -> tuple[int, int]:
     moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
     rows = call.q.shape[0] * call.q.shape[1]
     return moved, 2 * rows * keys // max(call.batch, 1) * (width + call.out.shape[2])
-
-
-def mla_decode_ref(call: MlaDecodeCall) -> None:
-    """The formula in torch, in fp32; writes `out` and `lse`."""
-    attend(call)
 
 
 def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:

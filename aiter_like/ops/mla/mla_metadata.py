@@ -196,7 +196,7 @@ def get_mla_metadata_v1(
         dtype_q_rope: torch.dtype | None = None, dtype_kv_nope: torch.dtype | None = None,
         dtype_kv_rope: torch.dtype | None = None, dtype_q: torch.dtype | None = None,
         dtype_kv: torch.dtype | None = None, *, backend: str | None = None) -> None:
-    """Plans `mla_decode_fwd` from lengths on the device. As `get_pa_metadata_v1`, but for parts that have all heads.
+    """Plans `mla_decode_fwd` from lengths on the device. As `get_pa_metadata_v1`, with parts that have all heads.
 
     Args:
         seqlens_kv_indptr: [≥ batch + 1] int32, where the pages of a sequence begin.
@@ -215,7 +215,7 @@ def get_mla_metadata_v1(
             number.
         kv_last_page_lens, num_heads_per_head_k, is_causal: of no meaning for the plan.
         uni_seqlen_qo, fast_mode, intra_batch_mode, is_cp_round_robin: AITER's hints; of no meaning here.
-        dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: likewise.
+        dtype_q_nope, dtype_q_rope, dtype_kv_nope, dtype_kv_rope, dtype_q, dtype_kv: AITER's hints, as well.
 
     Notes:
         The sequences' pages are laid on a line, in blocks, and the line is cut into equal parts: no length makes a part
@@ -297,6 +297,9 @@ def get_ps_metadata_v1(
         gqa_ratio, num_heads_k, qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's
             hints; of no meaning.
         need_lse: False: `mla_reduce_v1`, which has nothing to add up, would leave the log-sum-exps unwritten.
+
+    Raises:
+        UnsupportedError: need_lse.
 
     Source: AITER's `get_ps_metadata_v1`.
     """

@@ -120,7 +120,7 @@ def mla_prefill_ps_fwd(
         reduce_partial_map: Tensor | None = None, softmax_scale: float | None = None, q_scale: Tensor | None = None,
         k_scale: Tensor | None = None, v_scale: Tensor | None = None, *,
         backend: str | None = None) -> tuple[Tensor, None]:
-    """As `mla_prefill_ps_asm_fwd`, and the sum of its parts, of which there are none.
+    """Attention of prompts, and the sum of its parts, of which there are none. As `mla_prefill_ps_asm_fwd` otherwise.
 
     Args:
         reduce_indptr, reduce_final_map, reduce_partial_map: the plan's; not read.

@@ -11,7 +11,7 @@ from aiter_like.ops.attention.reference import softmax_of
 from aiter_like.ops.mla.call import MlaDecodeCall
 
 
-def attend(call: MlaDecodeCall) -> None:
+def mla_decode_ref(call: MlaDecodeCall) -> None:
     """The formula in torch, in fp32, sequence by sequence; writes `out` and `lse`. Reads the lengths on the host."""
     v_dim = call.out.shape[2]
     for index, start, end, first, last in _sequences(call):

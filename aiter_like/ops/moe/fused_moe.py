@@ -84,10 +84,9 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
         swiglu_limit: gates are at most, the rest at most and at least, so far from 0; default: 7 of Swiglu, else none.
         gate_mode: "separated", or "interleave": gates are the even rows of `w1`.
         beta, linear_beta, shared_w1, shared_w2, shared_w1_scale, shared_w2_scale, stage2_scatter: not served: None.
-        shared_expert_id: likewise: -1.
+        shared_expert_id: not served: -1.
 
-    Returns:
-        [tokens, k] of `dtype`. A token without experts that are here has zeros.
+    Returns: [tokens, k] of `dtype`. A token without experts that are here has zeros.
 
     Notes:
         Products are summed in fp32 (int8: int32), rounded to `dtype` after each stage; weights of 4 bits are widened,

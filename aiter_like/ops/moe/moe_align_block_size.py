@@ -124,8 +124,7 @@ def moe_align_block_size(topk_ids: Tensor, num_experts: int, block_size: int, so
             more; None: not written.
         num_tokens_post_pad: [1] int32, written: pairs with padding. What lies beyond these is left as it is.
 
-    Notes:
-        Without waiting for the device, in one launch for up to 2048 pairs; deterministic.
+    Notes: Without waiting for the device, in one launch for up to 2048 pairs; deterministic.
 
     Source: AITER's `moe_align_block_size`.
     """

@@ -154,8 +154,7 @@ def experts_with_grad(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight
         block: places of an expert's block; default: by the rows that it has in the mean.
         backend: of the products, instead of the automatic choice.
 
-    Returns:
-        [tokens, k], dtype of `hidden_states`.
+    Returns: [tokens, k], dtype of `hidden_states`.
 
     Raises:
         UnsupportedError: the backend asked for cannot serve a product, or a second derivative is asked for.

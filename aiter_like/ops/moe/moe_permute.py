@@ -159,10 +159,11 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
         hidden_states: [tokens, columns] bf16|fp16|fp32|fp8|int8|uint8, last dimension contiguous.
         a1q_scale: [tokens, groups] fp32 of any strides, copied with the rows; of fewer dimensions returned as it is.
         topk_ids: [tokens, k] int32|int64, rows evenly spaced: experts; numbers that are none do not count.
-        n_expert, n_local_expert: experts of all devices and of this one, up to 1024 for the kernels; -1: all.
+        n_expert, n_local_expert: experts of all devices, and of this one (-1: all), up to 1024 for the kernels.
         expert_map: [n_expert] int32: the number on this device of each expert, others than 0 … n_local_expert - 1 where
             it is elsewhere; None: they are the first ones.
-        permuted_hidden_states: the result, of L rows at least, last dimension contiguous; default: a new one.
+        permuted_hidden_states: the result, of L rows or more, last dimension contiguous; default: a new one,
+            dtype of `hidden_states` as well.
         align_block_size: each expert's rows are padded to a multiple of it; default: 1.
 
     Returns:
@@ -172,8 +173,7 @@ def moe_permute(hidden_states: Tensor, a1q_scale: Tensor | None, topk_ids: Tenso
         [tokens · k] int32, the row of each pair, -1 where it does not count; `permuted_idx` [L] int32, the pair of each
         row, tokens · k where is none. Such rows of the first two are undefined.
 
-    Notes:
-        Without waiting for the device; deterministic. A token's row is read once, however many experts it has here.
+    Notes: Without waiting for the device; deterministic. A token's row is read once, however many experts it has here.
 
     Source: vLLM's `moe_permute`.
     """
@@ -211,8 +211,7 @@ def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Ten
         expert_first_token_offset: [n_local_expert + 1] int64, whose last number says how many of the first rows hold
             something; None: all.
 
-    Notes:
-        Added in fp32, rounded to nearest even once; rows of pairs that do not count are not read; deterministic.
+    Notes: Added in fp32, rounded to nearest even once; rows of pairs that do not count are not read; deterministic.
 
     Source: vLLM's `moe_unpermute`.
     """

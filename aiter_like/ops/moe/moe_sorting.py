@@ -237,7 +237,7 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
 
     Args:
         topk_ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … num_experts - 1 do not count.
-        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows.
+        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows, of tokens that count.
         num_experts: of all devices; up to 1024 for the kernel.
         model_dim, moebuf_dtype: columns and dtype of the buffer of results.
         block_size: rows of a block.
@@ -257,8 +257,7 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
         or [0, 0] where neither `accumulate` nor a mask asks for it; on demand `local_topk_ids` [tokens, k] int32, the
         expert of each pair, counted among those here, -1 where it does not count. Beyond the valid rows: undefined.
 
-    Notes:
-        Without waiting for the device; deterministic. 127 experts of a token and 2^24 - 1 tokens at most.
+    Notes: Without waiting for the device; deterministic. 127 experts of a token and 2^24 - 1 tokens at most.
 
     Source: AITER's `moe_sorting`.
     """
@@ -287,7 +286,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
                     sorted_expert_ids: Tensor, num_valid_ids: Tensor, moe_buf: Tensor | None, num_experts: int,
                     unit_size: int, local_expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
                     dispatch_policy: int = 0, *, backend: str | None = None) -> None:
-    """As `moe_sorting`, into given tensors.
+    """Sorts pairs of token and expert into given tensors. As `moe_sorting` otherwise.
 
     Args:
         sorted_token_ids, sorted_weights: [L] int32 and fp32, written, contiguous; L at least tokens · k +

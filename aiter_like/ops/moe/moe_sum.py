@@ -173,8 +173,7 @@ def moe_sum(input: Tensor, output: Tensor, *, backend: str | None = None) -> Non
         input: [tokens, slots, columns] bf16|fp16|fp32, last dimension contiguous.
         output: [tokens, columns] bf16|fp16|fp32, written, last dimension contiguous.
 
-    Notes:
-        Added in fp32, rounded to nearest even once; deterministic.
+    Notes: Added in fp32, rounded to nearest even once; deterministic.
 
     Source: AITER's `moe_sum`.
     """

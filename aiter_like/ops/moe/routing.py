@@ -51,7 +51,7 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
     Notes:
         The kernels take up to 1024 experts and 32 places of a token, torch more. Of equal logits the lowest expert
-        comes first, a NaN after all numbers, with weight 0; several infinite logits share the weight. Deterministic.
+        comes first, a NaN after all numbers, with weight 0; several infinite logits share a softmax. Deterministic.
 
     Source: AITER's `topk_softmax`.
     """
@@ -63,7 +63,7 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, *,
                  backend: str | None = None) -> None:
-    """As `topk_softmax`, by the sigmoid: `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`.
+    """Routing by the sigmoid: `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`. As `topk_softmax`.
 
     Args:
         topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first.
@@ -81,7 +81,7 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
                 correction_bias: Tensor | None = None, need_renorm: bool = True, routed_scaling_factor: float = 1.0,
                 score_func: str = "sqrtsoftplus", num_shared_experts: int = 0, *,
                 backend: str | None = None) -> None:
-    """As `topk_softmax`, by a score function and with a bias that counts for the choice alone.
+    """Routing by a score function, with a bias that counts for the choice alone. As `topk_softmax` otherwise.
 
     `topk_indices = topk(score(gating_output) + correction_bias, k); topk_weights = score(gating_output)[topk_indices]`.
     Without a bias experts are chosen by their logits, which are ordered like all three scores.
@@ -104,8 +104,8 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
 def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int, topk_group: int,
                  need_renorm: bool, is_softmax: bool = True, routed_scaling_factor: float = 1.0, *,
                  backend: str | None = None) -> None:
-    """As `topk_sigmoid`, all of the groups whose best experts are the best: of equal groups the lowest, and one as good
-    as a NaN after all others.
+    """The k best experts of each token, all of the groups whose best experts are the best: of equal groups the lowest,
+    and one as good as a NaN after all others. As `topk_sigmoid` otherwise.
 
     Args:
         topk_ids: [tokens, k] int32, written: experts.
@@ -125,7 +125,7 @@ def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, 
 def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
                         num_expert_group: int, topk_group: int, need_renorm: bool, routed_scaling_factor: float = 1.0,
                         *, backend: str | None = None) -> None:
-    """As `grouped_topk`, by sigmoid and bias, all of the groups whose two best have the largest sum.
+    """Routing by sigmoid and bias, within the groups whose two best have the largest sum. As `grouped_topk` otherwise.
 
     An expert of another group is never chosen, however small the scores are; AITER's reference in torch, which counts
     it as 0, may choose it before one whose score and bias are negative.
@@ -143,7 +143,7 @@ def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_wei
 def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int,
                    topk_group: int, topk: int, n_share_experts_fusion: int, routed_scaling_factor: float = 1.0, *,
                    backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `biased_grouped_topk`, with weights that add up to 1, and shared experts among the places of a token.
+    """Routing with weights that add up to 1, and shared experts among a token's places. As `biased_grouped_topk`.
 
     Args:
         input: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
@@ -154,8 +154,7 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
         routed_scaling_factor: the weight of a shared expert is 1 / routed_scaling_factor; those of the others are not
             multiplied by it, which is left to what adds up the experts' results.
 
-    Returns:
-        `topk_weights` and `topk_ids`.
+    Returns: `topk_weights` and `topk_ids`.
 
     Source: SGLang's `moe_fused_gate`, and AITER's of the same name.
     """
@@ -173,7 +172,7 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
 def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool,
                topk_ids: Tensor | None = None, topk_weights: Tensor | None = None, *,
                backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `topk_softmax`, into new tensors or the first rows of given ones, without shared experts.
+    """Routing into new tensors or the first rows of given ones, without shared experts. As `topk_softmax` otherwise.
 
     Args:
         hidden_states: [tokens, …], whose tokens are counted.
@@ -182,8 +181,7 @@ def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormal
         renormalize: the weights are divided by their sum.
         topk_ids, topk_weights: [tokens or more, k] int32 and fp32, whose first rows are written; default: new ones.
 
-    Returns:
-        `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32, or those that were given, whole.
+    Returns: `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32, or those that were given, whole.
 
     Source: AITER's `fused_topk`.
     """

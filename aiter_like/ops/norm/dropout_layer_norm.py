@@ -146,8 +146,7 @@ def dropout_layer_norm(input: Tensor, residual: Tensor, weight: Tensor, bias: Te
         offset: the first counter: a call uses rows · ceil(hidden / 4) of them; 0 ≤ offset ≤ 2^62.
         epsilon: added to the variance; finite, ≥ 0.
 
-    Returns:
-        `out` and `residual_out`, new tensors.
+    Returns: `out` and `residual_out`, new tensors.
 
     Notes:
         The mask is a function of seed, offset and position alone (Philox4x32-10): the same on every backend and device.

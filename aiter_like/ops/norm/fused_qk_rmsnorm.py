@@ -135,8 +135,7 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
         k: [..., k_hidden], dtype of `q`; its rows may be another number than those of `q`.
         k_weight: [k_hidden], dtype of `q_weight`.
 
-    Returns:
-        `q_out` and `k_out`.
+    Returns: `q_out` and `k_out`.
 
     Notes:
         Accumulated in fp32, rounded to nearest even once; deterministic.
@@ -153,7 +152,7 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
 def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor | None = None,
                           x_pad_to_multiple: int = 0, *,
                           backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Normalisation into rows padded with zeros, after a residual add where `res` is given. As `rms_norm`, but for:
+    """Normalisation into rows padded with zeros, after a residual add where `res` is given. As `rms_norm` otherwise.
 
     `out[..., :hidden] = rms_norm(x + res, weight)`, zeros from there to the next multiple.
 
@@ -162,9 +161,9 @@ def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor
         weight: [hidden], dtype of `x` or fp32, contiguous.
         res: [..., hidden], dtype of `x`; None: nothing is added.
         x_pad_to_multiple: the length of the result's rows is the next multiple of it, ≥ 0; 0: hidden.
+        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
 
-    Returns:
-        The new padded rows; with `res` also the new rounded sum `x + res`, which is not padded.
+    Returns: The new padded rows; with `res` also the new rounded sum `x + res`, which is not padded.
 
     Notes:
         Accumulated in fp32, rounded to nearest even once; deterministic. A launch of its own writes the padding.

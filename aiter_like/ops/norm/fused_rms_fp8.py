@@ -46,8 +46,7 @@ def fused_rms_fp8_group_quant(
         ((q, scale), out1, out2, res_out): q like `inp1`, the scales [..., hidden / group_size] fp32, and in the dtype
         of `inp1` y, the second result and the rounded sum inp1 + res1; None for what was not asked for.
 
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
+    Notes: In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
 
     Source: AITER's `fused_rms_fp8_group_quant`.
     """
@@ -76,7 +75,7 @@ def fused_rms_fp8_per_tensor_static_quant(
         res1: Tensor | None = None, output_unquantized_inp1: bool = False,
         rmsnorm_convert_to_inp1_type: bool = False, *, backend: str | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Normalisation quantised by a scale that is known before. As `fused_rms_fp8_group_quant`, but for:
+    """Normalisation quantised by a scale that is known before. As `fused_rms_fp8_group_quant` otherwise.
 
     `y = rms_norm(inp1 + res1, inp1_weight)`; `q = round(y · (1 / inp1_scale))`, saturated; `out2 = rms_norm(inp2,
     inp2_weight)`.

@@ -120,8 +120,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
         epsilon: added to the mean; finite, ≥ 0.
         out: tensor to write, shape and dtype of `input`; default: a new contiguous one. It may be `input` or `gate`.
 
-    Notes:
-        In fp32, rounded to nearest even once; deterministic. Only "torch" has a derivative.
+    Notes: In fp32, rounded to nearest even once; deterministic. Only "torch" has a derivative.
 
     Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
     """
@@ -132,7 +131,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
 
 def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor, weight: Tensor, epsilon: float, *,
                          backend: str | None = None) -> None:
-    """Root-mean-square normalisation times a gate, with a quantised result. As `gated_rms_norm`, but for:
+    """Root-mean-square normalisation times a gate, with a quantised result. As `gated_rms_norm` otherwise.
 
     `out · scale ≈ rms_norm(input, weight) · silu(gate)`. Rows of 128 elements have what a group-quantised GEMM takes.
 

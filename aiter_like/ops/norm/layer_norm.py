@@ -194,7 +194,7 @@ def layernorm2d_fwd(input: Tensor, weight: Tensor | None, bias: Tensor | None, e
 def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
                              weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None,
                              *, backend: str | None = None) -> None:
-    """Residual add and layer normalisation of the sum. As `layer_norm`, but for:
+    """Residual add and layer normalisation of the sum. As `layer_norm` otherwise.
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out = layer_norm(x, weight, bias)` of x before it is
     rounded.
@@ -204,8 +204,7 @@ def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, re
         residual_in: [..., hidden], dtype of `input`; added in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
 
-    Notes:
-        In fp32, each output rounded once; deterministic.
+    Notes: In fp32, each output rounded once; deterministic.
 
     Source: AITER's `layernorm2d_fwd_with_add`.
     """
@@ -216,7 +215,7 @@ def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, re
 def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor | None,
                                       bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
                                       backend: str | None = None) -> None:
-    """Layer normalisation with a quantised result. As `layer_norm`, but for:
+    """Layer normalisation with a quantised result. As `layer_norm` otherwise.
 
     `out · yscale ≈ layer_norm(input, weight, bias)`, the scale being the largest magnitude of the row over the
     largest value of `out`'s dtype.
@@ -225,8 +224,7 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
 
-    Notes:
-        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
+    Notes: In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
 
     Source: AITER's `layernorm2d_fwd_with_dynamicquant`.
     """
@@ -236,7 +234,7 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
 def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
                                           yscale: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float,
                                           x_bias: Tensor | None = None, *, backend: str | None = None) -> None:
-    """Residual add and layer normalisation of the sum, quantised. As `layernorm2d_fwd_with_dynamicquant`, but for:
+    """Residual add and layer normalisation of the sum, quantised. As `layernorm2d_fwd_with_dynamicquant` otherwise.
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias)` of x before its
     rounding.
@@ -254,7 +252,7 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor | None,
                                      bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
                                      backend: str | None = None) -> None:
-    """Layer normalisation, smoothing by column, and quantisation. As `layernorm2d_fwd_with_dynamicquant`, but for:
+    """Layer normalisation, smoothing by column, and quantisation. As `layernorm2d_fwd_with_dynamicquant` otherwise.
 
     `out · yscale ≈ layer_norm(input, weight, bias) · xscale`.
 
@@ -271,7 +269,7 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
                                          xscale: Tensor, yscale: Tensor, weight: Tensor | None, bias: Tensor | None,
                                          epsilon: float, x_bias: Tensor | None = None, *,
                                          backend: str | None = None) -> None:
-    """Residual add, and normalisation and smoothing of the sum. As `layernorm2d_fwd_with_add_dynamicquant`, but for:
+    """Residual add, and normalisation and smoothing of the sum. As `layernorm2d_fwd_with_add_dynamicquant` otherwise.
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias) · xscale` of x
     before its rounding.

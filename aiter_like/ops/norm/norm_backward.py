@@ -193,8 +193,7 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
         weight: [hidden], dtype of `input` or fp32, contiguous.
         epsilon: as in the call of the norm.
 
-    Returns:
-        `dinput`, shape and dtype of `input`, and `dweight` [hidden] fp32.
+    Returns: `dinput`, shape and dtype of `input`, and `dweight` [hidden] fp32.
 
     Notes:
         In fp32; deterministic on one device: the order of additions depends on the number of CUs.
@@ -208,7 +207,7 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
 
 def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsilon: float, *,
                         backend: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivative of `layer_norm`. As `rms_norm_backward`, but for:
+    """The derivative of `layer_norm`. As `rms_norm_backward` otherwise.
 
     With r = 1 / sqrt(var(input) + epsilon), n = (input - mean(input)) · r, g = dout · weight:
     `dinput = r · (g - mean(g) - n · mean(g · n))`, `dweight = Σ dout · n`, `dbias = Σ dout` over the rows.
@@ -216,8 +215,7 @@ def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsi
     Args:
         weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
 
-    Returns:
-        `dinput`, shape and dtype of `input`; `dweight` and `dbias`, [hidden] fp32.
+    Returns: `dinput`, shape and dtype of `input`; `dweight` and `dbias`, [hidden] fp32.
 
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """

@@ -246,7 +246,7 @@ def fused_qk_rope_reshape_and_cache(
         slot_mapping: int32|int64, a slot per token; those beyond num_tokens are not read.
         pos: [num_tokens] int32|int64: rows of `cos` and `sin`.
         cos, sin: [max_position, head_dim / 2] or [max_position, head_dim], or with two dimensions of 1 between.
-        k_scale, v_scale, apply_scale: 1 fp32 element that an fp8 one counts, or None: 1; not read unless `apply_scale`.
+        k_scale, v_scale, apply_scale: 1 fp32 element that fp8 is divided by; None, or `apply_scale` False: 1.
         is_neox: True: pairs (i, i + head_dim / 2); False: pairs (2i, 2i + 1).
         flash_layout: which layout the caches have.
         offs: [num_tokens] int32|int64 added to `pos`, or None.

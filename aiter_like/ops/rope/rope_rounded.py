@@ -112,8 +112,8 @@ def rope_rounded(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tens
     Args:
         x, y: [tokens, heads, head_dim] bf16|fp16 of one dtype, heads of their own; last dimension contiguous.
         cos, sin: tables [rows, width], or with dimensions of 1 between, dtype of `x`.
-        positions, offsets: [tokens] int32|int64, whose sum is each token's row of the tables; heads of tokens whose row
-            the tables do not have become NaN.
+        positions, offsets: [tokens] int32|int64, whose sum is each token's row of the tables; `offsets` may be None.
+            Heads of tokens whose row the tables do not have become NaN.
         rotate_style: 0 pairs elements i and i + rotary_dim / 2, 1 elements 2i and 2i + 1.
         reuse_freqs_front_part: a row of the tables has a value per pair, not one per rotated element.
         nope_first: the rotated part is the head's last, not its first.

@@ -34,6 +34,7 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
         cos_cache, sin_cache: [max_position, rotary_dim / 2] or [max_position, 1, 1, rotary_dim / 2].
         is_neox: True: the pairs are elements i and i + rotary_dim / 2; False: elements 2i and 2i + 1.
         is_nope_first: the rotated part is the head's last, not its first.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Notes: Rotated in fp32, rounded to nearest even once; deterministic.
 
@@ -46,7 +47,7 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
 def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_cache: Tensor,
                              sin_cache: Tensor, is_neox: bool, is_nope_first: bool, rot_dim: int,
                              cos_sin_cache_offsets: Tensor, *, backend: str | None = None) -> None:
-    """As `rotary_embedding_fwd`, with an offset into the caches for each token, for caches that hold several tables.
+    """Rotation with an offset into the caches for each token, for caches of several tables. As `rotary_embedding_fwd`.
 
     Args:
         rot_dim: rotated elements of a head: twice the width of `cos_cache`.
@@ -66,7 +67,7 @@ def rope_cached_thd_positions_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `rope_cached_positions_2c_fwd_inplace`, of tokens without a batch dimension.
+    """Rotates tokens without a batch dimension, in place. As `rope_cached_positions_2c_fwd_inplace` otherwise.
 
     Args:
         x, y: [num_tokens, heads, head_dim] bf16|fp16|fp32, each with its own number of heads, last dimension
@@ -92,7 +93,7 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """As `rope_cached_thd_positions_2c_fwd_inplace`, with an offset added to each position.
+    """Rotates with an offset added to each position. As `rope_cached_thd_positions_2c_fwd_inplace` otherwise.
 
     Args:
         offsets: [num_tokens] int32|int64: added to `positions`; None: nothing is, as vLLM calls it.
@@ -252,8 +253,7 @@ def get_rope(head_size: int, rotary_dim: int, max_position: int, base: float, is
     Raises:
         ValueError: an unknown rope_type, or a missing entry.
 
-    Notes:
-        Tables are computed in fp32 on the default device of torch, usually the CPU; move the module to the device.
+    Notes: Tables are computed in fp32 on the default device of torch, usually the CPU; move the module to the device.
 
     Source: AITER's `rotary_embedding.get_rope`; the public definitions of the scalings.
     """

@@ -14,7 +14,7 @@ from typing import Any
 from aiter_like.call import with_parameters
 
 _ABOUT = {
-    "input": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
+    "input": "{shape} bf16|fp16|fp32, last dimension contiguous, any other strides.",
     "input_x": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
     "input_y": "as `input_x`, with a number of heads of its own.",
     "output_grads": "gradient of the forward function's result, like its input.",
@@ -38,6 +38,8 @@ _ABOUT = {
     "transpose_output": "True: the result lies in memory as [b, s, heads, head_dim].",
     "backend": '"hip", "triton" or "torch" instead of the automatic choice.',
 }
+_SHAPES = {"cu_seqlens": "[tokens, heads, head_dim]", "img_height": "[b, img_height · img_width, heads, head_dim]"}
+"""The parameter that a function has → the shape of its input, which others have as [s, b, heads, head_dim]."""
 
 
 def four(runner: Callable[..., Callable], stem: str, tables: Sequence[str], how: str, *,
@@ -53,9 +55,11 @@ def four(runner: Callable[..., Callable], stem: str, tables: Sequence[str], how:
         names = [*tensors, *tables, "rotate_style", "reuse_freqs_front_part", "nope_first",
                  *["transpose_output"] * (transposes and not is_in_place)]
         what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
-        result = f"{'The two tensors' if is_two else 'The tensor'}{', which are written' if is_in_place else ''}."
+        result = "The two tensors" if is_two else "The tensor"
+        if is_in_place:
+            result += ", which are written" if is_two else ", which is written"
         made.append(_public(name, names, runner(name, tensors, tables, is_backward, is_in_place),
-                            f"{what}{' of two tensors' * is_two} {how}{', in place' * is_in_place}.", result))
+                            f"{what}{' of two tensors' * is_two} {how}{', in place' * is_in_place}.", f"{result}."))
     return made
 
 
@@ -75,7 +79,8 @@ def _public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str |
     function.__signature__ = inspect.Signature(
         parameters, return_annotation="tuple[Tensor, Tensor]" if is_two else "Tensor")
     function.__module__, function.__qualname__ = "aiter_like", name
-    arguments = "\n".join(f"    {each}: {_ABOUT[each]}" for each in (*names, "backend"))
+    shape = next((_SHAPES[each] for each in names if each in _SHAPES), "[s, b, heads, head_dim]")
+    arguments = "\n".join(f"    {each}: {_ABOUT[each].format(shape=shape)}" for each in (*names, "backend"))
     function.__doc__ = _TEXT.format(summary=summary, arguments=arguments, returns=returns, name=name)
     return function
 

@@ -74,9 +74,9 @@ def exponential(out: Tensor, lambd: float = 1.0, generator: Generator | None = N
 
     Args:
         out: [rows, columns] fp32, written, rows contiguous, at any distance.
-        lambd: rate, > 0.
+        lambd: rate of the exponentials, > 0.
         generator: of torch, whose seed and offset are taken where `seed` is None; default: the device's.
-        eps: added to each number, ≥ 0.
+        eps: added to the exponentials, ≥ 0.
         seed: of all rows; or [rows] int64, a seed of each.
         offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
             rows take draw `offset`. Default: 0.

@@ -94,8 +94,7 @@ def apply_penalties(logits: Tensor, prompt_tokens: Tensor | None, output_tokens:
         presence_penalties, frequency_penalties: [rows] fp32.
         repetition_penalties: [rows] fp32; 1: none.
 
-    Returns:
-        `logits`.
+    Returns: `logits`.
 
     Notes:
         In fp32, rounded once. Only the logits of tokens that occur are read and written. Deterministic.

@@ -110,9 +110,9 @@ def top_k_renorm_probs(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
 
 def top_p_renorm_probs(probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float, *, out: Tensor | None = None,
                        backend: str | None = None) -> Tensor:
-    """As `top_k_renorm_probs`, but kept is where the sum of the larger ones is below p.
+    """The probabilities before which the sum of larger ones is below p, divided by their sum. As `top_k_renorm_probs`.
 
-    That sum is exact to 2^-18 of each element.
+    The sum that is compared with p is exact to 2^-18 of each element.
 
     Args:
         maybe_top_p_arr: [rows] fp32, p of each row; None: `top_p_val`.
@@ -125,7 +125,7 @@ def top_p_renorm_probs(probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val:
 
 def min_p_renorm_probs(probs: Tensor, maybe_min_p_arr: Tensor | None, min_p_val: float, *, out: Tensor | None = None,
                        backend: str | None = None) -> Tensor:
-    """As `top_k_renorm_probs`, but kept is what is at least `min_p · max(probs[r])`.
+    """The probabilities that are at least `min_p · max(probs[r])`, divided by their sum. As `top_k_renorm_probs`.
 
     Args:
         maybe_min_p_arr: [rows] fp32, min_p of each row; None: `min_p_val`.

@@ -171,7 +171,7 @@ def random_sample(out: Tensor, input: Tensor, temperatures: Tensor, lambd: float
 def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float = 1.0,
                  generator: Generator | None = None, eps: float = 1e-10, *, seed: int | Tensor | None = None,
                  offset: int | Tensor | None = None, backend: str | None = None) -> None:
-    """As `random_sample`, but a row whose temperature is 0 gives the column that `greedy_sample` gives.
+    """A token of each row, that of `greedy_sample` where its temperature is 0. As `random_sample` otherwise.
 
     Args:
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.
@@ -183,13 +183,14 @@ def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float =
 
 def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Tensor, temperatures: Tensor,
                                     eps: float = 1e-10, *, backend: str | None = None) -> None:
-    """As `random_sample`, with exponential numbers that the caller made.
+    """A token of each row, drawn with exponential numbers that the caller made. As `random_sample` otherwise.
 
     Args:
         exponentials: [rows, columns] fp32, ≥ 0, rows contiguous, at any distance (0: one row for all).
 
     Notes:
-        A NaN is never drawn while its row has a number; +inf is drawn always.
+        A NaN is never drawn while its row has a number; +inf is drawn always. A temperature of NaN gives column 0, an
+        infinite one equal chances to all but -inf.
 
     Source: AITER's `random_sample_outer_exponential`.
     """
@@ -198,7 +199,7 @@ def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Te
 
 def mixed_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Tensor, temperature: Tensor,
                                    eps: float = 1e-10, *, backend: str | None = None) -> None:
-    """As `random_sample_outer_exponential`, but a row whose temperature is 0 gives what `greedy_sample` gives.
+    """A token of each row, that of `greedy_sample` where its temperature is 0. As `random_sample_outer_exponential`.
 
     Args:
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.

@@ -94,8 +94,7 @@ def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor
         bitmask: [rows, words] int32, a bit for each column at least, rows contiguous, at any distance.
         indices: [any] int32, the rows that are masked; numbers that are no row are left out. None: each row.
 
-    Returns:
-        `logits`.
+    Returns: `logits`.
 
     Notes:
         Logits are not read, and written only where masked.

@@ -135,8 +135,7 @@ def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool
         sorted: results are sorted in either case.
         tiny_row_thresh: chooses among AITER's own kernels; no meaning here.
 
-    Returns:
-        `values` [..., k] of the dtype of `x`, and `indices` [..., k] int64.
+    Returns: `values` [..., k] of the dtype of `x`, and `indices` [..., k] int64.
 
     Notes:
         A NaN comes after all numbers, whether the largest or the smallest are asked for; -0 is less than 0.
@@ -162,7 +161,7 @@ def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool
 def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest: bool = True,
                rowStarts: Tensor | None = None, rowEnds: Tensor | None = None, stride0: int = -1, stride1: int = 1, *,
                backend: str | None = None) -> None:
-    """As `topk`, of the columns of each row that count: `topk_out[r, i] = x[r, topk_ids[r, i]]`.
+    """The largest of each row's columns that count: `topk_out[r, i] = x[r, topk_ids[r, i]]`. As `topk` otherwise.
 
     Args:
         x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
@@ -173,9 +172,6 @@ def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest
             the row. None or empty: all.
         stride0: elements from row to row of `x`, or -1: as `x` has them.
         stride1: elements from column to column of `x`; 1 beside a `stride0` of -1: as `x` has them.
-
-    Returns:
-        Nothing.
 
     Source: AITER's `topk_plain`.
     """
@@ -217,7 +213,7 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
 
 def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int, stride0: int,
                          stride1: int, k: int = 2048, stable: bool = False, *, backend: str | None = None) -> None:
-    """As `top_k_per_row_prefill`, among as many logits as the row's sequence is long.
+    """The columns of the k largest of as many logits as a row's sequence is long. As `top_k_per_row_prefill` otherwise.
 
     `indices[r] = topk(logits[r, :seqLens[r / next_n] - next_n + r mod next_n + 1], k)`.
 
