@@ -48,7 +48,7 @@ class Match {
     void* const data = (*given).data_ptr();
     const int64_t size = (*given).numel() * (*given).dtype().bits / 8;
     if (size < bytes || !(*given).IsContiguous() || reinterpret_cast<uintptr_t>(data) % alignment != 0)
-      refuse("workspace", "must be contiguous, of " + std::to_string(bytes) + " bytes, and aligned", *given);
+      refuse("workspace", "must have " + std::to_string(bytes) + " bytes, contiguous and aligned", *given);
     return data;
   }
   /// Elements to the next entry of a dimension, 0 where nothing follows, for arguments of 32 bits.
