@@ -13,7 +13,6 @@
 // 655 slots rounding to nearest even, 595 to nearest away and 530 towards zero. A K and V block is read once per
 // kBlockM rows.
 // Rounding of P and out: ROUNDING 0 to nearest even, 1 to nearest away, 2 towards zero; f16 has 0 and 2.
-#include <optional>
 #include <type_traits>
 
 #include "aiter_like/dtype.h"

@@ -6,8 +6,6 @@
 //
 // Bound: memory, (HEAD_DIM + HEAD_DIM_V) · bytes per key and KV head; a tile of 8 KB of K and one of V of each of four
 // waves are under way, 64 KB of a workgroup. LDS: 32 KB at most, so that two workgroups fit.
-#include <type_traits>
-
 #include "attention_host.h"
 #include "paged_attention_merge.h"
 

@@ -9,8 +9,6 @@
 // with 64 rows or more do that by the pipelined loop, while the next products are under way; what memory bounds, waves
 // with fewer rows or that share the depth, by the plain one.
 // Bound: MFMA, 2 m n k flop at 2615 TFLOP/s; for few rows memory, n k bytes at 5.3 TB/s.
-#include <optional>
-
 #include "gemm_a8w8_blockscale_body.h"
 #include "gemm_host.h"
 #include "turned_scales.h"

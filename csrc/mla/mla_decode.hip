@@ -8,8 +8,6 @@
 // Tiles: 16 · ROW_WAVES rows, 32 keys. LDS: 32 keys of HEAD_DIM elements, 36 KiB at 576.
 // Bound: memory up to about 64 rows, else MFMA and LDS: a block of 32 keys of 576 + 512 columns for 64 rows is 2176
 // clocks of MFMA on each SIMD, and 272 KiB of LDS reads, 2176 clocks at 128 bytes each.
-#include <type_traits>
-
 #include "aiter_like/ffi.h"
 #include "mla_decode_body.h"
 #include "mla_sum.h"

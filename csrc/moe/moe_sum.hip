@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // moe_sum of PyTorch tensors; moe_sum_body.h has the kernel. One build per element types of input and output.
-#include <tuple>
-
 #include "aiter_like/ffi.h"
 #include "moe_sum_body.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // sample of PyTorch tensors; sample_body.h has the kernels. One build per element type.
-#include <optional>
-
 #include "sample_body.h"
 #include "sampling_host.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // softmax of PyTorch tensors; softmax_body.h has the kernels. One build per pair of element types.
-#include <optional>
-
 #include "sampling_host.h"
 #include "softmax_body.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // topk of PyTorch tensors; topk_body.h has the kernels. One build per element type.
-#include <optional>
-
 #include "sampling_host.h"
 #include "topk_body.h"
 
