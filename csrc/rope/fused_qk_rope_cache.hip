@@ -322,9 +322,9 @@ void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, Stream 
 
 static FusedHeads fused_heads(ffi::Match& match, const ffi::Tensor& input, const ffi::OptionalTensor& out,
                               const ffi::OptionalTensor& weight, ffi::Size& tokens, ffi::Size& heads,
-                              const char* name) {
+                              const char* name, const char* out_name) {
   const auto x = match.take<const ELEMENT>(input, {tokens, heads, HEAD_DIM}, name);
-  const auto y = match.take<ELEMENT>(out, {tokens, heads, HEAD_DIM}, name);
+  const auto y = match.take<ELEMENT>(out, {tokens, heads, HEAD_DIM}, out_name);
   match.require(ffi::takes_vectors(kVec, input, out), name, "must have heads at multiples of this module's accesses");
   match.built(weight.has_value() == HAS_NORM);
   match.require(!weight.has_value() || ffi::are_rows_aligned(*weight, kAccessBytes),
@@ -347,9 +347,10 @@ void fused_qk_rope_cache(ffi::Tensor q_out, ffi::OptionalTensor k_out, ffi::Opti
   ffi::Size tokens{"tokens"}, heads{"heads"}, kv_heads{"kv_heads"}, slots{"slots"};
   ffi::Size rows{"rows of cos"}, width{"elements of its rows"};
   FusedArgs args{};
-  args.parts[0] = fused_heads(match, q, q_out, q_weight, tokens, heads, "q");
-  args.parts[1] = fused_heads(match, k, k_out, k_weight, tokens, kv_heads, "k");
-  args.parts[2] = fused_heads(match, v, v_out, k_weight, tokens, kv_heads, "v");  // a weight that v does not read
+  args.parts[0] = fused_heads(match, q, q_out, q_weight, tokens, heads, "q", "q_out");
+  args.parts[1] = fused_heads(match, k, k_out, k_weight, tokens, kv_heads, "k", "k_out");
+  // v does not read the weight.
+  args.parts[2] = fused_heads(match, v, v_out, k_weight, tokens, kv_heads, "v", "v_out");
   args.layout = ffi::layout_of(match, layout_name);
   const auto cache = ffi::take_cache<CACHE>(match, key_cache, value_cache, args.layout);
   match.require(cache.heads == kv_heads && cache.key_dim == HEAD_DIM && cache.value_dim == HEAD_DIM,
