@@ -370,7 +370,7 @@ def bench() -> None:
         return torch._scaled_mm(a, b.t(), a_scale, b_scale.t(), out_dtype=BF16)
 
     def case(m: int, n: int, k: int, seed: int) -> benching.Case:
-        call = operator._operands(device, seed, m, n, k)
+        call = operator.GemmA8w8BlockscaleKey(m, n, k).make(device, seed)
         given = call[1:5]
         x = call.a.to(BF16)
         calls = benching.by_backend(PLAIN, *given, backends=("triton",)) | {

@@ -66,7 +66,7 @@ def tile_of(monkeypatch):
 
 
 def call(m: int, n: int, k: int, is_preshuffled: bool) -> operator.GemmA8w8BlockscaleCall:
-    return operator._operands(torch.device("cpu"), 0, m, n, k, is_preshuffled)
+    return operator.GemmA8w8BlockscaleKey(m, n, k, is_preshuffled).make(torch.device("cpu"), 0)
 
 
 def empty_call(m: int, n: int, k: int, is_preshuffled: bool = False) -> operator.GemmA8w8BlockscaleCall:

@@ -120,6 +120,6 @@ def test_modelled_rate_beside_one_product(tile_of, form, tile, block):
             gemm_a16w16._gemm_a16w16(GemmA16w16Call(torch.empty(2 * tokens, n, dtype=torch.bfloat16), a, b,
                                                     is_shuffled=True), backend="ck")
         else:
-            one = gemm_a8w8_blockscale._operands(torch.device("cpu"), 0, 2 * tokens, n, k, True)
+            one = gemm_a8w8_blockscale.GemmA8w8BlockscaleKey(2 * tokens, n, k, True).make(torch.device("cpu"), 0)
             gemm_a8w8_blockscale._gemm_a8w8_blockscale(one, backend="ck")
     assert modelled_us(session) / mine >= OF_DENSE

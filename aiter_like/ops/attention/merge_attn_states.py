@@ -126,7 +126,7 @@ def merge_attn_states(output: Tensor, prefix_output: Tensor, prefix_lse: Tensor,
     tokens, heads, _ = prefix_output.shape
     for name, lse in (("prefix_lse", prefix_lse), ("suffix_lse", suffix_lse), ("output_lse", output_lse)):
         if lse is not None or name != "output_lse":
-            check.tensor(_OP, name, lse, shape=(heads, tokens), last_contiguous=False)
+            check.tensor(_OP, name, lse, shape=(heads, tokens), device=prefix_output.device, last_contiguous=False)
     output_lse = None if output_lse is None else output_lse.t()
     _merge_attn_states.run(output, output_lse, prefix_output, prefix_lse.t(), suffix_output, suffix_lse.t(),
                            backend=backend)

@@ -133,6 +133,7 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     if isinstance(block_mapping, Tensor):
         refuse_overlaps("copy_blocks", "key_caches and value_caches", alike, block_mapping=block_mapping)
     for first, *_ in alike.values():
+        check.tensor("copy_blocks", "block_mapping", block_mapping, device=first.device, last_contiguous=False)
         check_pairs("copy_blocks", block_mapping, len(first), len(first), is_one_cache=True)
     for first, *others in alike.values():
         _copy_blocks.prepare(first, None, block_mapping, tuple(others) or None, backend=backend)
