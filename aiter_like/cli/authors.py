@@ -42,7 +42,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 def generated(root: Path) -> dict[Path, str]:
     """File → its text as it follows from the operators that the checkout at `root` declares."""
     modules = {name: importlib.import_module(f"aiter_like.ops.{name}") for name in _module_names(root)}
-    operators = {op.name: op for op in OPS.declared.values() if op.reference.__module__.startswith("aiter_like.ops.")}
+    operators = {op.name: op for op in OPS.declared.values() if op.home.startswith("aiter_like.ops.")}
     texts = {root / _INDEX: _index(modules, operators)}
     for place, rows in ((_README, _family_table(modules, operators)), (_PAGE, _file_table(modules, operators))):
         before, _, rest = (root / place).read_text(encoding="utf-8").partition(_MARKS[0])
@@ -76,7 +76,7 @@ def _module_names(root: Path) -> Iterator[str]:
 
 
 def _index(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> str:
-    home = {op.name: op.reference.__module__.removeprefix("aiter_like.ops.") for op in operators.values()}
+    home = {op.name: op.home.removeprefix("aiter_like.ops.") for op in operators.values()}
     public = {name: module for module, loaded in modules.items() for name in getattr(loaded, "__all__", ())}
 
     def lines(table: dict[str, str]) -> str:
@@ -92,7 +92,7 @@ def _backends(operators: dict[str, Declaration], prefix: str) -> str:
     """Backends but torch of the operators whose modules begin so."""
     from aiter_like.dispatch.backend import KINDS
 
-    found = {backend.name for op in operators.values() if f"{op.reference.__module__}.".startswith(f"{prefix}.")
+    found = {backend.name for op in operators.values() if f"{op.home}.".startswith(f"{prefix}.")
              for backend in op.backends}
     return ", ".join(kind for kind in KINDS if kind in found and kind != "torch") or "torch"
 
@@ -115,7 +115,7 @@ def _file_table(modules: dict[str, ModuleType], operators: dict[str, Declaration
     yield "|---|---|---|"
     for name, module in modules.items():
         if public := getattr(module, "__all__", ()):
-            declares = any(op.reference.__module__ == module.__name__ for op in operators.values())
+            declares = any(op.home == module.__name__ for op in operators.values())
             backends = _backends(operators, module.__name__) if declares else ""
             functions = ", ".join(f"`{function}`" for function in public)
             yield f"| `{name.replace('.', '/')}.py` | {functions} | {backends} |"
@@ -127,7 +127,7 @@ def _new_op(args: argparse.Namespace) -> int:
         if not _NAME.fullmatch(text):
             raise ValueError(f"new-op: {what} must be a lower-case Python name, got {text!r}")
     if args.name in OPS:
-        raise ValueError(f"new-op: there is an operator {args.name}, in {OPS[args.name].reference.__module__}")
+        raise ValueError(f"new-op: there is an operator {args.name}, in {OPS[args.name].home}")
     places = {"op.py": f"aiter_like/ops/{args.family}/{args.name}.py",
               "op.hip": f"csrc/{args.family}/{args.name}.hip",
               "triton.py": f"aiter_like/ops/{args.family}/triton/{args.name}.py",

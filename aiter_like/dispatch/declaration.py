@@ -56,6 +56,7 @@ class Declaration:
         scratch: names of written arguments that are memory for the kernels, and no result.
         sums_in_fp32: nothing between inputs and results is rounded to fewer bits than fp32 has: the self-check then
             allows what results of their dtype are rounded by, however coarse the dtypes of inputs are.
+        home: the module that declares it.
         public: the public functions made of it (torch_ops.register).
         failures: (backend, kernel, target) → why it is out of use in this process.
         bad_rows: tuned rows that turned out not to fit (file:line).
@@ -79,6 +80,7 @@ class Declaration:
             raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
         if len({backend.name for backend in backends}) != len(backends):
             raise ValueError(f"{name}: two backends with one name")
+        self.home = sys._getframe(2).f_globals["__name__"]
         self.name, self.call, self.cases, self.sums_in_fp32 = name, call, with_defaults(cases), sums_in_fp32
         self.reference = without_autocast(with_fields(call, reference))
         self.prefers = with_fields(call, prefers, before=1)

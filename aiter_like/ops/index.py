@@ -32,7 +32,7 @@ OPERATORS = {
     "indexer_k_quant_and_cache": "kv_cache.indexer_k_quant_and_cache",
     "layer_norm": "norm.layer_norm",
     "merge_attn_states": "attention.merge_attn_states",
-    "mla_decode": "mla.reference",
+    "mla_decode": "mla.mla_decode",
     "mla_metadata": "mla.mla_metadata",
     "mla_reduce": "mla.mla_reduce",
     "moe_align_block_size": "moe.moe_align_block_size",

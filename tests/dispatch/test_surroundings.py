@@ -58,7 +58,7 @@ def results(op, args):
     return [*map(bits, tensors([args[index] for index in op.result_indices]))]
 
 
-OPERATORS = turn({name: OPS[name].reference.__module__.split(".")[2] for name in OPS})
+OPERATORS = turn({name: OPS[name].home.split(".")[2] for name in OPS})
 
 
 @pytest.mark.parametrize("name", OPERATORS)
