@@ -88,7 +88,7 @@ class Cutter:
             raise Unclear
 
     def _opened_scope(self) -> int:
-        """Where the content of the namespace or extern "C" that begins here begins; 0 where none does."""
+        """Finds the place behind the brace of a namespace or extern "C" that begins here; 0: none begins."""
         end = self.place
         if self.tokens[end:end + 2] == ["extern", '"C"'] and self.tokens[end + 2] == "{":
             return end + 3
@@ -220,8 +220,8 @@ class Cutter:
         return names
 
     def _declarators(self, head: int, end: int) -> list[str]:
-        """Of a function or of variables: the names before its parameters, or before values; with those of the type
-        that it is a member of."""
+        """Finds the names of a function, which stand before its parameters, or of variables, before their values; with
+        those of the type that it is a member of."""
         names: list[str] = []
         last: list[str] = []
         is_value, place = False, head

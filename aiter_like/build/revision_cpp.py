@@ -27,12 +27,12 @@ _TERM = re.compile(r"(!?)[ \t]*(AITER_LIKE_HOST_PASS|defined[ \t]*\([ \t]*(\w+)[
 _MACRO = re.compile(r"[A-Z][A-Z0-9_]*")
 _OF_TYPE = re.compile(r"\w|>")
 _OF_SOMETHING = (".", "->", "::")
-_ANY = "any name"  # what a macro of the command line says after the name of a namespace
+_ANY = "any name"  # A macro of the command line stands for any, after the name of a namespace.
 _PLATFORM_OF = {"__HIP__": "hip", "__HIP_DEVICE_COMPILE__": "hip", "__CUDACC__": "cuda", "__CUDA_ARCH__": "cuda"}
 
 
 class File(NamedTuple):
-    """What a file says to one platform's device pass: declarations, namespaces, names of included files."""
+    """A file as one platform's device pass reads it: declarations, namespaces, names of included files."""
 
     declared: tuple[Declared, ...]
     namespaces: frozenset[str]

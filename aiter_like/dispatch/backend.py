@@ -96,8 +96,8 @@ class Backend:
         return frozenset(self.kernel_names(None, (), {}))
 
     def revision(self, platform: str) -> str:
-        """What a tuned row's kernel_rev begins with: a hash of what the device runs, for "hip" or "cuda"
-        (build/revision.py); "" for a function in Python."""
+        """The hash of what the device runs, for "hip" or "cuda" (build/revision.py): the begin of a tuned row's
+        kernel_rev; "" for a function in Python."""
         if platform not in self._revisions:
             self._revisions[platform] = self._revision(platform)
         return self._revisions[platform]

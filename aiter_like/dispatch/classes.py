@@ -156,8 +156,8 @@ class CallClass:
                 *(f"    {line}" for line in last), "except refusals: return False", "return True"]
 
     def _sizes(self, asked: Sequence[str], later: Sequence[str], read: _Readings, runs: bool) -> list[str]:
-        """What is asked of metadata, and what it says to later statements. Of tensors that are like those of the calls
-        before, which is asked at once, nothing else is asked.
+        """Makes the statements that ask metadata, and that name what later ones need of it. Tensors like those of the
+        calls before, which one guard tells, are asked nothing else.
         """
         tensors = ", ".join(self._tensors)
         lines = [f"if not (check({tensors})): return False"]
@@ -194,7 +194,7 @@ class CallClass:
 
 
 class _Held:
-    """What metadata said to the class's last calls, once two in turn had the same."""
+    """Remembers what metadata said to the class's last calls, once two in turn had the same."""
 
     def __init__(self, count: int):
         self.last: tuple = (_serves_nothing, *[None] * count)

@@ -52,7 +52,7 @@ def completed(name: str, function: Callable) -> str:
 
 
 def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]]]:
-    """What a docstring says before its sections, and its sections: title → entry → text; "" where there are no entries.
+    """Cuts a docstring into what stands before its sections, and these: title → entry → text, "" without entries.
     Those of the function that it refers to come in where it has none itself."""
     lines = inspect.cleandoc(function.__doc__ or "").splitlines()
     sections: dict[str, dict[str, str]] = {title: {} for title in SECTIONS}
