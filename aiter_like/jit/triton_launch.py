@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from aiter_like.device import Target, target_of
+from aiter_like.jit import cuda_launch
 from aiter_like.jit.planned import Planned
 from aiter_like.traced import Number, Trace, Traced, Untraceable, exactly, known, text_in
 
@@ -98,6 +99,10 @@ class Launch:
         grid = (*self.grid, 1, 1)[:3]
         texts = [each.text for each in arguments] + [trace.object(value) for value in ordered]
         first = starter(compiled, fixed.grid, target)
+        packed = _packed(compiled, arguments, trace) if target.platform == "cuda" else None
+        if packed is not None:
+            return Planned(f"{packed[0]}({', '.join([*(text_in(trace, each) for each in grid), *packed[1]])})",
+                           lambda: first(*real, *ordered))
         if any(type(each) is Number and each.leaves for each in grid):
             start = trace.object(_Started(compiled, target) if target.simulated else compiled)
             start += f"[({', '.join(text_in(trace, each) for each in grid)})]"
@@ -107,14 +112,16 @@ class Launch:
 
 
 class _Argument:
-    """A run-time argument of a traced launch: `real`, in the call that is traced, and its `text` in others. What Triton
-    would make another kernel for is asked of the trace.
+    """A run-time argument of a traced launch: `real`, in the call that is traced, and its `text` in others; `parts` are
+    what a tuple holds. What Triton would make another kernel for is asked of the trace.
     """
 
-    __slots__ = ("is_constant", "real", "text")
+    __slots__ = ("descriptor", "is_constant", "parts", "real", "text")
 
     def __init__(self, trace: Trace, value: Any, is_any: bool, is_unaligned: bool, is_amd: bool):
         self.is_constant = type(value) is not Traced and not (type(value) is Number and value.leaves)
+        self.parts: list[_Argument] = [self]
+        self.descriptor: _Descriptor | None = None
         if type(value) is Traced:
             address = value.address()
             bool(value.data_ptr() % _ALIGNMENT == 0)
@@ -137,29 +144,57 @@ class _Argument:
             self.real, self.is_constant = tuple(part.real for part in parts), all(part.is_constant for part in parts)
             self.text = trace.object(self.real) if self.is_constant else \
                 f"({''.join(f'{part.text}, ' for part in parts)})"
+            self.parts = [inner for part in parts for inner in part.parts]
         elif isinstance(value, Tensor) or isinstance(value, tuple):
             raise Untraceable(f"an argument of a launch that is no part of the call: {type(value).__name__}")
         elif isinstance(base := getattr(value, "base", None), Tensor):
             self.is_constant = False
-            self.real, self.text = _descriptor(trace, value, base)
+            self.descriptor = _Descriptor(trace, value, base)
+            self.real, self.text = self.descriptor.real, self.descriptor.text
         else:
             self.real, self.text = value, trace.object(value)
 
 
-def _descriptor(trace: Trace, value: Any, base: Tensor) -> tuple[Any, str]:
-    """Of a descriptor of a tensor: itself with real numbers, and the text that makes another by them."""
-    if type(base) is not Traced:
-        raise Untraceable("a descriptor of a tensor that is no part of the call")
-    bool(base.data_ptr() % _ALIGNMENT == 0)
-    facts = vars(value)
-    shape, strides = ([*facts[name]] for name in ("shape", "strides"))
-    others = {name: exactly(tuple(fact)) if isinstance(fact, list) else fact for name, fact in facts.items()
-              if name not in ("base", "shape", "strides")}
-    others = {name: list(fact) if isinstance(facts[name], list) else fact for name, fact in others.items()}
-    make = _maker(type(value), others)
-    texts = (f"[{', '.join(text_in(trace, each) for each in one)}]" for one in (shape, strides))
-    real = make(base.real, [*map(known, shape)], [*map(known, strides)])
-    return real, f"{trace.object(make)}({base.address().text}, {', '.join(texts)})"
+class _Descriptor:
+    """A descriptor of a tensor: `real`, with real numbers; the `text` that makes another for Triton's launcher; the
+    texts of its address, shape and strides."""
+
+    __slots__ = ("address", "real", "sizes", "text")
+
+    def __init__(self, trace: Trace, value: Any, base: Tensor):
+        if type(base) is not Traced:
+            raise Untraceable("a descriptor of a tensor that is no part of the call")
+        bool(base.data_ptr() % _ALIGNMENT == 0)
+        facts = vars(value)
+        shape, strides = ([*facts[name]] for name in ("shape", "strides"))
+        others = {name: exactly(tuple(fact)) if isinstance(fact, list) else fact for name, fact in facts.items()
+                  if name not in ("base", "shape", "strides")}
+        others = {name: list(fact) if isinstance(facts[name], list) else fact for name, fact in others.items()}
+        make = _maker(type(value), others)
+        texts = [[text_in(trace, each) for each in one] for one in (shape, strides)]
+        self.real = make(base.real, [*map(known, shape)], [*map(known, strides)])
+        self.address, self.sizes = base.address().text, [*texts[0], *texts[1]]
+        self.text = f"{trace.object(make)}({self.address}, [{', '.join(texts[0])}], [{', '.join(texts[1])}])"
+
+
+def _packed(compiled: CompiledKernel, arguments: list[_Argument], trace: Trace) -> tuple[str, list[str]] | None:
+    """What starts a kernel by one call of the CUDA driver, and the texts of its arguments; None where only Triton's own
+    launcher can.
+    """
+    parameters = cuda_launch.parameters(compiled)
+    start = cuda_launch.starter(compiled, parameters)
+    texts: list[str] = []
+    for argument, parameter in zip((inner for each in arguments for inner in each.parts), parameters):
+        if start is None or parameter == "constexpr":
+            continue
+        if (descriptor := argument.descriptor) is None:
+            texts.append(argument.text)
+        elif (make := cuda_launch.descriptor_maker(parameter, descriptor.real)) is None:
+            return None
+        else:
+            sizes = descriptor.sizes
+            texts += [f"{trace.object(make)}({', '.join([descriptor.address, *sizes])})", *sizes]
+    return None if start is None else (trace.object(start), texts)
 
 
 def _maker(kind: type, facts: Mapping[str, Any]) -> Callable[[Any, list, list], Any]:

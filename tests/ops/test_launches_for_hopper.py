@@ -16,6 +16,7 @@ from aiter_like.ops.gemm import hopper
 
 pytest.importorskip("triton.tools.tensor_descriptor")
 
+from aiter_like.jit import cuda_launch
 from aiter_like.jit.triton_launch import Launch
 from aiter_like.ops.gemm.triton import gemm_a8w8_blockscale as blockscale
 
@@ -31,20 +32,36 @@ CASES = (("gemm_a16w16", "m", {"n": 1024, "k": 1024, "dtype": "bf16"}),
 
 
 class _Compiled:
-    """Stands in for a kernel that Triton compiled: a launch of it is noted in `launched`."""
+    """Stands in for a kernel that Triton compiled: a launch of it is noted in `launched`, by Triton's launcher and by
+    the driver's in the same words.
+    """
 
     def __init__(self, launch: Launch, launched: list):
-        facts = launch.kernel, sorted(launch.options.items()), sorted(launch.constants.items())
-        self._note = lambda places, arguments: launched.append((facts, places, arguments))
+        self.facts = launch.kernel, sorted(launch.options.items()), sorted(launch.constants.items())
+        self.arguments, self.launched = launch.arguments, launched
 
     def __getitem__(self, places):
-        return lambda *arguments: self._note(places, arguments)
+        return lambda *arguments: self.launched.append((self.facts, places, [
+            each for argument in arguments[:len(self.arguments)] for each in _opened(argument)]))
+
+    def start(self, x, y, z, *arguments):
+        self.launched.append((self.facts, (x, y, z), list(arguments)))
+
+
+def _opened(argument):
+    """A tuple's parts; a descriptor as what makes one, its shape and strides."""
+    if isinstance(argument, tuple):
+        return [inner for each in argument for inner in _opened(each)]
+    if not hasattr(argument, "block_shape"):
+        return [argument]
+    sizes = [*argument.shape, *argument.strides]
+    return [(argument.base.data_ptr(), *sizes, tuple(argument.block_shape)), *sizes]
 
 
 def _plain(argument, call):
     """An argument as a kernel sees it; any place in memory that the launches asked for counts as the same."""
-    if hasattr(argument, "block_shape"):
-        return _plain(argument.base, call), argument.shape, argument.strides, argument.block_shape
+    if isinstance(argument, tuple):
+        return (_plain(argument[0], call), *argument[1:])
     address = argument.data_ptr() if hasattr(argument, "data_ptr") else argument
     if type(address) is not int or (address < 2**32 and not isinstance(argument, Tensor)):
         return argument
@@ -53,10 +70,21 @@ def _plain(argument, call):
     return address if is_of_call else "memory"
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """The launches that calls have started, none of them on a GPU."""
+    found = []
+    monkeypatch.setattr(Launch, "_run", lambda self, target, is_warmup=False: _Compiled(self, found))
+    monkeypatch.setattr(cuda_launch, "parameters", lambda compiled: ["i64"] * len(_opened(compiled.arguments)))
+    monkeypatch.setattr(cuda_launch, "starter", lambda compiled, parameters: compiled.start)
+    monkeypatch.setattr(cuda_launch, "descriptor_maker",
+                        lambda meta, traced: lambda *key: (*key, tuple(traced.block_shape)))
+    return found
+
+
 @pytest.mark.parametrize(("name", "field", "others"), CASES, ids=lambda case: case if isinstance(case, str) else "")
-def test_sizes_that_a_class_has_not_seen(monkeypatch, name, field, others):
-    op, launched = OPS[name], []
-    monkeypatch.setattr(Launch, "_run", lambda self, target, is_warmup=False: _Compiled(self, launched))
+def test_sizes_that_a_class_has_not_seen(launched, name, field, others):
+    op = OPS[name]
 
     def launches(call):
         launched.clear()
