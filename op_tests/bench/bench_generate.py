@@ -3,7 +3,8 @@
 
 `python op_tests/bench/bench_generate.py` takes a model of a billion parameters with random weights on the GPU, greedy,
 and prints one table; `--tiny` runs the same code on a CPU, whose times mean nothing. Every variant is checked before it
-is timed: logits against float32, tokens against the first variant's.
+is timed: logits against float32, tokens against the first variant's. Stock and ours take turns in eager mode, so that a
+host that slows down slows both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import run
 import torch
@@ -33,9 +34,10 @@ _SIZES = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 3
           "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
 _TINY = _SIZES | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
                   "head_dim": 32, "intermediate_size": 128, "vocab_size": 200}
+_STOCK, _OURS = "stock", "aiter_like"
 _ERROR_FACTOR = 1.5  # of the first variant's own error against float32, which is its bfloat16 rounding
 _TIE_FACTOR = 4.0  # logits closer than so many of its largest errors are a tie
-_COLUMNS = ("batch", "variant", "prefill ms", "ms per token", "tokens/s", "decode vs the first", "error vs fp32")
+_COLUMNS = ("batch", "variant", "prefill ms", "ms per token", "tokens/s", "decode vs stock", "error vs fp32")
 
 
 @dataclass
@@ -46,6 +48,25 @@ class Run:
     logits: Tensor | None
     prefill: float
     decode: float
+
+
+@dataclass
+class Measured:
+    """What a variant did: a run with its logits, the timed ones, and what fell back."""
+
+    run: Run
+    timed: list[Run] = field(default_factory=list)
+    fallen: dict[str, takeover.Counts] = field(default_factory=dict)
+
+    @property
+    def prefill(self) -> float:
+        """Median seconds."""
+        return statistics.median(each.prefill for each in self.timed)
+
+    @property
+    def decode(self) -> float:
+        """Median seconds."""
+        return statistics.median(each.decode for each in self.timed)
 
 
 class Bench:
@@ -91,20 +112,31 @@ class Bench:
         end = time.perf_counter()
         return Run(torch.cat(tokens, 1), torch.stack(logits, 1) if keep else None, middle - start, end - middle)
 
-    def measure(self, prompt: Tensor, is_compiled: bool) -> tuple[Run, float, float]:
-        """A run with its logits, and the median seconds of prefill and decode."""
+    def measure(self, prompt: Tensor, is_compiled: bool) -> dict[str, Measured]:
+        """Variant → what it did."""
         static = StaticCache(config=self.model.config, max_cache_len=self.num_prompt + self.num_new)
-        step = self.compiled() if is_compiled else self.model.forward
+        found: dict[str, Measured] = {}
 
-        def run(keep: bool = False) -> Run:
-            if is_compiled:
-                static.reset()
-            return self.generate(prompt, static if is_compiled else DynamicCache(config=self.model.config), step, keep)
+        def take(name: str, repeats: int) -> None:
+            (integration.enable if name == _OURS else integration.disable)(self.model)
+            step = self.compiled() if is_compiled else self.model.forward
 
-        checked = run(keep=True)
-        run()  # CUDA graphs are recorded by the second and third call
-        runs = [run() for _ in range(self.repeats)]
-        return checked, statistics.median(r.prefill for r in runs), statistics.median(r.decode for r in runs)
+            def run(keep: bool = False) -> Run:
+                if is_compiled:
+                    static.reset()
+                return self.generate(prompt, static if is_compiled else DynamicCache(config=self.model.config), step,
+                                     keep)
+
+            if name not in found:
+                takeover.reset_counters()
+                found[name] = Measured(run(keep=True))
+            run()  # CUDA graphs are recorded by the second and third call
+            found[name].timed += [run() for _ in range(repeats)]
+            found[name].fallen |= {key: counts for key, counts in takeover.counters().items() if counts.fell_back}
+
+        for name in (_STOCK, _OURS) * (1 if is_compiled else self.repeats):
+            take(name, self.repeats if is_compiled else 1)
+        return found
 
     @torch.no_grad()
     def exact(self, prompt: Tensor, tokens: Tensor) -> Tensor:
@@ -131,30 +163,29 @@ def table(bench: Bench, batches: list[int], budget: float) -> bool:
     """Prints the table; whether every variant was right."""
     start, is_right = time.perf_counter(), True
     print("| " + " | ".join(_COLUMNS) + " |\n|" + "---|" * len(_COLUMNS), flush=True)
-    for batch in batches:
+    references: dict[int, tuple] = {}
+    for kind, batch in ((kind, batch) for kind in ("eager", "compiled") for batch in batches):
+        if time.perf_counter() - start > budget:
+            print(f"| {batch} | {kind} | not run: out of time |" + " |" * (len(_COLUMNS) - 3), flush=True)
+            continue
         prompt = torch.randint(0, bench.model.config.vocab_size, (batch, bench.num_prompt),
                                generator=torch.Generator().manual_seed(batch)).to(bench.device)
-        reference = exact = None
-        for name, is_ours, is_compiled in (("stock, eager", False, False), ("aiter_like, eager", True, False),
-                                           ("stock, compiled", False, True), ("aiter_like, compiled", True, True)):
-            if time.perf_counter() - start > budget:
-                print(f"| {batch} | {name} | not run: out of time |" + " |" * (len(_COLUMNS) - 3), flush=True)
-                continue
-            (integration.enable if is_ours else integration.disable)(bench.model)
-            takeover.reset_counters()
-            run, prefill, decode = bench.measure(prompt, is_compiled)
-            fallen = {key: counts for key, counts in takeover.counters().items() if counts.fell_back}
-            if reference is None:
-                reference, exact = run, bench.exact(prompt, run.tokens)
-                limit, first_decode = _ERROR_FACTOR * error_of(run, run, exact)[0], decode
-            error, is_wrong = error_of(run, reference, exact)
+        measured = bench.measure(prompt, kind == "compiled")
+        if batch not in references:
+            first = measured[_STOCK]
+            exact = bench.exact(prompt, first.run.tokens)
+            references[batch] = first, exact, _ERROR_FACTOR * error_of(first.run, first.run, exact)[0]
+        first, exact, limit = references[batch]
+        for name, each in measured.items():
+            error, is_wrong = error_of(each.run, first.run, exact)
             faults = [f"error {error:.2e} above {limit:.2e}"] if not error <= limit else []
             faults += [f"{int(is_wrong.sum())} rows with other tokens"] if is_wrong.any() else []
-            faults += [f"fell back: {fallen}"] if fallen else []
+            faults += [f"fell back: {each.fallen}"] if each.fallen else []
             is_right &= not faults
-            count = bench.num_new - 1
-            cells = (batch, name, f"{prefill * 1e3:.2f}", f"{decode / count * 1e3:.3f}",
-                     f"{batch * bench.num_new / (prefill + decode):.0f}", f"{first_decode / decode:.2f}×",
+            cells = (batch, f"{name}, {kind}", f"{each.prefill * 1e3:.2f}",
+                     f"{each.decode / (bench.num_new - 1) * 1e3:.3f}",
+                     f"{batch * bench.num_new / (each.prefill + each.decode):.0f}",
+                     f"{measured[_STOCK].decode / each.decode:.2f}×",
                      f"{error:.2e}" + "".join(f"; WRONG: {fault}" for fault in faults))
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     integration.disable(bench.model)
@@ -173,7 +204,7 @@ def main() -> int:
         device.use_simulator(True)
     else:
         run.need_gpu()
-    bench = Bench(args.tiny, *(8, 4, 1) if args.tiny else (512, 64, 3))
+    bench = Bench(args.tiny, *(8, 4, 1) if args.tiny else (512, 64, 5))
     target = device.target_of(bench.device)
     where = f"simulated {target.arch}" if target.simulated else torch.cuda.get_device_name()
     config, parameters = bench.model.config, sum(p.numel() for p in bench.model.parameters())
