@@ -20,7 +20,6 @@ HARDWARE = Target("hip", "gfx942", 304, 64)
 SIMULATED = Target("hip", "gfx942", 304, 64, simulated=True)
 HOST = Target("cpu", "cpu", 0, 1)
 
-FIELDS = ("rows", "hidden", "dtype")
 
 _numbers = itertools.count()
 
@@ -47,8 +46,21 @@ def scale_check(out: Tensor, x: Tensor, factor: float, flag: int = 0) -> object:
     return SKIP if x.numel() == 0 else None
 
 
-def scale_key(out: Tensor, x: Tensor, factor: float, flag: int = 0) -> dict[str, int | str]:
-    return {"rows": x.shape[0], "hidden": x.shape[1], "dtype": str(x.dtype).removeprefix("torch.")}
+class ScaleKey(NamedTuple):
+    """What a call of a toy is tuned by."""
+
+    rows: int
+    hidden: int
+    dtype: str
+
+    @classmethod
+    def of(cls, call: ScaleCall) -> ScaleKey:
+        return cls(*call.x.shape, str(call.x.dtype).removeprefix("torch."))
+
+    def make(self, device: torch.device, seed: int) -> ScaleCall:
+        x = torch.randn(self.rows, self.hidden, generator=torch.Generator(device).manual_seed(seed), device=device)
+        x = x.to(getattr(torch, self.dtype))
+        return ScaleCall(torch.empty_like(x), x, 2.0)
 
 
 class FakeJit:
@@ -96,10 +108,9 @@ def takes_call(function: Callable | None, before: int = 0) -> Callable | None:
 def make_op(*backends: Backend, **options: object) -> Op:
     """A toy operator of a new name: `backends`, then torch. All functions take the fields of a call."""
     assert not OPS.index, "the fixture `machine` keeps toys away from other tests"
-    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "in_place": {"out": ("x",)},
+    settings = {"check": scale_check, "key": ScaleKey, "in_place": {"out": ("x",)},
                 "cases": lambda device: {"only": self_check_case(device)}} | options
-    for name in ("check", "tune_key"):
-        settings[name] = takes_call(settings[name])
+    settings["check"] = takes_call(settings["check"])
     settings["prefers"] = takes_call(settings.get("prefers"), 1)
     found = []
     for backend in (*backends, Backend("torch", scale_ref, differentiable=True)):

@@ -21,7 +21,7 @@ from aiter_like.dispatch.backend import Backend, Candidate
 from aiter_like.dispatch.kinds import check_kinds, check_shapes
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.surroundings import into_inference_tensors, with_defaults, without_autocast
-from aiter_like.dispatch.tuning import Tuning, calls_of, columns_of, tuning_of
+from aiter_like.dispatch.tuning import calls_of, columns_of, tuning_of
 from aiter_like.errors import did_you_mean
 
 _log = logging.getLogger("aiter_like")
@@ -64,38 +64,35 @@ class Declaration:
 
     def __init__(self, name: str, *, call: type, reference: Callable[..., None],
                  backends: Sequence[Backend], prefers: Callable[..., str | None] | None = None,
-                 check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
-                 tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
+                 check: Callable[..., Any] | None = None, key: type | None = None,
+                 round_field: str | None = None, writes: Sequence[str] = ("out",),
                  in_place: Mapping[str, Sequence[str]] = MappingProxyType({}),
                  cases: Callable[[torch.device], Mapping[str, tuple]] | Mapping[str, Any] | None = None,
-                 tuning: Tuning | None = None, sums_in_fp32: bool = False, key: type | None = None,
-                 traffic: Callable[..., tuple[int, int]] | None = None, scratch: Sequence[str] = ()):
-        if key is not None:
-            tune_key, tune_fields, tuning = (lambda call: columns_of(key.of(call))), key._fields, tuning_of(
-                key, traffic, scratch)
+                 sums_in_fp32: bool = False, traffic: Callable[..., tuple[int, int]] | None = None,
+                 scratch: Sequence[str] = ()):
         cases = calls_of(cases) if isinstance(cases, Mapping) else cases
         if name in OPS.declared:
             raise ValueError(f"operator {name} exists already")
-        if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
-            raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
+        self.tune_fields: tuple[str, ...] = () if key is None else key._fields
+        if round_field not in (None, *self.tune_fields):
+            raise ValueError(f"{name}: its key has no field {round_field} to round")
         if len({backend.name for backend in backends}) != len(backends):
             raise ValueError(f"{name}: two backends with one name")
         self.home = sys._getframe(2).f_globals["__name__"]
         self.name, self.call, self.cases, self.sums_in_fp32 = name, call, with_defaults(cases), sums_in_fp32
         self.reference = without_autocast(with_fields(call, reference))
         self.prefers = with_fields(call, prefers, before=1)
-        self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)
+        self.check = with_fields(call, check)
+        self.tune_key = with_fields(call, None if key is None else lambda call: columns_of(key.of(call)))
         self.backends = tuple(backend.taking_fields(call) for backend in backends)
-        self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
-        self.tuning = tuning and replace(tuning, case=with_defaults(tuning.case),
-                                         traffic=with_fields(call, tuning.traffic))
+        self.round_field, self.writes = round_field, tuple(writes)
+        self.tuning = None if key is None else tuning_of(key, with_fields(call, traffic), scratch)
         self.write_indices = tuple(call._fields.index(written) for written in writes)
         place = call._fields.index
         self.backends = tuple(
             replace(backend, function=into_inference_tensors(backend.function, self.write_indices))
             if backend.name == "torch" else backend for backend in self.backends)
         self.in_place = frozenset((place(out), place(one)) for out, inputs in in_place.items() for one in inputs)
-        scratch = tuning.scratch if tuning else ()
         self.result_indices = tuple(index for name, index in zip(writes, self.write_indices) if name not in scratch)
         self.public: list[Callable] = []
         self.failures: dict[tuple[str, str, Target], str] = {}

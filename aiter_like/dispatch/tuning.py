@@ -27,6 +27,7 @@ from torch import Tensor
 
 from aiter_like import dtypes
 from aiter_like.device import target_of
+from aiter_like.dispatch.surroundings import with_defaults
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def columns_of(key: Any) -> dict[str, int | str]:
 def tuning_of(key: type, traffic: Callable[..., tuple[int, int]] | None, scratch: Sequence[str]) -> Tuning:
     """What the methods of a key say, as functions of dicts, which tuned rows and the tuner have."""
 
+    @with_defaults
     def case(named: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
         return key(**named).make(device, seed)
 

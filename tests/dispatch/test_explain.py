@@ -231,14 +231,9 @@ class TestDeclaration:
         with pytest.raises(ValueError, match=f"operator {op.name} exists already"):
             dispatch.Op(op.name, call=op.call, reference=scale_ref, backends=())
 
-    def test_fields_without_key(self):
-        with pytest.raises(ValueError, match="do not fit together"):
-            make_op(tune_key=None)
-
-    def test_key_with_other_fields(self):
-        op = make_op(tune_key=lambda *args: {"rows": 1})
-        with pytest.raises(ValueError, match="tune key must have the fields rows, hidden, dtype, got rows"):
-            run(op)
+    def test_rounds_no_field_of_the_key(self):
+        with pytest.raises(ValueError, match="its key has no field tokens to round"):
+            make_op(round_field="tokens")
 
     def test_is_tuned_of_a_stranger(self):
         with pytest.raises(ValueError, match="abs is no operator"):

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 import torch
-from toys import FIELDS, FakeJit, make_op, run
+from toys import FakeJit, ScaleKey, make_op, run
 
 from aiter_like.dispatch import Backend, table
 from aiter_like.errors import BuildError, SimulatorError
@@ -23,7 +23,7 @@ def rows(monkeypatch, tmp_path):
         path = tmp_path / f"{op.name}.csv"
         lines = [f"gfx942,304,2,4,float32,{backend},{kernel},{params},{us},0,,,measured:me"
                  for us, (backend, kernel, params) in enumerate(entries, 1)]
-        path.write_text("\n".join([",".join(table.columns(FIELDS)), *lines]) + "\n")
+        path.write_text("\n".join([",".join(table.columns(ScaleKey._fields)), *lines]) + "\n")
         monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
         return path
 

@@ -16,12 +16,10 @@ from torch import Tensor
 from aiter_like import device, dispatch
 from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
-from aiter_like.dispatch.tuning import Tuning
 from aiter_like.tuning.clock import interleaved
 from aiter_like.tuning.harness import Harness
 
 NAME = "planted"
-FIELDS = ("rows", "plant", "dtype")
 HARNESS = "planted:harness"
 TARGET = Target("hip", "gfx942", 304, 64)
 
@@ -99,24 +97,29 @@ def _compiled_space(target: Target, call: PlantedCall) -> list[dict]:
     return [dict(zip(("mode", "us"), plant)) for plant in COMPILED[call.plant]]
 
 
-def _case(key: dict, place: torch.device, seed: int) -> PlantedCall:
-    x = torch.randn(key["rows"], 8, generator=torch.Generator(place).manual_seed(seed))
-    return PlantedCall(torch.empty_like(x), x, key["plant"])
+class PlantedKey(NamedTuple):
+    """What a call of the planted operator is tuned by."""
 
+    rows: int
+    plant: int
+    dtype: str
 
-def _smaller(key: dict) -> list[dict]:
-    return [{**key, "rows": rows} for rows in (32, 4, 2)]
+    @classmethod
+    def of(cls, call: PlantedCall) -> PlantedKey:
+        return cls(call.x.shape[0], call.plant, "fp32")
 
+    def make(self, device: torch.device, seed: int) -> PlantedCall:
+        x = torch.randn(self.rows, 8, generator=torch.Generator(device).manual_seed(seed))
+        return PlantedCall(torch.empty_like(x), x, self.plant)
 
-def _key(call: PlantedCall) -> dict:
-    return {"rows": call.x.shape[0], "plant": call.plant, "dtype": "fp32"}
+    def smaller(self) -> list[PlantedKey]:
+        return [self._replace(rows=rows) for rows in (32, 4, 2)]
 
 
 @functools.cache
 def op() -> Op:
     """The operator; torch keeps the name, so one per process."""
-    return Op(NAME, call=PlantedCall, reference=scale_ref, tune_key=_key, tune_fields=FIELDS,
-              tuning=Tuning(_case, smaller=_smaller),
+    return Op(NAME, call=PlantedCall, reference=scale_ref, key=PlantedKey,
               backends=(Backend("hip", kernel, space=_space),
                         Backend("triton", kernel, space=_compiled_space,
                                 refusal=lambda target, call: None if call.plant in COMPILED else "never"),

@@ -14,7 +14,7 @@ from aiter_like.tuning.tuner import Options, tune
 
 pytestmark = pytest.mark.usefixtures("toy")
 
-HEADER = ",".join(table.columns(planted.FIELDS))
+HEADER = ",".join(table.columns(planted.PlantedKey._fields))
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from aiter_like.tuning.tuner import Options, Run, tune
 
 HERE = Path(__file__).parent
 FAILS = 600  # seconds after which an event that does not come is a failure
-HEADER = ",".join(table.columns(planted.FIELDS))
+HEADER = ",".join(table.columns(planted.PlantedKey._fields))
 
 
 pytestmark = pytest.mark.usefixtures("toy")
