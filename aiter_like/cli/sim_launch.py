@@ -16,7 +16,7 @@ from aiter_like.cli.sim_spec import Buffer
 from aiter_like.cli.sim_steps import Step
 
 MOST_IMAGE_BYTES = 1 << 30
-"""Of a code object."""
+"""The largest code object that is read."""
 
 
 def add_options(parser: argparse.ArgumentParser, see: str = "aiter-like sim run --help") -> None:

@@ -78,7 +78,7 @@ def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]
 
 
 def _result(function: Callable) -> str:
-    """What a function says of its result; "" where it has none."""
+    """The annotation of a function's result; "" where it has none."""
     found = inspect.signature(function).return_annotation
     return "" if found in (None, "None") else str(found)
 
@@ -95,7 +95,8 @@ def _add(section: dict[str, str], line: str, has_entries: bool) -> None:
 
 
 def _of_name(name: str) -> Callable:
-    return inspect.unwrap(getattr(sys.modules["aiter_like"], name))  # what serves names is imported by no file of it
+    # No file of the package imports what serves its names
+    return inspect.unwrap(getattr(sys.modules["aiter_like"], name))
 
 
 def _default(parameter: str, function: Callable) -> str:
