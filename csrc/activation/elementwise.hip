@@ -35,7 +35,7 @@ struct ElementwiseArgs {
   const typename Config::Input* input;
   const typename Config::Other* other;
   int64_t steps[3][kDims];  // elements from index to index of out, input and other; the last dimension is the fastest
-  Divider sizes[kDims];     // of the last dimension in vectors
+  Divider sizes[kDims];     // the last dimension's counts vectors
   uint32_t total;           // vectors
 };
 

@@ -33,7 +33,7 @@ struct DropoutLayerNormArgs {
   float epsilon;
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct DropoutLayerNormBody {
   using Element = typename Config::Element;

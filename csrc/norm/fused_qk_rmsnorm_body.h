@@ -36,7 +36,7 @@ struct QkRmsNormArgs {
   Side<Config> q, k;
   int64_t q_rows;  // rounded up to whole workgroups
 #if defined(__HIP__)
-  uint32_t rows[2];  // of q and of k, in one word to be preloaded
+  uint32_t rows[2];  // q's and k's, in one word to be preloaded
   static constexpr Preload preload() {
     using A = QkRmsNormArgs;
     return {offsetof(A, rows), offsetof(A, q.input.data), offsetof(A, q.input.stride), offsetof(A, q.hidden),
@@ -45,7 +45,7 @@ struct QkRmsNormArgs {
 #endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct QkRmsNormBody {
   using Element = typename Config::Element;

@@ -25,7 +25,7 @@ namespace aiter_like {
 /// How y is quantised: not at all, by a scale in memory, or by scales found per row or per kGroup columns (quant.h).
 enum class Quant { none, fixed, found };
 
-/// What the operator takes of either matrix.
+/// The arguments of either matrix.
 template <class Config>
 struct NormSide {
   using Element = typename Config::Element;
@@ -58,7 +58,7 @@ struct FusedRmsQuantArgs {
 #endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct FusedRmsQuantBody {
   using Element = typename Config::Element;
@@ -68,7 +68,7 @@ struct FusedRmsQuantBody {
   using SecondLayout = typename Config::template SecondLayout<kIsAligned>;
   using Args = FusedRmsQuantArgs<Config>;
 
-  static constexpr int kBytes = (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight);  // of registers
+  static constexpr int kBytes = (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight);  // bytes of registers
   static constexpr int kMinGroups = Layout::min_groups(kBytes);
 
   __device__ __forceinline__ static void run(const Args& args) {

@@ -42,7 +42,7 @@ struct GatedRmsNormArgs {
 #endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct GatedRmsNormBody {
   using Element = typename Config::Element;
@@ -51,7 +51,7 @@ struct GatedRmsNormBody {
   using Layout = typename Config::template Layout<kIsAligned>;
   using Args = GatedRmsNormArgs<Config>;
 
-  static constexpr int kBytes = (2 + Config::kIsQuant) * sizeof(Element);  // of registers: x, gate, part of y
+  static constexpr int kBytes = (2 + Config::kIsQuant) * sizeof(Element);  // bytes of registers: x, gate, part of y
   static constexpr int kMinGroups = Layout::min_groups(kBytes, sizeof(Weight));
 
   __device__ __forceinline__ static void run(const Args& args) {

@@ -193,7 +193,7 @@ __device__ inline Moments combined(E each, int size, RowScratch<Layout>& means_s
   return {mean, row_sum<Layout>(squares, deviations_scratch) / static_cast<float>(size)};
 }
 
-/// Which slice of which row a workgroup takes.
+/// The slice and the row that a workgroup takes.
 struct SliceIndex {
   uint32_t row, slice;
 
@@ -202,7 +202,7 @@ struct SliceIndex {
   __device__ int64_t part(const Divider& slices) const { return int64_t{row} * slices.divisor + slice; }
 };
 
-/// What one workgroup does to its rows, or to its slice of a row.
+/// One workgroup's work on its rows, or on its slice of a row.
 template <class Config, bool kIsAligned>
 struct GroupNormBody {
   using Element = typename Config::Element;
@@ -266,7 +266,7 @@ struct GroupNormBody {
   __device__ __forceinline__ static void run_cluster(const Args& args) {
     __shared__ PairScratch<Layout> sums_scratch;
     __shared__ RowScratch<Layout> deviations_scratch, means_scratch, squares_scratch;
-    __shared__ uint64_t part;  // as in Args::parts
+    __shared__ uint64_t part;  // like one of Args::parts
     Slice slice = slice_of(args, SliceIndex(args.slices, workgroup_index().y * args.slices.divisor +
                                                              workgroup_index().x));
     slice.load();
@@ -285,7 +285,7 @@ struct GroupNormBody {
   }
 
  private:
-  /// What `combined` takes: read(i, mean, squared deviations) reads a slice's.
+  /// The argument of `combined`: read(i, mean, squared deviations) reads a slice's.
   template <class Read>
   __device__ static auto each_part(const Args& args, Read read) {
     return [&args, read](auto f) {

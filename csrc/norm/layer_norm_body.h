@@ -51,7 +51,7 @@ struct LayerNormArgs {
 #endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct LayerNormBody {
   using Element = typename Config::Element;
@@ -61,7 +61,7 @@ struct LayerNormBody {
   using Args = LayerNormArgs<Config>;
 
   static constexpr bool kIsSum = Config::kHasResidual || Config::kHasXBias;
-  static constexpr int kBytes = kIsSum ? 4 : sizeof(Element);  // of registers for an element of x
+  static constexpr int kBytes = kIsSum ? 4 : sizeof(Element);  // bytes of registers for an element of x
   static constexpr int kFactorBytes =
       (Config::kHasWeight + Config::kHasBias) * sizeof(Weight) + 4 * Config::kHasSmooth;
   // Factors that fit beside a lane's part of the row are loaded with it, not after the reductions: 2.7 us instead of

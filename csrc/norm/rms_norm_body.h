@@ -44,7 +44,7 @@ struct RmsNormArgs {
 #endif
 };
 
-/// What one workgroup does to its rows: device code that a kernel of another module may call too.
+/// One workgroup's work on its rows: device code that a kernel of another module may call too.
 #if defined(__HIP__)
 template <class Config, bool kIsAligned, int kWide = 1>
 #else
@@ -60,7 +60,7 @@ struct RmsNormBody {
 #endif
   using Args = RmsNormArgs<Config>;
 
-  static constexpr int kBytes = Config::kHasResidual ? 4 : sizeof(Element);  // of registers for an element of x
+  static constexpr int kBytes = Config::kHasResidual ? 4 : sizeof(Element);  // bytes of registers for an element of x
   // Weights that fit beside a lane's part of the row are loaded with it, not after the reduction: that saves a short
   // launch a wait for memory (64 rows of 8192 bf16 on an H200: 2.3 us, not 2.7).
   static constexpr bool kKeepsWeights =

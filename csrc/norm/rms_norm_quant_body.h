@@ -50,7 +50,7 @@ struct RmsNormQuantArgs {
 #endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct RmsNormQuantBody {
   using Element = typename Config::Element;
@@ -66,7 +66,7 @@ struct RmsNormQuantBody {
   static constexpr bool kHasProducts = !Config::kHasResidual && !Config::kHasSmooth && !Config::kIsModelSensitive &&
                                        (kGroup == 0 || Config::kIsWhole);
   static constexpr float kLeastProduct = 0x1p-100f, kMostProduct = 0x1p100f;  // a product between them has lost no bits
-  static constexpr int kBytes =  // of registers for an element
+  static constexpr int kBytes =  // bytes of registers for an element
       kHasProducts ? 4 : (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight) + 4 * Config::kHasSmooth;
   static constexpr int kMinGroups = Layout::min_groups(kBytes);
 
@@ -80,7 +80,7 @@ struct RmsNormQuantBody {
     SumTile<Layout, Element, Config::kHasResidual> x;
     RowTile<Layout, Weight> weight;
     RowTile<Layout, float> x_scale, y;
-    float amax[Layout::kVectors];  // of a vector, or of the group it belongs to
+    float amax[Layout::kVectors];  // a vector's, or that of the group it belongs to
     const auto load = [&](int start) {
       x.load(args.input.row(row) + start, hidden - start);
       weight.load(args.weight + start, hidden - start);

@@ -41,7 +41,7 @@ struct Hadamard {
   static constexpr int kVectors = kColumns / (kVec * kLanes), kCount = kVec * kVectors, kRows = kThreads / kLanes;
   static_assert((kColumns & (kColumns - 1)) == 0 && kColumns > 1, "a power of two");
 
-  float x[kCount];  // of this lane
+  float x[kCount];  // this lane's
 
   /// The stages of bits of a lane's own numbers, from kFirst to below kEnd.
   template <int kFirst, int kEnd>

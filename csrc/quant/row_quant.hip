@@ -42,7 +42,7 @@ struct RowQuantArgs {
 #endif
 };
 
-constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // of registers for an element of x
+constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // bytes of registers for an element of x
 
 #if defined(__HIP__)
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>

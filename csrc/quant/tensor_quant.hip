@@ -24,7 +24,7 @@
 namespace aiter_like {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostGroups = 2048;  // of step 2: a device full, and few atomics
+constexpr int64_t kMostGroups = 2048;  // workgroups of step 2: a device full, and few atomics
 
 struct TensorQuantArgs {
   Matrix<OUT> out;

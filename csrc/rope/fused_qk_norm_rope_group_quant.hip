@@ -26,7 +26,7 @@ constexpr bool kHasEntries = sizeof(Q_OUT) == 1;  // queries become entries
 using Layout = RowLayout<LANES, VECTORS, kVec>;
 static_assert(LANES >= 16, "a group of 128 elements is 16 lanes");
 
-/// Where heads go; strides in elements.
+/// The memory that heads go to; strides in elements.
 struct EntryPlane {
   uint8_t* entries;  // bytes
   ELEMENT* rotated;

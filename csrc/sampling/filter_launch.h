@@ -43,8 +43,8 @@ __global__ __launch_bounds__(256) void filter_clear_kernel(uint32_t* words, int6
   if (i < count) store_vec(words + i, Vec<uint32_t, 4>{});
 }
 
-/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Of slices, `searches` is
-/// there if either holds, and for renorm_probs.
+/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Slices have `searches` if
+/// either holds, and for renorm_probs.
 template <class Config>
 void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slices, bool is_limited, bool has_min_p,
                    Stream stream) {

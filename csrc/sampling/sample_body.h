@@ -148,7 +148,7 @@ struct SampleBody {
 
   __device__ __forceinline__ static uint64_t race(const Args& args, int64_t row, float temperature) {
     const float exact = 1.44269504f / (temperature < kLeastTemperature ? kLeastTemperature : temperature);  // NaN stays
-    const float scale = exact < 0x1p-126f ? 0x1p-126f : exact;  // of an infinite temperature: -inf must stay -inf
+    const float scale = exact < 0x1p-126f ? 0x1p-126f : exact;  // for an infinite temperature: -inf must stay -inf
     const Draw draw(args.seeds, row);
     Best wide, single;  // the single elements at the end of a row come first
     scan_row<kThreads>(args.input.row(row), begin_of(args), end_of(args), [&](int column, const auto& x) {

@@ -100,7 +100,7 @@ struct SoftmaxBody {
     constexpr float kLog2E = 1.44269504f, kLeastTemperature = 1e-5f;
     const float temperature = args.temperatures ? args.temperatures[row] : args.temperature;
     const float scale = kLog2E / (temperature < kLeastTemperature ? kLeastTemperature : temperature);  // NaN stays
-    return scale < 0x1p-126f ? 0x1p-126f : scale;  // of an infinite temperature: -inf must stay -inf
+    return scale < 0x1p-126f ? 0x1p-126f : scale;  // for an infinite temperature: -inf must stay -inf
   }
 
   /// A whole row.
@@ -240,7 +240,7 @@ struct SoftmaxBody {
     }
   };
 
-  /// Of all lanes of the wave, in each.
+  /// The sum of all lanes of the wave, in each.
   __device__ static SoftmaxSum of_wave(const SoftmaxSum& lane, float scale) {
     const float high = wave_highest(lane.maximum);
     return SoftmaxSum(high, wave_sum(lane.sum_below(high, scale)));

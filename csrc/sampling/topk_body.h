@@ -51,8 +51,8 @@ struct TopkBody {
     uint64_t first;
   };
 
-  /// Of the numbers at least `first`: how many are above those whose bits from `shift` on are its own, and how many
-  /// those are.
+  /// Counts among the numbers of at least `first`: those above the ones whose bits from `shift` on are its own, and
+  /// these.
   struct Range {
     uint64_t first;
     int shift;

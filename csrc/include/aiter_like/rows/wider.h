@@ -10,7 +10,8 @@
 
 namespace aiter_like {
 
-/// As many elements of a lane, kWide of them side by side; Layout itself where that does not divide them.
+/// A layout with equally many elements of a lane, kWide of them side by side; Layout itself where that does not divide
+/// them.
 template <class Layout, int kWide>
 using WiderLayout = std::conditional_t<
     Layout::kVectors % kWide == 0,
