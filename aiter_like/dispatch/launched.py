@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like import device
-from aiter_like.build import revision, revision_python
 from aiter_like.device import Target
 from aiter_like.dispatch.backend import Candidate
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.dispatch.without_memory import call_of, quiet
+from aiter_like.modules import revision, revision_python
 
 logger = logging.getLogger("aiter_like")
 _OF_DESCRIPTOR = ("base", "shape", "strides", "block_shape", "layout")

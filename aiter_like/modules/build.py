@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import env, paths
-from aiter_like.build import cache, partial, processes, progress, recipe, toolchain
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError
+from aiter_like.modules import cache, partial, processes, progress, recipe, toolchain
+from aiter_like.modules.recipe import ModuleSpec
 
 __all__ = ["LOCK_TIMEOUT", "Built", "ModuleSpec", "built", "default_jobs", "ensure", "load_or_build"]
 

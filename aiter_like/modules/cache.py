@@ -29,8 +29,8 @@ from typing import Any
 import platformdirs
 
 from aiter_like import env
-from aiter_like.build import processes, trust
 from aiter_like.errors import BuildError
+from aiter_like.modules import processes, trust
 
 _log = logging.getLogger("aiter_like")
 

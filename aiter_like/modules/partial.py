@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aiter_like.build import cache, recipe, trust
-from aiter_like.build.recipe import Step
+from aiter_like.modules import cache, recipe, trust
+from aiter_like.modules.recipe import Step
 
 _NOTE = "interrupted.json"
 _LOG = ".ninja_log"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import paths
-from aiter_like.build import cache
-from aiter_like.build.toolchain import Toolchain
 from aiter_like.errors import BuildError
+from aiter_like.modules import cache
+from aiter_like.modules.toolchain import Toolchain
 
 _PCH = "precompiled.pch"
 _BINDING = "include/aiter_like/ffi.h"  # the host half of each HIP module begins with it

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aiter_like import paths
-from aiter_like.build import revision
-from aiter_like.build.declarations import Cutter, Declared, Unclear
+from aiter_like.modules import revision
+from aiter_like.modules.declarations import Cutter, Declared, Unclear
 
 # A literal stays as it is, a comment goes.
 _COMMENT = re.compile(r'R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from aiter_like.build import revision
+from aiter_like.modules import revision
 
 _OPS = "aiter_like.ops"
 _JIT = ("triton.jit", "triton.experimental.gluon.jit")

@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 
 from aiter_like import env
-from aiter_like.build import processes, trust
-from aiter_like.build.cache import cache_root, read_json, sha256, write_json
 from aiter_like.errors import BuildError
+from aiter_like.modules import processes, trust
+from aiter_like.modules.cache import cache_root, read_json, sha256, write_json
 
 ROCM_MIN = (6,)
 CLANG_MIN = (19,)  # the first with gfx942 code generation that all sources here were tried with

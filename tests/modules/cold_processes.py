@@ -23,9 +23,9 @@ from jit_project import Project, make_hip_project
 from torch import Tensor
 
 from aiter_like import device, paths
-from aiter_like.build import cache
-from aiter_like.build.build import load_or_build
 from aiter_like.jit import JitFunction, compile_ops
+from aiter_like.modules import cache
+from aiter_like.modules.build import load_or_build
 
 
 def race(folder: Path) -> dict:

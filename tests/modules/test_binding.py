@@ -4,8 +4,8 @@
 import pytest
 from jit_project import counting_clang, make_hip_project, stand_in_hipcc
 
-from aiter_like.build import build, recipe, toolchain
-from aiter_like.build.recipe import ModuleSpec
+from aiter_like.modules import build, recipe, toolchain
+from aiter_like.modules.recipe import ModuleSpec
 
 
 @pytest.fixture

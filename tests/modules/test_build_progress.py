@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jit_project import Project, fake_compiler, forget
 
-from aiter_like.build import build, cache, progress
+from aiter_like.modules import build, cache, progress
 
 
 @pytest.fixture

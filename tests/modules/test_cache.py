@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from jit_project import forget
 
-from aiter_like.build import build, cache
-from aiter_like.build.build import load_or_build
 from aiter_like.errors import BuildError
+from aiter_like.modules import build, cache
+from aiter_like.modules.build import load_or_build
 
 
 def _load(spec, **options) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jit_project import counting_clang, fake_compiler, forget
 
-from aiter_like.build.build import load_or_build
+from aiter_like.modules.build import load_or_build
 
 HERE = Path(__file__).resolve().parent
 

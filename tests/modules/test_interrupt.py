@@ -15,9 +15,9 @@ import interrupted_build
 import pytest
 from jit_project import Compiler
 
-from aiter_like.build import build, cache, processes
-from aiter_like.build.build import load_or_build
-from aiter_like.build.recipe import ModuleSpec
+from aiter_like.modules import build, cache, processes
+from aiter_like.modules.build import load_or_build
+from aiter_like.modules.recipe import ModuleSpec
 
 HERE = Path(__file__).resolve().parent
 NAMES = [f"op/m{number}" for number in range(4)]

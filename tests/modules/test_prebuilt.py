@@ -11,10 +11,10 @@ from jit_project import Project, counting_clang, forget
 from toys import FakeJit, make_op
 
 from aiter_like import paths
-from aiter_like.build import build, cache, recipe, toolchain
 from aiter_like.dispatch import Backend
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError
+from aiter_like.modules import build, cache, recipe, toolchain
 
 
 @pytest.fixture

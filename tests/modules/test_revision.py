@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiter_like import paths
-from aiter_like.build import revision_cpp, revision_python
+from aiter_like.modules import revision_cpp, revision_python
 
 PACKAGE = Path(revision_cpp.__file__).parents[1]
 FAMILIES = ("activation", "gemm", "norm")

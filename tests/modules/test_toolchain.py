@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jit_project import Compiler, fake_compiler, forget, stand_in_hipcc
 
-from aiter_like.build import toolchain
 from aiter_like.errors import BuildError
+from aiter_like.modules import toolchain
 
 _VERSION_ONLY = '#!/bin/sh\necho asked >> "{log}"\n{lines}\n'
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from jit_project import forget
 
-from aiter_like.build import cache, trust
-from aiter_like.build.build import load_or_build
 from aiter_like.errors import BuildError
+from aiter_like.modules import cache, trust
+from aiter_like.modules.build import load_or_build
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import rotation
 
-from aiter_like.build import build, toolchain
 from aiter_like.cli.build import selected
 from aiter_like.dispatch import OPS
 from aiter_like.errors import BuildError
 from aiter_like.jit.compile_ops import JitFunction, registered
+from aiter_like.modules import build, toolchain
 
 ARCHS = {"gfx942": "hip", "sm_90": "cuda"}
 assert list(OPS)  # each one that is read declares its functions

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiter_like import sim
-from aiter_like.build import processes
 from aiter_like.cli.outputs import require_writable
-from aiter_like.cli.sim_script import GPU_HELP, Shown, gpu_block, prepare_script, require_script
+from aiter_like.cli.sim.script import GPU_HELP, Shown, gpu_block, prepare_script, require_script
+from aiter_like.modules import processes
 from aiter_like.sim import reports
 from aiter_like.sim.library import default_settings
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim`: `run` launches kernels of any gfx942 code object on the simulated MI300X. The other actions have a
-module each: sim_check.py, sim_compare.py, sim_compile.py, sim_coverage.py, sim_debug.py, sim_profile.py,
-sim_script.py, sim_trace.py, sim_validate.py.
+module each: sim/check.py, sim/compare.py, sim/compile.py, sim/coverage.py, sim/debug.py, sim/profile.py,
+sim/script.py, sim/trace.py, sim/validate.py.
 
-What the kernels get is described in a file: sim_spec.py, sim_steps.py; sim_init.py writes one.
+What the kernels get is described in a file: sim/spec.py, sim/steps.py; sim/init.py writes one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiter_like import sim
-from aiter_like.cli import (
-    described,
-    sim_check,
-    sim_compare,
-    sim_compile,
-    sim_coverage,
-    sim_debug,
-    sim_init,
-    sim_launch,
-    sim_profile,
-    sim_script,
-    sim_spec,
-    sim_trace,
-    sim_validate,
-)
 from aiter_like.cli.outputs import require_writable
-from aiter_like.cli.sim_spec import Buffer
+from aiter_like.cli.sim import check as sim_check
+from aiter_like.cli.sim import compare, coverage, debug, described, profile, script, trace, validate
+from aiter_like.cli.sim import compile as sim_compile
+from aiter_like.cli.sim import init as sim_init
+from aiter_like.cli.sim import launch as sim_launch
+from aiter_like.cli.sim import spec as sim_spec
+from aiter_like.cli.sim.spec import Buffer
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import counting, modelling, names
 from aiter_like.sim import reports as sim_reports
@@ -87,15 +78,15 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                           "an equals sign")
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
     run.set_defaults(run=_run, judge=lambda args: described.require_kind(args.file, "code object"))
-    sim_script.add_script(actions)
+    script.add_script(actions)
     sim_compile.add_compile(actions)
-    sim_compare.add_compare(actions)
+    compare.add_compare(actions)
     sim_check.add_check(actions)
-    sim_coverage.add_coverage(actions)
-    sim_validate.add_validate(actions)
-    sim_profile.add_profile(actions)
-    sim_debug.add_debug(actions)
-    sim_trace.add_trace(actions)
+    coverage.add_coverage(actions)
+    validate.add_validate(actions)
+    profile.add_profile(actions)
+    debug.add_debug(actions)
+    trace.add_trace(actions)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiter_like import sim
-from aiter_like.build import code_object
-from aiter_like.cli import described, sim_compile, sim_launch, sim_spec
+from aiter_like.cli.sim import compile as sim_compile
+from aiter_like.cli.sim import described, spec
+from aiter_like.cli.sim import launch as sim_launch
 from aiter_like.errors import SimulatorError
+from aiter_like.modules import code_object
 from aiter_like.sim import library, profiling
 from aiter_like.sim.names import demangled
 from aiter_like.sim.profiling import comparison, sources
@@ -109,7 +111,7 @@ def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:
     described.require_kind(path, "code object")
     image = described.read_file(path, sim_launch.MOST_IMAGE_BYTES)
     try:
-        kernels = code_object.kernels(image, sim_spec.ARCH)
+        kernels = code_object.kernels(image, spec.ARCH)
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from error
     return Side(text, path, image, kernels, folders)
@@ -154,9 +156,9 @@ def _pairs(before: Side, after: Side, name: str | None) -> list[tuple[str, str]]
         ValueError: there are none.
     """
     if name:
-        return [tuple(sim_spec.kernel_of(side.file, side.image, name).name for side in (before, after))]
+        return [tuple(spec.kernel_of(side.file, side.image, name).name for side in (before, after))]
     pairs = [(one, one) for one in before.kernels if one in after.kernels]
-    left = [{sim_spec.function_name(demangled(one)): one for one in side.kernels
+    left = [{spec.function_name(demangled(one)): one for one in side.kernels
              if one not in dict(pairs)} for side in (before, after)]
     pairs += [(one, left[1][function]) for function, one in left[0].items() if function in left[1]]
     if not pairs:
@@ -233,7 +235,7 @@ def _kind(text: str) -> str:
 
 def _listing(image: bytes, kernel: str) -> list[tuple[int, str, str]]:
     """A kernel's instructions: place, text, "file:line" or ""."""
-    begin, end = code_object.function_range(code_object.unbundled(image, sim_spec.ARCH), kernel)
+    begin, end = code_object.function_range(code_object.unbundled(image, spec.ARCH), kernel)
     lines = dict(library.source_lines(image))
     return [(at, text, lines.get(at, "")) for at, text, _ in library.disassemble(image)
             if begin <= at < end and not text.startswith("<")]

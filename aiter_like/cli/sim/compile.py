@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiter_like import paths
-from aiter_like.build import processes, toolchain
 from aiter_like.cli.outputs import require_writable
 from aiter_like.errors import BuildError, did_you_mean
+from aiter_like.modules import processes, toolchain
 from aiter_like.sim import rocm
 
 HIP_SUFFIXES = (".hip", ".cpp", ".cc", ".cxx", ".cu", ".C")

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiter_like.build import progress
 from aiter_like.cli.outputs import require_writable
 from aiter_like.errors import SimulatorError
+from aiter_like.modules import progress
 
 _DESCRIPTION = """Reads every gfx942 code object under DIR, whatever its name, decodes it as a launch would, and lists
 the instructions by mnemonic, or by mnemonic and kinds of operands, and last what would stop a launch on the simulated

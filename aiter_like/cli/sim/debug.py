@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import sim
-from aiter_like.cli import sim_check, sim_targets
-from aiter_like.cli.debug_shell import Shell
-from aiter_like.cli.described import read_file
+from aiter_like.cli.sim import check, targets
+from aiter_like.cli.sim.debug_shell import Shell
+from aiter_like.cli.sim.described import read_file
 from aiter_like.errors import AiterLikeError
 from aiter_like.sim.debugging.stops import Caught
 
@@ -35,7 +35,7 @@ def add_debug(actions: argparse._SubParsersAction) -> None:
     debug = actions.add_parser("debug", help="stop, step and look into kernels", description=_DESCRIPTION,
                                epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     _add_options(debug)
-    sim_targets.add_target(debug)
+    targets.add_target(debug)
     debug.set_defaults(run=_run)
 
 
@@ -43,16 +43,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--command", action="append", default=[], metavar="COMMAND",
                         help="carry it out first; may be given several times")
     parser.add_argument("-x", "--commands", type=Path, metavar="FILE", help="carry out its lines first, before those")
-    parser.add_argument("--checks", type=sim_check.checks_of, metavar="NAME,…",
-                        help="with these checkers, whose errors stop: " + sim_check.CHECKS_HELP)
-    sim_targets.add_launch_options(parser)
+    parser.add_argument("--checks", type=check.checks_of, metavar="NAME,…",
+                        help="with these checkers, whose errors stop: " + check.CHECKS_HELP)
+    targets.add_launch_options(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     from aiter_like import device
 
-    args = sim_targets.with_rest(args, "debug", _add_options)
-    call = sim_targets.call_of(args, "debug")
+    args = targets.with_rest(args, "debug", _add_options)
+    call = targets.call_of(args, "debug")
     device.use_simulator(True)
     lines = read_file(args.commands, _MOST_BYTES).decode().splitlines() if args.commands else []
     shell = Shell([*(line for line in lines if line.strip() and not line.startswith("#")), *args.command])

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aiter_like.cli import debug_texts
+from aiter_like.cli.sim import debug_texts
 from aiter_like.errors import DebuggerError, did_you_mean
 from aiter_like.sim import names
 from aiter_like.sim.debugging.debugger import Controller

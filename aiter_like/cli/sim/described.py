@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Files that a user names: JSON, read for sim_spec.py and sim_kernels.py, every mistake of which is named by its place;
+"""Files that a user names: JSON, read for sim/spec.py and sim/kernels.py, every mistake of which is named by its place;
 and files of another kind than a command takes, answered with the command that takes them.
 """
 

@@ -12,9 +12,11 @@ import json
 import re
 from typing import Any
 
-from aiter_like.build import code_object
-from aiter_like.cli import described, sim_launch, sim_spec
 from aiter_like.cli.outputs import require_writable
+from aiter_like.cli.sim import described
+from aiter_like.cli.sim import launch as sim_launch
+from aiter_like.cli.sim import spec as sim_spec
+from aiter_like.modules import code_object
 from aiter_like.sim.names import demangled
 
 _ELEMENTS, _MOST_BLOCK = 1024, 256

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.cli import described, sim_spec
+from aiter_like.cli.sim import described
+from aiter_like.cli.sim import spec as sim_spec
 from aiter_like.errors import SimulatorError
 
 if TYPE_CHECKING:

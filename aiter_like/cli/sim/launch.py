@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiter_like import sim
-from aiter_like.build import code_object
-from aiter_like.cli import described, sim_spec
-from aiter_like.cli.sim_spec import Buffer
-from aiter_like.cli.sim_steps import Step
+from aiter_like.cli.sim import described
+from aiter_like.cli.sim import spec as sim_spec
+from aiter_like.cli.sim.spec import Buffer
+from aiter_like.cli.sim.steps import Step
+from aiter_like.modules import code_object
 
 MOST_IMAGE_BYTES = 1 << 30
 """Of a code object."""

@@ -7,9 +7,9 @@ import argparse
 import json
 from pathlib import Path
 
-from aiter_like.cli import sim_targets
 from aiter_like.cli.outputs import require_writable
-from aiter_like.cli.sim_script import GPU_HELP, gpu_block
+from aiter_like.cli.sim import targets
+from aiter_like.cli.sim.script import GPU_HELP, gpu_block
 
 _DESCRIPTION = """Runs a Python script, calls a public function on random numbers, or launches a kernel of a code
 object, on the simulated MI300X with the cycle model on, and prints for each kernel what it is bound by, how busy the
@@ -27,7 +27,7 @@ def add_profile(actions: argparse._SubParsersAction) -> None:
     profile = actions.add_parser("profile", help="where the modelled cycles of kernels go", description=_DESCRIPTION,
                                  epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     _add_options(profile)
-    sim_targets.add_target(profile)
+    targets.add_target(profile)
     profile.set_defaults(run=_run)
 
 
@@ -43,21 +43,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", action="store_true", help=GPU_HELP)
     parser.add_argument("--whole", action="store_true", help="run every workgroup, with right results")
     parser.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
-    sim_targets.add_launch_options(parser)
+    targets.add_launch_options(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     from aiter_like import device
-    from aiter_like.build import progress
+    from aiter_like.modules import progress
     from aiter_like.sim import modelling, profiling
 
-    args = sim_targets.with_rest(args, "profile", _add_options)
+    args = targets.with_rest(args, "profile", _add_options)
     for path, option in ((args.page, "--page"), (args.json, "--json"), (args.trace, "--trace"),
                          (args.thread_trace and args.thread_trace / "ui_output", "--thread-trace")):
         if path:
             require_writable(path, option)
     before = _read(args.compare) if args.compare else None
-    call = sim_targets.call_of(args, "profile")
+    call = targets.call_of(args, "profile")
     device.use_simulator(True)
     found: list[dict] = []
     with progress.shown(lambda: f"running {args.target} on the simulated MI300X and its cycle model"), \

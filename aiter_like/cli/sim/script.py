@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from aiter_like import sim
-from aiter_like.cli.described import require_kind
+from aiter_like.cli.sim.described import require_kind
 
 GPU_HELP = 'device="cuda" is the simulated MI300X, as in `aiter-like sim script`'
 _DESCRIPTION = """Runs a Python script as __main__, in which torch's device "cuda" is the simulated MI300X:

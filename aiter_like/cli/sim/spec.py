@@ -21,10 +21,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import enums
-from aiter_like.build import code_object
-from aiter_like.cli import described
-from aiter_like.cli.sim_steps import SCALARS, Buffer, Step, steps_of
+from aiter_like.cli.sim import described
+from aiter_like.cli.sim.steps import SCALARS, Buffer, Step, steps_of
 from aiter_like.errors import did_you_mean
+from aiter_like.modules import code_object
 from aiter_like.sim.names import demangled
 
 if TYPE_CHECKING:

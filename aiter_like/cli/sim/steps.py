@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The launches of a SPEC.json (sim_spec.py): which kernel, how many workgroups, and its arguments as bytes."""
+"""The launches of a SPEC.json (sim/spec.py): which kernel, how many workgroups, and its arguments as bytes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.build import code_object
-from aiter_like.cli import described
+from aiter_like.cli.sim import described
 from aiter_like.errors import did_you_mean
+from aiter_like.modules import code_object
 
 if TYPE_CHECKING:
     from torch import Tensor

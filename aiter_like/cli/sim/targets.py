@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiter_like.cli import sim_launch
-from aiter_like.cli.sim_script import prepare_script, require_script
+from aiter_like.cli.sim import launch as sim_launch
+from aiter_like.cli.sim.script import prepare_script, require_script
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiter_like.cli import sim_targets
 from aiter_like.cli.outputs import require_writable
+from aiter_like.cli.sim import targets
 from aiter_like.sim import names
 from aiter_like.sim.profiling import sources
 
@@ -26,7 +26,7 @@ def add_trace(actions: argparse._SubParsersAction) -> None:
     trace = actions.add_parser("trace", help="which lane touches what, as pictures", description=_DESCRIPTION,
                                epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     _add_options(trace)
-    sim_targets.add_target(trace)
+    targets.add_target(trace)
     trace.set_defaults(run=_run)
 
 
@@ -36,7 +36,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workgroup", type=int, default=0, metavar="N", help="its place in the grid (default: 0)")
     parser.add_argument("--executions", type=int, default=1, metavar="N",
                         help="of a memory instruction by a wave, the first N are shown (default: 1)")
-    sim_targets.add_launch_options(parser)
+    targets.add_launch_options(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -44,11 +44,11 @@ def _run(args: argparse.Namespace) -> int:
     from aiter_like.sim import tracing
     from aiter_like.sim.tracing import page
 
-    args = sim_targets.with_rest(args, "trace", _add_options)
+    args = targets.with_rest(args, "trace", _add_options)
     for path, option in ((args.page, "--page"), (args.json, "--json")):
         if path:
             require_writable(path, option)
-    call = sim_targets.call_of(args, "trace")
+    call = targets.call_of(args, "trace")
     device.use_simulator(True)
     found: list[dict] = []
     with tracing.traced(found, args.workgroup, args.executions):

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiter_like.cli import sim_hardware, sim_kernels
 from aiter_like.cli.outputs import put_section, require_writable
+from aiter_like.cli.sim import kernels as sim_kernels
+from aiter_like.cli.sim.hardware import commands
 
 if TYPE_CHECKING:
     from aiter_like.sim.validation.case import Case
@@ -34,7 +35,7 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
     validate.add_argument("--kernels", type=Path, metavar="DIR", help="instead: whole kernels with published times, "
                                                                       "from code objects in DIR; see below")
     validate.add_argument("--rows", action="store_true", help="list the rows that --kernels knows, and run nothing")
-    sim_hardware.add_options(validate)
+    commands.add_options(validate)
     validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
     validate.add_argument("--mca", action="store_true", help="also straight lines of instructions beside llvm-mca")
     validate.add_argument("--page", type=Path, metavar="FILE.md",
@@ -44,7 +45,7 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if (other := sim_hardware.asked_for(args)) is not None:
+    if (other := commands.asked_for(args)) is not None:
         return other(args)
     if args.rows:
         from aiter_like.sim.validation.whole_kernels import published
@@ -60,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_cases(args: argparse.Namespace) -> int:
-    from aiter_like.build import progress
+    from aiter_like.modules import progress
     from aiter_like.sim import modelling
     from aiter_like.sim.validation import page, run
 
@@ -106,7 +107,7 @@ def chosen_cases(only: Sequence[str]) -> list[Case]:
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    from aiter_like.build import progress
+    from aiter_like.modules import progress
     from aiter_like.sim.validation.whole_kernels import Modelled, published
 
     if args.mca or args.clock:

@@ -13,8 +13,8 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from aiter_like.integrations import aiter_uses
-from aiter_like.integrations.aiter_scopes import TORCH_OPS, Program, Scope, dotted
+from aiter_like.integrations.aiter import uses
+from aiter_like.integrations.aiter.scopes import TORCH_OPS, Program, Scope, dotted
 
 
 def written(texts: dict[str, str]) -> dict[str, str]:
@@ -27,7 +27,7 @@ def written(texts: dict[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for file, module in sorted(program.modules.items()):
         place = file.partition("/")[2] or file
-        for name in sorted(set(aiter_uses.names(module.node))):
+        for name in sorted(set(uses.names(module.node))):
             found.setdefault(name, place)
         for line, number in sorted(_calls(program, module)):
             found.setdefault(line, f"{place}:{number}")
@@ -56,7 +56,7 @@ def text_of(head: str, found: dict[str, str]) -> str:
 
 def absent(lines: Iterable[str]) -> list[str]:
     """Names of a list that the shim has not, sorted."""
-    states = {aiter_uses.resolved(line.partition("(")[0]) for line in lines}
+    states = {uses.resolved(line.partition("(")[0]) for line in lines}
     return sorted(name for name, state in states if state == "absent")
 
 
@@ -73,7 +73,7 @@ def unfit(lines: Iterable[str], asked: Collection[str] = ()) -> Iterator[tuple[s
 
 def _misfit(call: ast.Call, asked: Collection[str]) -> str:
     name = ast.unparse(call.func)
-    function = aiter_uses.value_of(name)
+    function = uses.value_of(name)
     if getattr(function, "is_missing", False):  # it takes anything, and says what to use
         return ""
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of AITER's names (aiter_names.txt), and what each of them is here: ours, or a stub that says what to use.
+"""The table of AITER's names (names.txt), and what each of them is here: ours, or a stub that says what to use.
 
 From it come the names of `import aiter_like as aiter`, the overlay, the shim, and AITER.md.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's classes and constants that engines import and that have no counterpart here. Named by aiter_names.txt."""
+"""AITER's classes and constants that engines import and that have no counterpart here. Named by names.txt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from aiter_like import dtypes, paths
 from aiter_like.ops.norm.group_norm import group_norm
 
-_TABLES = Path(__file__).with_name("aiter_configs")
+_TABLES = Path(__file__).with_name("configs")
 
 AITER_CONFIGS = SimpleNamespace(**{f"AITER_CONFIG_{name}_FILE": str(_TABLES / f"{file}.csv") for name, file in (
     ("GEMM_A8W8", "a8w8_tuned_gemm"), ("GEMM_A8W8_BPRESHUFFLE", "a8w8_bpreshuffle_tuned_gemm"),
@@ -27,8 +27,8 @@ AITER_CONFIGS = SimpleNamespace(**{f"AITER_CONFIG_{name}_FILE": str(_TABLES / f"
     ("GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE", "a8w8_blockscale_bpreshuffle_tuned_gemm"),
     ("A8W8_BATCHED_GEMM", "a8w8_tuned_batched_gemm"), ("BF16_BATCHED_GEMM", "bf16_tuned_batched_gemm"),
     ("GEMM_BF16", "bf16_tuned_gemm"), ("GEMM_A4W4", "a4w4_blockscale_tuned_gemm"))})
-"""Tables of AITER's form, with its columns and no row: this package reads tuned_csv/. By the file's name aiter_gemm.py
-knows what is asked about."""
+"""Tables of AITER's form, with its columns and no row: this package reads tuned_csv/. gemm/gemm.py knows by the name
+of the file what is asked about."""
 
 AITER_CSRC_DIR = str(paths.csrc())
 ENABLE_CK = False  # nothing here is composable_kernel

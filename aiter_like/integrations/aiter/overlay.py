@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AMD's own `aiter` is installed: our operators take its names over, in every module where an engine finds them.
 
-A name is taken where its original has the signature that the table (aiter_names.txt) states; the original stays behind
+A name is taken where its original has the signature that the table (names.txt) states; the original stays behind
 it for what ours refuses. Modules that do not import are left out, as the engines leave them out.
 """
 
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_names, shim, takeover
-from aiter_like.integrations.aiter_names import Name
+from aiter_like.integrations import takeover
+from aiter_like.integrations.aiter import names as aiter_names
+from aiter_like.integrations.aiter import shim
+from aiter_like.integrations.aiter.names import Name
 
 logger = logging.getLogger("aiter_like")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which of AITER's names an expression of a program stands for, as far as its text tells; read by aiter_calls.py."""
+"""Which of AITER's names an expression of a program stands for, as far as its text tells; read by calls.py."""
 
 from __future__ import annotations
 

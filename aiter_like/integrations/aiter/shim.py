@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from aiter_like import dtypes, env, paths
-from aiter_like.integrations import aiter_names, takeover
-from aiter_like.integrations.aiter_names import Name
+from aiter_like.integrations import takeover
+from aiter_like.integrations.aiter import names as aiter_names
+from aiter_like.integrations.aiter.names import Name
 
 PATH = paths.shim()
 """What belongs on PYTHONPATH."""

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 
 from aiter_like import enums
-from aiter_like.integrations import aiter_names, aiter_objects
-from aiter_like.integrations.aiter_names import Name
+from aiter_like.integrations.aiter import names as aiter_names
+from aiter_like.integrations.aiter import objects
+from aiter_like.integrations.aiter.names import Name
 
 _DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16,
            "fp32": torch.float32, "float32": torch.float32, "i8": torch.int8, "int8": torch.int8, "i32": torch.int32,
            "int32": torch.int32, "fp8": torch.float8_e4m3fnuz, "fp8_dtype": torch.float8_e4m3fnuz,
            "e4m3_dtype": torch.float8_e4m3fnuz, "float8_e4m3fn": torch.float8_e4m3fn,
            "fp4x2": getattr(torch, "float4_e2m1fn_x2", torch.uint8)}
-_ENUMS = {name: getattr(holder, name) for holder in (enums, aiter_objects)
+_ENUMS = {name: getattr(holder, name) for holder in (enums, objects)
           for name in ("ActivationType", "QuantType", "MlaVersion", "GateMode", "MxDtypeInt", "MxScaleRoundModeInt")
           if hasattr(holder, name)}
 _TORCH_OPS = "torch.ops.aiter"
@@ -65,7 +66,7 @@ def compare(root: Path, rows: Iterable[Name] | None = None) -> Comparison:
         ValueError: there is no such package.
     """
     if not (root / "aiter" / "__init__.py").is_file():
-        raise ValueError(f"{root} is no checkout of AITER: it has no aiter/__init__.py")
+        raise ValueError(f"{root} is no checkout of AITER: it has no __init__.py")
     sources, rows = _Sources(root), list(aiter_names.table() if rows is None else rows)
     different, gone, compared = [], [], 0
     for row in rows:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.dispatch.selection import KINDS
-from aiter_like.integrations import aiter_names, aiter_test_runs
-from aiter_like.integrations.aiter_checks import KINDS as CHECKS
-from aiter_like.integrations.aiter_names import Name
-from aiter_like.integrations.aiter_test_runs import Result
+from aiter_like.integrations.aiter import names as aiter_names
+from aiter_like.integrations.aiter.checks import KINDS as CHECKS
+from aiter_like.integrations.aiter.names import Name
+from aiter_like.integrations.aiter.tests import runs
+from aiter_like.integrations.aiter.tests.runs import Result
 from aiter_like.integrations.reach import operators
 
 FOLDER = Path(__file__).parent
@@ -43,7 +44,7 @@ assert aiter.rms_norm(rows, weight, 1e-6).shape == (4, 256)
 ```
 
 ## How to read the pages
-Written by `aiter-like names --write` from `aiter_names.txt`; edit that. Without `--write` the pages are printed.
+Written by `aiter-like names --write` from `names.txt`; edit that. Without `--write` the pages are printed.
 
 Priority: P0 dense models, P1 experts, P2 fp8, RoPE and cache writes, P3 MLA, P4 several GPUs and further fusions.
 Callers: V vLLM, S SGLang, s SGLang when it starts, U users. **missing**: the name is there, with AITER's signature, and
@@ -61,7 +62,7 @@ and callers are, and counts.
 
 ```python
 import aiter_like as aiter
-from aiter_like.integrations.aiter_table import backends
+from aiter_like.integrations.aiter.table import backends
 
 print(backends(aiter.{name}))  # of the operators behind it; none: Python alone
 ```
@@ -90,9 +91,9 @@ What each file of AITER's tests came to here. [AITER.md](../AITER.md) says what 
 ```python
 from pathlib import Path
 
-from aiter_like.integrations import aiter_test_runs
+from aiter_like.integrations.aiter.tests import runs
 
-about, results = aiter_test_runs.read(Path(aiter_test_runs.__file__).with_name("{file}"))
+about, results = runs.read(Path(runs.__file__).with_name("{file}"))
 print(f"{{sum(result.is_counted for result in results)}} of {{len(results)}} files count")
 ```
 """
@@ -106,7 +107,7 @@ def pages() -> dict[str, str]:
     """
     rows, found = aiter_names.table(), {"AITER.md": ""}
     if lost := {row.section for row in rows} - {section for *_, sections in _PAGES.values() for section in sections}:
-        raise ValueError(f"aiter_table.py: no page has the section {', '.join(sorted(lost))}")
+        raise ValueError(f"table.py: no page has the section {', '.join(sorted(lost))}")
     head = [_HEAD, "| priority | names | served | missing |", "|---|---|---|---|"]
     for priority in sorted({row.priority for row in rows}):
         head.append(_counted(priority, [row for row in rows if row.priority == priority]))
@@ -116,13 +117,13 @@ def pages() -> dict[str, str]:
         for section in sections:
             lines += [f"## {section}", "", "| name | in | priority | callers | backends |", "|---|---|---|---|---|"]
             lines += [_line(row) for row in rows if row.section == section] + [""]
-        head.append(_counted(f"[{title}](names/{page}.md)", [row for row in rows if row.section in sections]))
-        found[f"names/{page}.md"] = "\n".join(lines)
-    measured = sorted(FOLDER.glob("aiter_tests_*.json"))
+        head.append(_counted(f"[{title}](pages/{page}.md)", [row for row in rows if row.section in sections]))
+        found[f"pages/{page}.md"] = "\n".join(lines)
+    measured = sorted((FOLDER / "tests").glob("*.json"))
     head += ["", _TESTS.rstrip("\n")] if measured else []
     for path in measured:
-        about, results = aiter_test_runs.read(path)
-        page, device = f"names/{path.stem.removeprefix('aiter_').upper()}.md", _device(about)
+        about, results = runs.read(path)
+        page, device = f"pages/TESTS_{path.stem.upper()}.md", _device(about)
         head.append(f"| [{device}]({page}) | {sum(result.is_counted for result in results)} of {len(results)} | "
                     + " | ".join(str(sum(result.counts[kind] for result in results)) for kind in ("passed", "failed"))
                     + " |")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's decorator that makes a function an operator of torch, which compiled graphs do not look into. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

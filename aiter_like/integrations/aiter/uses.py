@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiter_like.integrations import aiter_names, shim
+from aiter_like.integrations.aiter import names as aiter_names
+from aiter_like.integrations.aiter import shim
 
 STATES = ("served", "raising", "absent")
 

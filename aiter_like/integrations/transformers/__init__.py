@@ -27,7 +27,9 @@ import torch
 import transformers
 from torch import nn
 
-from aiter_like.integrations import linear, takeover, transformers_experts, transformers_layers
+from aiter_like.integrations import linear, takeover
+from aiter_like.integrations.transformers import experts as transformers_experts
+from aiter_like.integrations.transformers import layers as transformers_layers
 
 __all__ = ["NAME", "disable", "enable", "install", "register", "uninstall"]
 
@@ -118,8 +120,8 @@ def register(compute_dtype: torch.dtype | None = None) -> str:
         The name: "aiter_like", with a compute dtype followed by it.
     """
     registry, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface  # loads what the next needs
-    from aiter_like.integrations import transformers_paged
-    from aiter_like.integrations.transformers_attention import attention_forward, attention_mask, stock_attention
+    from aiter_like.integrations.transformers import paged as transformers_paged
+    from aiter_like.integrations.transformers.attention import attention_forward, attention_mask, stock_attention
 
     name = NAME if compute_dtype is None else f"{NAME}_{str(compute_dtype).rpartition('.')[2]}"
     forward = takeover.take("transformers.attention", attention_forward, stock_attention, op="flash_attn_fwd",

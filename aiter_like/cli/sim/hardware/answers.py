@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiter_like.cli.hardware.items import CASE, FACTS, QUESTION, Item
+from aiter_like.cli.sim.hardware.items import CASE, FACTS, QUESTION, Item
 from aiter_like.errors import TuningError
 from aiter_like.sim.validation import page
 from aiter_like.sim.validation.cases import cases
@@ -34,7 +34,7 @@ from aiter_like.tuning.pool import Lost, Worker
 
 SCHEMA = 1
 
-_WORKER = "aiter_like.cli.hardware.worker"
+_WORKER = "aiter_like.cli.sim.hardware.worker"
 _GZIP = b"\x1f\x8b"
 
 

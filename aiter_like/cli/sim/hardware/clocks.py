@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any
 
-from aiter_like.cli.hardware.device import Device, clock_mhz, spans, summary
+from aiter_like.cli.sim.hardware.device import Device, clock_mhz, spans, summary
 from aiter_like.sim.validation.cases import EXP, mfma
 from aiter_like.sim.validation.kernels import Kernel
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiter_like.cli.outputs import require_writable
 
 if TYPE_CHECKING:
-    from aiter_like.cli.hardware.items import Item
+    from aiter_like.cli.sim.hardware.items import Item
 
 _DEFAULT = Path("mi300x_answers.json.gz")
 _ARCH = "gfx942"
@@ -65,9 +65,9 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _hardware(args: argparse.Namespace) -> int:
-    from aiter_like.build import progress
-    from aiter_like.cli.hardware import answers
-    from aiter_like.cli.hardware.items import items
+    from aiter_like.cli.sim.hardware import answers
+    from aiter_like.cli.sim.hardware.items import items
+    from aiter_like.modules import progress
 
     path = args.output or _DEFAULT
     if not path.name.endswith((".json", ".json.gz")):
@@ -126,7 +126,7 @@ def _require_mi300x() -> None:
 
 
 def _answers(args: argparse.Namespace) -> int:
-    from aiter_like.cli.hardware import answers, comparison
+    from aiter_like.cli.sim.hardware import answers, comparison
 
     for line in comparison.lines(answers.read(args.answers)):
         print(line)

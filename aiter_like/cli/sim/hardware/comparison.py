@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from aiter_like.cli.hardware.items import CASE, COST, QUESTION, VERIFY
-from aiter_like.cli.hardware.lds_phases import SIMULATED as SIMULATED_PHASES
+from aiter_like.cli.sim.hardware.items import CASE, COST, QUESTION, VERIFY
+from aiter_like.cli.sim.hardware.lds_phases import SIMULATED as SIMULATED_PHASES
 from aiter_like.sim import modelling
 from aiter_like.sim.validation import page, parameters
 from aiter_like.sim.validation.questions import questions

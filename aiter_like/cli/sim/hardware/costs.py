@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aiter_like.cli.hardware.clocks import clocks
-from aiter_like.cli.hardware.device import Device, spans, summary
-from aiter_like.cli.hardware.lds_phases import lds_phases
+from aiter_like.cli.sim.hardware.clocks import clocks
+from aiter_like.cli.sim.hardware.device import Device, spans, summary
+from aiter_like.cli.sim.hardware.lds_phases import lds_phases
 from aiter_like.sim.validation.flags import ROUNDS, round_trip
 from aiter_like.sim.validation.kernels import Kernel
 

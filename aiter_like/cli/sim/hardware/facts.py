@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from aiter_like import __version__
-from aiter_like.cli.hardware.device import Device
+from aiter_like.cli.sim.hardware.device import Device
 from aiter_like.tuning.harness import Harness
 
 _SPIN_CLK = 20_000_000

@@ -36,7 +36,7 @@ def items(only: Sequence[str], kinds: Sequence[str]) -> list[Item]:
         ValueError: no name has one of the texts.
     """
     import aiter_like  # noqa: F401  (declares the operators)
-    from aiter_like.cli.hardware.costs import costs
+    from aiter_like.cli.sim.hardware.costs import costs
     from aiter_like.dispatch import OPS
     from aiter_like.sim.validation.cases import cases
     from aiter_like.sim.validation.questions import questions

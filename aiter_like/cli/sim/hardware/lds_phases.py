@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aiter_like.cli.hardware.device import Device, spans
+from aiter_like.cli.sim.hardware.device import Device, spans
 from aiter_like.sim.validation.kernels import Kernel
 from aiter_like.sim.validation.question import LANES
 from aiter_like.sim.validation.question import spans as text_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aiter_like.cli.hardware.device import Device, clock_mhz, spans
+from aiter_like.cli.sim.hardware.device import Device, clock_mhz, spans
 from aiter_like.sim.validation.case import Case, Rate, Stall
 from aiter_like.sim.validation.figure import Launch, figure, issue_kernel, kernels_of
 from aiter_like.sim.validation.question import LANES, UNTOUCHED, Question

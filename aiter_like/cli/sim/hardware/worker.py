@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The process in which a device is asked: python -m aiter_like.cli.hardware.worker HARNESS INDEX READ WRITE.
+"""The process in which a device is asked: python -m aiter_like.cli.sim.hardware.worker HARNESS INDEX READ WRITE.
 
 What a kernel does to this process (a fault, a hang) costs its item only: tuning/pool.py starts another one.
 """
@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from aiter_like.cli.hardware import facts
-from aiter_like.cli.hardware.costs import costs
-from aiter_like.cli.hardware.device import Device
-from aiter_like.cli.hardware.items import CASE, COST, FACTS, QUESTION, Item
-from aiter_like.cli.hardware.measure import run_case, run_question
+from aiter_like.cli.sim.hardware import facts
+from aiter_like.cli.sim.hardware.costs import costs
+from aiter_like.cli.sim.hardware.device import Device
+from aiter_like.cli.sim.hardware.items import CASE, COST, FACTS, QUESTION, Item
+from aiter_like.cli.sim.hardware.measure import run_case, run_question
 from aiter_like.errors import AiterLikeError
 from aiter_like.sim.validation.cases import cases
 from aiter_like.sim.validation.questions import questions

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's attention of blocks of queries to the blocks of keys that each of them chose. Named by aiter_names.txt."""
+"""AITER's attention of blocks of queries to the blocks of keys that each of them chose. Named by names.txt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions of attention in the manner of FlashAttention-3, and of a batch's first tokens. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

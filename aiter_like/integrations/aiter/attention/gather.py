@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's gather of latents of a paged cache, which a product makes keys and values of. Named by aiter_names.txt."""
+"""AITER's gather of latents of a paged cache, which a product makes keys and values of. Named by names.txt."""
 
 from __future__ import annotations
 

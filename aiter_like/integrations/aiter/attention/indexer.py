@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's fusion of what a sparse attention's indexer does to a step's queries and keys. Named by aiter_names.txt."""
+"""AITER's fusion of what a sparse attention's indexer does to a step's queries and keys. Named by names.txt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls below flash_attn_func: forward with everything that its derivative needs, and the derivative, which no
-autograd sees. On the operators flash_attn_fwd and flash_attn_bwd. Named by aiter_names.txt.
+autograd sees. On the operators flash_attn_fwd and flash_attn_bwd. Named by names.txt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton attention that rounds wide tensors to fp8 by itself and has a gradient. Named by aiter_names.txt.
+"""AITER's Triton attention that rounds wide tensors to fp8 by itself and has a gradient. Named by names.txt.
 
 Here what was rounded is attended to in 16 bits, so that P keeps its bits and the gradient is that of `flash_attn_func`.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's calls of attention by the names of its kernels, on those of aiter_mha.py, and flash_attn_func as it takes its
-arguments. Named by aiter_names.txt.
+"""AITER's calls of attention by the names of its kernels, on those of mha.py, and flash_attn_func as it takes its
+arguments. Named by names.txt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_mha
+from aiter_like.integrations.aiter.attention import mha
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -58,7 +58,7 @@ def fmha_v3_fwd(
         v_descale: Tensor | None = None, gen: torch.Generator | None = None) -> _Four:
     """`_flash_attn_forward` in another order, by any of our kernels. `gen` must be None."""
     _refuse("fmha_v3_fwd", gen=gen is not None)
-    return aiter_mha.flash_attn_forward(
+    return mha.flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, 0, bias, alibi_slopes,
         q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval, how_v3_bf16_cvt, out=out)
 
@@ -74,7 +74,7 @@ def fmha_v3_varlen_fwd(
         cu_seqlens_k_padded: Tensor | None = None) -> _Four:
     """`_flash_attn_varlen_forward` in another order, by any of our kernels. `gen` must be None."""
     _refuse("fmha_v3_varlen_fwd", gen=gen is not None)
-    return aiter_mha.flash_attn_varlen_forward(
+    return mha.flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q, max_seqlen_k,
         min_seqlen_q, dropout_p, softmax_scale, is_causal, logits_soft_cap, window_size_left, window_size_right, 0,
         bias, alibi_slopes, q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval,
@@ -88,7 +88,7 @@ def fmha_v3_bwd(
         dv: Tensor | None = None, alibi_slopes: Tensor | None = None, rng_state: Tensor | None = None,
         gen: torch.Generator | None = None) -> _Four:
     """`mha_bwd`, whose results do not depend on `is_v3_atomic_fp32` and `how_v3_bf16_cvt`."""
-    return aiter_mha.mha_bwd(
+    return mha.mha_bwd(
         dout, q, k, v, out, softmax_lse, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right,
         deterministic, dq, dk, dv, None, None, alibi_slopes, rng_state, gen)
 
@@ -102,7 +102,7 @@ def fmha_v3_varlen_bwd(
         gen: torch.Generator | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None) -> _Four:
     """`mha_varlen_bwd`, whose results do not depend on `is_v3_atomic_fp32` and `how_v3_bf16_cvt`."""
-    return aiter_mha.mha_varlen_bwd(
+    return mha.mha_varlen_bwd(
         dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
         softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, deterministic, dq, dk, dv,
         alibi_slopes, rng_state, gen, cu_seqlens_q_padded, cu_seqlens_k_padded)
@@ -171,10 +171,10 @@ def _triton_backward(op: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Te
     for name, grad in zip(("dq", "dk", "dv"), grads):
         check.tensor(op, name, grad)
     if lengths[0] is None:
-        return aiter_mha.mha_bwd(do, q, k, v, o, softmax_lse, 0.0, scale, causal, left, -1, True, *grads, None, None,
+        return mha.mha_bwd(do, q, k, v, o, softmax_lse, 0.0, scale, causal, left, -1, True, *grads, None, None,
                                  alibi_slopes, None, None, sink, dsink)[3]
     check.tensor(op, "softmax_lse", softmax_lse, rank=2, last_contiguous=False)
-    found = aiter_mha.mha_varlen_bwd(do, q, k, v, o, softmax_lse.t().contiguous(), *lengths, 0.0, scale, False, causal,
+    found = mha.mha_varlen_bwd(do, q, k, v, o, softmax_lse.t().contiguous(), *lengths, 0.0, scale, False, causal,
                                      left, -1, True, *grads, alibi_slopes, None, None, None, None, sink, dsink)[3]
     return found.t().contiguous()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's PagedAttention, whose methods engines of before its time call. Named by aiter_names.txt."""
+"""AITER's PagedAttention, whose methods engines of before its time call. Named by names.txt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls of decoding that differ from `paged_attention_rocm` in their arguments only: on the operator
-paged_attention, which shares its work out itself and reads no plan. Named by aiter_names.txt.
+paged_attention, which shares its work out itself and reads no plan. Named by names.txt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions of prompts whose first keys lie in packed pages and whose new ones do not yet. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's attention of tokens that each chose rows of a pool, where a row is key and value at once: on the operator
-mla_decode, over copies of the chosen rows. Named by aiter_names.txt.
+mla_decode, over copies of the chosen rows. Named by names.txt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's matrix products that have other parameters than `aiter_like.gemm_a16w16`. Named by aiter_names.txt."""
+"""AITER's matrix products that have other parameters than `aiter_like.gemm_a16w16`. Named by names.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiter_like.dispatch.public import public
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import linear
-from aiter_like.integrations.aiter_objects import AITER_CONFIGS
+from aiter_like.integrations.aiter.objects import AITER_CONFIGS
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 
 

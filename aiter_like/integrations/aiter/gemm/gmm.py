@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's products of groups in Triton, forward and of gradients, and what its programs make their operands with. Named
-by aiter_names.txt.
+by names.txt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's products in Triton that quantise their activations themselves. Named by aiter_names.txt."""
+"""AITER's products in Triton that quantise their activations themselves. Named by names.txt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_gemm import result_dtype
+from aiter_like.integrations.aiter.gemm.gemm import result_dtype
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's products in Triton with something before or behind them: gates, feed-forward blocks, two products of one
-call, and a product that is split and put together. Named by aiter_names.txt.
+call, and a product that is split and put together. Named by names.txt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
-from aiter_like.integrations.aiter_gemm import gemm_a8w8_blockscale_preshuffle_triton, result_dtype
+from aiter_like.integrations.aiter.gemm.gemm import gemm_a8w8_blockscale_preshuffle_triton, result_dtype
 from aiter_like.ops.common import elements
 
 _NAMES = {"silu_exp2": "silu"}  # AITER's ways to compute the same function

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's kernel that adds up the parts of a decode, launched as Triton's are, and its choice between two kernels of
-decode. Named by aiter_names.txt.
+decode. Named by names.txt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions of latent attention, which take a table of pages, and the plan of a next step. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton decoding over latents whose newest token is not turned yet. Named by aiter_names.txt."""
+"""AITER's Triton decoding over latents whose newest token is not turned yet. Named by names.txt."""
 
 from __future__ import annotations
 

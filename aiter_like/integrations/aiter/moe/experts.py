@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. Named by aiter_names.txt.
+"""AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. Named by names.txt.
 What the lists name and there is not is an error where they can be seen, and is left out on a GPU.
 
 Their kernels' names, split sums and hints have no meaning here. Those of assembly kernels read weights in the order of

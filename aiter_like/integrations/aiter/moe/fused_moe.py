@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions of routing and of layers of experts that have other parameters here, and its references in torch.
 
-Named by aiter_names.txt; its raw calls over sorted tokens are in aiter_experts.py.
+Named by names.txt; its raw calls over sorted tokens are in moe/experts.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_experts import Sorted, both_stages, in_shuffled_order
+from aiter_like.integrations.aiter.moe.experts import Sorted, both_stages, in_shuffled_order
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
@@ -122,7 +122,7 @@ def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, 
             expert_mask: Tensor | None = None, activation: int = ActivationType.Silu,
             local_expert_hash: Tensor | None = None) -> Tensor:
     """`aiter_like.fused_moe` of weights in the order of shuffle_weight, marked or not: 16 bits without scales, block
-    scales by `block_shape`, else a scale per row; with factors of smooth-quantisation by aiter_experts.py. `a16` says
+    scales by `block_shape`, else a scale per row; with factors of smooth-quantisation by experts.py. `a16` says
     where AITER quantises, and `local_expert_hash` follows from `expert_mask`: neither has a meaning here.
 
     Raises:

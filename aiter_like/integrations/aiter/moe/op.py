@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton products of experts' matrices with lists of pairs, by moe_gemm. Named by aiter_names.txt.
+"""AITER's Triton products of experts' matrices with lists of pairs, by moe_gemm. Named by names.txt.
 
 The lists that callers give are those of vLLM; moe_gemm's say the same of the same pairs, and are made here of topk_ids.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's ragged products in Triton of int8 and fp8, by the lists of aiter_moe_routing.py, and what quantises for them.
-Named by aiter_names.txt.
+"""AITER's ragged products in Triton of int8 and fp8, by the lists of moe/routing.py, and what quantises for them.
+Named by names.txt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_moe_routing import RoutingData, routing
+from aiter_like.integrations.aiter.moe.routing import RoutingData, routing
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import as_int32, check_values
 

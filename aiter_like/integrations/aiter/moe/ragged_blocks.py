@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's ragged product in Triton of fp8 with scales of blocks, by `moe_gemm` and the lists of aiter_moe_routing.py.
-Named by aiter_names.txt.
+"""AITER's ragged product in Triton of fp8 with scales of blocks, by `moe_gemm` and the lists of moe/routing.py.
+Named by names.txt.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
-from aiter_like.integrations import aiter_moe_ragged as ragged
-from aiter_like.integrations.aiter_moe_routing import ExptData, RoutingData
+from aiter_like.integrations.aiter.moe import ragged
+from aiter_like.integrations.aiter.moe.routing import ExptData, RoutingData
 from aiter_like.ops.common import elements
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's routing in Triton: the experts of tokens, and the lists by which its ragged products read them. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

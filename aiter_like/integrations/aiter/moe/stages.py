@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AITER's description of a layer of experts in two stages: the functions of each, and the blocks they sort into.
 
-Named by aiter_names.txt.
+Named by names.txt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import default_target
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_experts import BLOCK, Sorted, stage1, stage2
+from aiter_like.integrations.aiter.moe.experts import BLOCK, Sorted, stage1, stage2
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm_call import block_for

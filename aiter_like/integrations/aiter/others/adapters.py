@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's functions that have other parameters here, or only answer a question. Named by aiter_names.txt."""
+"""AITER's functions that have other parameters here, or only answer a question. Named by names.txt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, device, dtypes
 from aiter_like.enums import QuantType
-from aiter_like.integrations import aiter_checks
+from aiter_like.integrations.aiter import checks
 from aiter_like.ops.attention.dropout_randval import last_kept
 from aiter_like.ops.mla import plan
 
@@ -165,7 +165,7 @@ def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | Non
 def get_gfx() -> str:
     """The architecture of this machine's device, as "gfx942"; "sm_90" on an NVIDIA GPU, whose kernels are others."""
     arch = device.default_target().arch
-    return arch if aiter_checks.journal is None else aiter_checks.Arch(arch)
+    return arch if checks.journal is None else checks.Arch(arch)
 
 
 def get_gfx_runtime() -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's causal convolutions. That of prefill is ops/conv/causal_conv1d.py; that of decoding is made of torch's
-functions, for there is no kernel of it here. Named by aiter_names.txt.
+functions, for there is no kernel of it here. Named by names.txt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's manifold-constrained hyper-connections, made of torch's functions: there is no kernel of them here. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's samplers that have other parameters here. Named by aiter_names.txt."""
+"""AITER's samplers that have other parameters here. Named by names.txt."""
 
 from __future__ import annotations
 

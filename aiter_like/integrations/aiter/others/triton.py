@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions in Triton that have other parameters than those of the same names above them, and what its Triton
-code asks of a device and of types. Named by aiter_names.txt.
+code asks of a device and of types. Named by names.txt.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, device
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_adapters import get_fp8_dtypes, signed_dropout
-from aiter_like.integrations.aiter_gemm import result_dtype
+from aiter_like.integrations.aiter.gemm.gemm import result_dtype
+from aiter_like.integrations.aiter.others.adapters import get_fp8_dtypes, signed_dropout
 
 
 def layer_norm(input: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, x_bias: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions on formats of numbers, in torch there as here: scales that are powers of two (e8m0), elements of
-fp4 (e2m1), int4 in words. Named by aiter_names.txt.
+fp4 (e2m1), int4 in words. Named by names.txt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check, dtypes
-from aiter_like.integrations.aiter_objects import MxDtypeInt, MxScaleRoundModeInt
+from aiter_like.integrations.aiter.objects import MxDtypeInt, MxScaleRoundModeInt
 
 _FORMATS = {MxDtypeInt.FP4_E2M1: (6.0, 4.0, 1), MxDtypeInt.FP8_E4M3: (448.0, 256.0, 3),
             MxDtypeInt.FP8_E4M3_FNUZ: (240.0, 128.0, 3)}

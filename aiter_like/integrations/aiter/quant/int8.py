@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AITER's quantisers whose int8 results are cut off towards zero, as its HIP and Triton kernels and its functions in
 torch convert: on `truncated_quant`, or in torch. fp8 goes to ours of the same names, which round int8 to nearest. Named
-by aiter_names.txt.
+by names.txt.
 """
 
 from __future__ import annotations

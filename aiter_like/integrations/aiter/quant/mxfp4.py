@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's quantisers to MXFP4: elements of fp4, of which each 32 share a power of two. Named by aiter_names.txt.
+"""AITER's quantisers to MXFP4: elements of fp4, of which each 32 share a power of two. Named by names.txt.
 
 There is no matrix product of such elements on gfx942: they are weights, which gemm_weight_only and fused_moe take.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_adapters import e8m0_shuffle as shuffled_scale
-from aiter_like.integrations.aiter_adapters import shuffle_scale_a16w4, shuffle_weight_a16w4
-from aiter_like.integrations.aiter_objects import MxScaleRoundModeInt
+from aiter_like.integrations.aiter.objects import MxScaleRoundModeInt
+from aiter_like.integrations.aiter.others.adapters import e8m0_shuffle as shuffled_scale
+from aiter_like.integrations.aiter.others.adapters import shuffle_scale_a16w4, shuffle_weight_a16w4
 
 _GROUP = 32
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's quantising functions that are compositions of ours. Named by aiter_names.txt."""
+"""AITER's quantising functions that are compositions of ours. Named by names.txt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_int8
+from aiter_like.integrations.aiter.quant import int8 as aiter_int8
 from aiter_like.ops.common import quant_rule
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's rotations of activations before they are quantised: a Hadamard transform, with or without RoPE before it.
-Named by aiter_names.txt.
+Named by names.txt.
 
 FP4 is made of torch's functions: no arithmetic of this hardware has it, but its caches may hold it.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check, dtypes
-from aiter_like.integrations.aiter_formats import e8m0_to_f32, f32_to_mx_e8m0_scale, f32_to_mxfp4
+from aiter_like.integrations.aiter.quant.formats import e8m0_to_f32, f32_to_mx_e8m0_scale, f32_to_mxfp4
 from aiter_like.ops.common import elements
 
 _ROTATE, _ROPE = "rotate_activation", "rope_rotate_activation"

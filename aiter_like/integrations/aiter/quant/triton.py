@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions that quantise behind something else: sums of partial results, norms, gates. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions that turn queries and keys and put them together, or into caches. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_triton_gemm
+from aiter_like.integrations.aiter.gemm import triton
 from aiter_like.ops.common import elements
 
 
@@ -143,7 +143,7 @@ def fused_fp8_bmm_rope_cat_and_cache_mla(
     Returns:
         As there.
     """
-    latent = aiter_triton_gemm.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
+    latent = triton.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
         q_nope, w_k, w_k_scale, group_size, dtype=q_nope.dtype, transpose_bm=True)
     return fused_qk_rope_cat_and_cache_mla(
         latent, q_pe, k_nope, k_rope, kv_cache, slot_mapping, positions, cos, sin, k_scale, is_neox,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusion of norm, rotation and quantisation that is written in FlyDSL, of operators here. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
-from aiter_like.integrations.aiter_formats import f32_to_mx_e8m0_scale
-from aiter_like.integrations.aiter_objects import MxDtypeInt, MxScaleRoundModeInt
+from aiter_like.integrations.aiter.objects import MxDtypeInt, MxScaleRoundModeInt
+from aiter_like.integrations.aiter.quant.formats import f32_to_mx_e8m0_scale
 from aiter_like.ops.common import elements
 
 _NAME = "flydsl_qk_norm_rope_quant"

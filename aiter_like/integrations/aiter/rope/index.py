@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusion of norm, rotation and cache writes for models whose attention chooses its keys by an index: the heads
-of attention and those of the index side by side in one projection. Named by aiter_names.txt.
+of attention and those of the index side by side in one projection. Named by names.txt.
 """
 
 from __future__ import annotations

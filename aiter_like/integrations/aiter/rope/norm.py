@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusions of RMSNorm, rotary position embedding, quantisation and cache writes that are compositions of ours.
-Named by aiter_names.txt.
+Named by names.txt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
-from aiter_like.integrations.aiter_quant import per_head_quant
+from aiter_like.integrations.aiter.quant.quant import per_head_quant
 from aiter_like.ops.rope import parts
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache
 

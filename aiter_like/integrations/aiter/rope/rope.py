@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton forms of rotary position embedding, whose parameters have other names and one more. Named by
-aiter_names.txt. Those of two tensors of tokens round each product, as AITER's do, where heads and tables have one dtype
+names.txt. Those of two tensors of tokens round each product, as AITER's do, where heads and tables have one dtype
 of 16 bits.
 """
 

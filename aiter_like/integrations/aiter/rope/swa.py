@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusion of norm, rotation and a sliding window's cache for keys that are values at once. Named by
-aiter_names.txt.
+names.txt.
 """
 
 from __future__ import annotations

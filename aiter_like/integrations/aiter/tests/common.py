@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AITER's `test_common` for scripts that use it: a comparison, which raises here, a stop watch, and its small helpers.
 
-While `aiter-like aiter-tests` counts checks (aiter_checks.py), a difference is counted and the script goes on.
+While `aiter-like aiter-tests` counts checks (checks.py), a difference is counted and the script goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_checks
+from aiter_like.integrations.aiter import checks as aiter_checks
 
 _log = logging.getLogger("aiter_like")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiter_like.integrations.aiter_checks import Journal
+from aiter_like.integrations.aiter.checks import Journal
 
 _OTHER_ARCH = re.compile(r"\bgfx\d|\bMI\d{3}|\bsm_\d|\bROCm\b|\bHIP\b")  # in the reason of a skip
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from aiter_like import log, sim
-from aiter_like.integrations import aiter_checks
-from aiter_like.integrations.aiter_checks import Journal
+from aiter_like.integrations.aiter import checks as aiter_checks
+from aiter_like.integrations.aiter.checks import Journal
 
 logger = logging.getLogger("aiter_like")
 
@@ -134,7 +134,7 @@ def _pytest(file: Path, journal: Journal) -> str:
     """
     import pytest
 
-    from aiter_like.integrations.aiter_test_plugin import Counter
+    from aiter_like.integrations.aiter.tests.plugin import Counter
 
     counter = Counter(journal)
     status = pytest.main(["-q", "-c", "/dev/null", "--rootdir", str(file.parent), "-p", "no:cacheprovider",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Runs a folder of programs in the manner of AITER's op_tests through the shim, and tells what they checked.
 
-Each has a process of its own (aiter_test_process.py), a time limit, and this package's `aiter` first on its path.
+Each has a process of its own (tests/process.py), a time limit, and this package's `aiter` first on its path.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from aiter_like.integrations import shim
-from aiter_like.integrations.aiter_checks import KINDS
-from aiter_like.integrations.aiter_uses import Uses
+from aiter_like.integrations.aiter import shim
+from aiter_like.integrations.aiter.checks import KINDS
+from aiter_like.integrations.aiter.uses import Uses
 
 _POLL_S = 0.2
 
@@ -122,7 +122,7 @@ def write(path: Path, about: dict[str, object], results: Sequence[Result]) -> No
         results: one for each file that has run.
     """
     text = json.dumps({**about, "files": [asdict(result) for result in results]}, indent=1)
-    text = text.replace(f"{Path(__file__).parents[2]}{os.sep}", "")
+    text = text.replace(f"{Path(__file__).parents[4]}{os.sep}", "")
     partial = path.with_name(f"{path.name}.part")
     partial.write_text(text + "\n")
     partial.replace(path)
@@ -150,7 +150,7 @@ class _Running:
         self._journal.touch()
         job = {"file": str(file), "journal": str(self._journal), "is_sim": settings.is_sim,
                "arguments": list(settings.arguments.get(file.name, ())), "memory_bytes": settings.memory_bytes}
-        root = Path(__file__).resolve().parent.parent.parent
+        root = Path(__file__).resolve().parents[4]
         paths = [shim.PATH, file.parent.parent, file.parent, root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"AITER_LIKE": "1", "PYTHONPATH": os.pathsep.join(map(str, paths)),
                                     "PYTHONUNBUFFERED": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -158,7 +158,7 @@ class _Running:
         self._start = time.monotonic()
         with ((settings.logs or Path(self._scratch.name)) / f"{file.stem}.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "aiter_like.integrations.aiter_test_process", json.dumps(job)],
+                [sys.executable, "-m", "aiter_like.integrations.aiter.tests.process", json.dumps(job)],
                 cwd=self._scratch.name, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True)
 
