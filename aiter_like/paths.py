@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the data folders are: beside the package in a checkout, inside it (`_data`) in an installed wheel."""
+"""Finds the data folders: beside the package in a checkout, inside it (`_data`) in an installed wheel."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args)
     except KeyboardInterrupt:
         print(f"aiter-like {command}: interrupted", file=sys.stderr)
-        return 130  # as shells say it: 128 + SIGINT
+        return 130  # the status that shells give: 128 + SIGINT
     except (AiterLikeError, ValueError, TypeError) as error:
         if logging.getLogger("aiter_like").isEnabledFor(logging.DEBUG):
             raise

@@ -116,7 +116,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _keys(args: argparse.Namespace) -> Callable[[Op], list[dict[str, Any]] | None] | None:
-    """What --model or --recorded says about the calls of an operator."""
+    """The calls of an operator by --model or --recorded."""
     from aiter_like.tuning import models, modules
 
     if args.model is not None:

@@ -178,7 +178,7 @@ def _unusable_folders() -> Iterator[str]:
 
 
 def _prebuilt(problems: list[str]) -> str:
-    """What AITER_LIKE_PREBUILT_DIR has that serves these sources; "" where there is none."""
+    """Describes the modules in AITER_LIKE_PREBUILT_DIR that serve these sources; "" where there is none."""
     from aiter_like.modules import build, cache
 
     folder = env.get("AITER_LIKE_PREBUILT_DIR")
@@ -261,7 +261,7 @@ def _lines_of_tables(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _stale(op: Any, here: Collection[tuple[str, int]]) -> list[str]:
-    """What to do about the rows of an operator that timed something else than what would run now, on the devices `here`
+    """Advises about the rows of an operator that timed something else than what would run now, on the devices `here`
     (architecture, compute units): no other row is asked for."""
     notes = []
     for kind, is_modelled, again in (("tuned", False, "measure again: aiter-like tune {} --shapes {}"),

@@ -69,7 +69,7 @@ def cases(op: Declaration, target: Target) -> list[tuple]:
 
 
 def torch_device(target: Target) -> torch.device:
-    """Where a target's tensors live."""
+    """The device of torch on which a target's tensors live."""
     return torch.device("cpu" if target.simulated or target.platform == "cpu" else f"cuda:{target.index}")
 
 

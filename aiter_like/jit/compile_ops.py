@@ -154,7 +154,7 @@ class JitFunction:
         return f"{self.function_name}[{instance.name}]" if instance.name else self.function_name
 
     def instances(self) -> tuple[Instance, ...]:
-        """What `aiter-like build` makes."""
+        """The modules that `aiter-like build` makes."""
         named = self._prebuild() if callable(self._prebuild) else self._prebuild
         found = {instance.name: instance for instance in map(self._as_instance, named)}
         return tuple(found.values()) or (() if self._gen_func else (Instance(),))

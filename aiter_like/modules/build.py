@@ -128,7 +128,8 @@ def misfit(entry: cache.Entry | Path) -> str:
 
 @functools.cache
 def maker_of_prebuilt(directory: str, platform: str) -> str:
-    """What made the newest module for "hip" or "cuda" in a prebuilt directory, as "clang 22.1"; "" where none is."""
+    """The compiler that made the newest module for "hip" or "cuda" in a prebuilt directory, such as "clang 22.1"; ""
+    where none is."""
     found = [entry.meta for entry in cache.entries(Path(directory).resolve()) if isinstance(entry, cache.Entry)
              and recipe.platform_of(entry.meta["inputs"]["kind"]) == platform] if directory else []
     name, version = max(found, key=lambda meta: meta["time"])["toolchain"].split()[:2] if found else ("", "")
@@ -200,7 +201,8 @@ def _copied(spec: ModuleSpec, root: Path, request: str, build: dict) -> cache.En
 
 def _parsed_binding(spec: ModuleSpec, compiler: toolchain.Toolchain, jobs: int,
                     lock_timeout: float) -> cache.Entry | None:
-    """What the steps read as recipe.BINDING_PCH, from the cache wherever the module goes; None where they do not."""
+    """The file that the steps read as recipe.BINDING_PCH, from the cache wherever the module goes; None where they read
+    none."""
     binding = recipe.binding(spec, compiler)
     return _find_or_compile(binding, cache.cache_root(), False, jobs, lock_timeout)[0] if binding else None
 

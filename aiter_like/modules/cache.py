@@ -35,7 +35,7 @@ from aiter_like.modules import processes, trust
 _log = logging.getLogger("aiter_like")
 
 META = "meta.json"
-REQUEST_DIGITS = 32  # of each half of a key, in hex
+REQUEST_DIGITS = 32  # hex digits of each half of a key
 _SCRATCH = ".tmp-"  # private directories: builds in progress, damaged entries being removed
 _FOLDER = re.compile(rf"[0-9a-f]{{{2 * REQUEST_DIGITS}}}|{re.escape(_SCRATCH)}[0-9a-f]{{{REQUEST_DIGITS}}}-\w+")
 _SEAL = "sha256"  # the field of a JSON file that has the digest of the others
@@ -134,7 +134,7 @@ def canonical(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> dict | None:
-    """What write_json wrote; None where that is missing, is not exactly that, or could be somebody else's."""
+    """Reads what write_json wrote; None where the file is missing, damaged, or could be somebody else's."""
     try:
         if trust.own_fault(path) or path.stat().st_size > _JSON_BYTES:
             return None
@@ -257,7 +257,7 @@ def find(root: Path, module: str, request: str, build: dict | None, sources: Pat
 
 
 def damage(entry: Entry) -> str:
-    """What is wrong with an entry's library; "" when it is what was published."""
+    """Says what is wrong with an entry's library; "" when it is the one that was published."""
     if reason := trust.own_fault(entry.path):
         return reason
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an AMD code object says about its kernels: names, arguments, workgroup size. Needs no GPU and no simulator.
+"""Reads about the kernels of an AMD code object: names, arguments, workgroup size. Needs no GPU and no simulator.
 
 LLVM's "Code Object V3 and Above Metadata": msgpack maps in ELF notes. Read by asm.py and `aiter-like sim run`.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 _BUNDLE, _COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
-_SEGMENT_BYTES = 56  # of a program header
+_SEGMENT_BYTES = 56  # size of a program header
 _PT_NOTE, _NT_AMDGPU_METADATA = 4, 32
 _SHT_PROGBITS, _SHT_SYMBOLS, _SHT_DYNAMIC_SYMBOLS, _SHF_EXECUTABLE = 1, 2, 11, 4  # ELF gives these numbers.
 _STT_FUNCTION, _SYMBOL_BYTES = 2, 24
-_MOST_KERNARG_BYTES = 1 << 16  # as csrc/sim/load/loader.cpp
+_MOST_KERNARG_BYTES = 1 << 16  # the same as in csrc/sim/load/loader.cpp
 _MACHINES = {0x2c: "gfx900", 0x2f: "gfx906", 0x30: "gfx908", 0x3f: "gfx90a", 0x41: "gfx1100", 0x4c: "gfx942",
              0x4f: "gfx950"}  # EF_AMDGPU_MACH of LLVM's AMDGPU usage document
 _COERCED = ".coerce"  # clang's addition to the name of a pointer whose address space it has changed
@@ -73,7 +73,7 @@ def kernels(data: bytes, arch: str = "gfx942") -> dict[str, Kernel]:
 
 
 def function_range(elf: bytes, name: str) -> tuple[int, int]:
-    """Where the instructions of a function of a bare code object begin and end, in bytes from that of the code.
+    """The range of a function's instructions in a bare code object, in bytes from the beginning of the code.
 
     Raises:
         ValueError: the file is damaged, or has no such function.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an interrupted build has made, for the next one of the same module. Used by build.py.
+"""Keeps what an interrupted build has made for the next one of the same module. Used by build.py.
 
 ninja runs a step whose output is missing or not in its log; whether a finished one may be taken over is decided here,
 by the content of all that the steps read.

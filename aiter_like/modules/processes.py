@@ -87,8 +87,8 @@ def check() -> None:
 
 
 def end(process: subprocess.Popen, grace: float = _GRACE) -> None:
-    """Ends a process and all below it: politely, then, after `grace` seconds, by force. Of one that leads a session and
-    has ended itself, what it has left there.
+    """Ends a process and all below it: politely, then, after `grace` seconds, by force. If it led a session and has
+    ended already, ends what it has left there.
     """
     tree = _tree(process.pid)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a user sees while a build, or the wait for another process's, takes longer than two seconds: a line that is
+"""Shows progress when a build, or the wait for another process's, takes longer than two seconds: a line that is
 rewritten on a terminal, elsewhere a log line at once and one a minute. Read by build.py.
 """
 

@@ -23,12 +23,12 @@ _BINDING = "include/aiter_like/ffi.h"  # the host half of each HIP module begins
 BINDING_PCH = "binding.pch"  # its name in the folder of a build that reads it
 _PRELOAD = ("-mllvm", "-amdgpu-kernarg-preload-count=16")
 _PRELOAD_CLANG = (20,)
-SCHEMA = 2  # of keys and meta.json; a change makes every older entry invisible
+SCHEMA = 2  # version of keys and meta.json; a change makes every older entry invisible
 
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """What to build, complete but for the compiler.
+    """A module to build, complete but for the compiler.
 
     Attributes:
         name: "norm/rms_norm"; an instance appends its own name: "attention/flash_attn_fwd-bf16_d64".
@@ -77,7 +77,7 @@ class ModuleSpec:
 
     @property
     def title(self) -> str:
-        """What a user is told that is built."""
+        """The module's name in messages to users."""
         names = {"sim": "the simulator", "sim_rtc": "hipRTC for it",
                  "binding": "the boundary to Python, parsed once for all modules"}
         return names.get(self.name, f"{self.name} for {self.arch}")
@@ -236,7 +236,7 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
 
 
 def _hip_flags(spec: ModuleSpec) -> list[str]:
-    """What the language of both halves is, and the meaning of the binding's header."""
+    """Flags that set the language of both halves, and with it the meaning of the binding's header."""
     return ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
             *_mapped(spec, "csrc"), *_include(spec)]
 
@@ -305,7 +305,7 @@ def _precompiled(common: list[str], header: str) -> Step:
 
 
 def _own_flags(spec: ModuleSpec, source: str) -> list[str]:
-    """What `own_flags` gives a source; those of a deeper place come last, and win."""
+    """The flags that `own_flags` gives a source; those of a deeper place come last, and win."""
     return [flag for place, flags in spec.own_flags for flag in flags
             if source == place or source.startswith(f"{place}/")]
 

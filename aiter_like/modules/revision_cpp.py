@@ -43,7 +43,7 @@ def text_revision(source: Path, platform: str) -> str:
     """8 hex digits: what the device runs of a .hip source on "hip" or "cuda"."""
     files = _with_headers(source, platform)
     by_name: dict[str, tuple] = {}
-    places: dict[str, int | str] = {}  # which of a declaration's names it is, but for the first
+    places: dict[str, int | str] = {}  # index among the names of its declaration, but for the first
     namespaces: set[str] = set()
     roots = []
     for path, file in files.items():

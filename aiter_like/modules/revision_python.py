@@ -75,7 +75,7 @@ class _Module:
         return self.meant([name])[0]
 
     def meant(self, chain: Sequence[str]) -> tuple[tuple[Key, ...], list[str]]:
-        """What `a.b.c` in this module means: definitions within ops/, and dotted names of what lies elsewhere."""
+        """Resolves `a.b.c` in this module: definitions within ops/, and dotted names of what lies elsewhere."""
         found, elsewhere = [], []
         for index, bound in enumerate(self.bound.get(chain[0], ())):
             if isinstance(bound, ast.stmt):

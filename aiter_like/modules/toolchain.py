@@ -33,7 +33,7 @@ CLANG_MAX = 30  # newest versioned name looked for, as in clang++-30
 _PLATFORMS = {"hipcc": ("hip", "host"), "clang": ("hip", "host"), "nvcc": ("cuda",)}
 _MINIMUM = {"hipcc": ROCM_MIN, "clang": CLANG_MIN, "nvcc": (12,)}
 _ORDER = {"hip": ("hipcc", "clang"), "cuda": ("nvcc",), "host": ("clang", "hipcc")}
-# What `--version` prints. hipcc prints clang's line too, after its own.
+# Texts that `--version` prints. hipcc prints clang's line too, after its own.
 _VERSIONS = {"hipcc": r"HIP version: (\d+(?:\.\d+)*)", "nvcc": r"release (\d+\.\d+)",
              "clang": r"clang version (\d+(?:\.\d+)*)"}
 _HINT = {
@@ -131,7 +131,7 @@ def find_ninja() -> str:
 
 
 def _search() -> tuple[str, str, str]:
-    """What decides which compilers are found, and which clang is behind hipcc."""
+    """The environment that decides which compilers are found, and which clang is behind hipcc."""
     return tuple(os.environ.get(name, "") for name in ("PATH", "ROCM_PATH", "HIP_CLANG_PATH"))
 
 
@@ -170,7 +170,7 @@ def _probe(name: str, path: str, rocm_path: str, clang_path: str) -> Candidate:
 
 
 def _elsewhere(rocm_path: str) -> str:
-    """Where else than in PATH hipcc is looked for, in words."""
+    """Names the places outside of PATH in which hipcc is looked for."""
     if not rocm_path:
         return " or /opt/rocm/bin"
     missing = "" if Path(rocm_path).is_dir() else ", which is no folder"
@@ -191,7 +191,7 @@ def _executables(name: str, path: str, rocm_path: str) -> list[str]:
 
 
 def _identify(executable: str, path: str, rocm_path: str, clang_path: str) -> Candidate:
-    """What kind of compiler an executable is, from its version text."""
+    """Tells from an executable's version text which kind of compiler it is."""
     try:
         text = _version_text(executable, clang_path)
     except TimeoutError as error:
@@ -247,8 +247,8 @@ def _identify_hipcc(executable: str, version: tuple[int, ...], text: str, clang:
 
 
 def _lend(clang: Toolchain) -> tuple[str, ...]:
-    """What makes a hipcc run `clang`: a folder that has it under every name that a driver looks for, and the variables
-    that name the folder.
+    """Makes a hipcc run `clang`: a folder that has it under every name that a driver looks for, and the variables that
+    name the folder.
 
     A distribution's driver looks for the clang of its own release (Debian's 5.2 for clang++-15), and for that clang's
     headers by its full version. HIP_ROCCLR_HOME: it would take the clang in its own folder before HIP_CLANG_PATH's.

@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-_OVERFLOW_UID = 65534  # what a user namespace shows for ids that it does not map
+_OVERFLOW_UID = 65534  # a user namespace shows it for ids that it does not map
 
 
 def fault(path: Path, *, is_folder: bool = False) -> str:

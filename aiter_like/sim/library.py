@@ -155,7 +155,7 @@ def json_of(address: int | None) -> Any:
 
 
 def error_text(code: int) -> str:
-    """What the simulator says of a HIP error code; of a code object that does not load, on one line.
+    """The simulator's text for a HIP error code; for a code object that does not load it is one line.
 
     It may quote the names in a damaged code object, which are any bytes.
     """
@@ -272,7 +272,7 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _set_signatures(library: ctypes.CDLL, signatures: Mapping[str, tuple]) -> None:
-    """By name: the type of the result, then those of the arguments."""
+    """Sets the types of functions: name → the type of the result, then those of the arguments."""
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -27,13 +27,13 @@ from aiter_like.modules.build import load_or_build
 from aiter_like.sim.library import load, module_spec, rtc_spec
 
 ARCH = "gfx942"
-HIP_VERSION = (7, 1, 0)  # as csrc/sim/include/hip/hip_version.h
+HIP_VERSION = (7, 1, 0)  # the same as in csrc/sim/include/hip/hip_version.h
 _DEVICE_LIBRARIES = ("ocml.bc", "ockl.bc")
 _BITCODE_CLANG = (20,)  # whose bitcode they are: an older clang cannot read them
 _LOCK = "0" * cache.REQUEST_DIGITS
 _LOCK_SECONDS = 120.0
 
-# What ocml and ockl ask at compile time; clang links the file of the setting that its options ask for.
+# Settings that ocml and ockl ask for at compile time; clang links the files that its options name.
 _SETTINGS = {
     **{f"oclc_{file}_{state}": (f"__oclc_{name}", "i8", int(state == "on"))
        for file, name in (("correctly_rounded_sqrt", "correctly_rounded_sqrt32"), ("daz_opt", "daz_opt"),

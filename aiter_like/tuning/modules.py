@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which modules the calls of a model or of recorded shapes take, asked of the operators without data and without a GPU.
+"""Finds the modules that calls of a model or of recorded shapes take, by asking the operators without data or a GPU.
 
 Read by `aiter-like build`.
 """
@@ -66,7 +66,8 @@ def of_recorded(folder: Path, operators: Iterable[Op]) -> Callable[[Op], Keys | 
 
 
 def of_keys(op: Op, keys: Keys, target: Target) -> Iterator[tuple[Backend, ModuleSpec]]:
-    """What calls with these keys load, with the tuned rows and, for a machine where these are stale, without.
+    """The modules that calls with these keys load, with the tuned rows and, for a machine where these are stale,
+    without.
 
     The first compiled backend counts, also behind others, and so does the first tuned row of one: they serve where the
     vendor's library or Triton does not.

@@ -196,7 +196,7 @@ class Run:
 
     def ask(self, worker: Worker, what: str, result: Result, trials: Sequence[Trial] = (),
             timeout: float | None = None, **more: Any) -> dict[str, Any]:
-        """What a worker answers about a shape.
+        """Asks a worker about a shape.
 
         Raises:
             Lost: it does not.

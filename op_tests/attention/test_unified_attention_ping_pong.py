@@ -39,7 +39,7 @@ SHORT = ((70, 70), (133, 300), (1, 1), (20, 50), (0, 9), (3, 0))
 
 @pytest.fixture
 def turns(run, device):
-    """As `run`, and the kernel must be that of the pipeline."""
+    """Like `run`, and the kernel must be that of the pipeline."""
     if target_of(device).platform != "hip":
         pytest.skip("an MFMA kernel")
 

@@ -41,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None,
                          namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
-        """As the base class's."""
+        """Like the base class's."""
         if args is not None and self.prog.endswith(" compile"):
             args, options = sim_compile.split_options(args)
             namespace = argparse.Namespace() if namespace is None else namespace

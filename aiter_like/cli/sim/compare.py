@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- what is compared
+# ---- comparison
 
 
 def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:

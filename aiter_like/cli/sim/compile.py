@@ -19,7 +19,7 @@ from aiter_like.modules import processes, toolchain
 from aiter_like.sim import rocm
 
 HIP_SUFFIXES = (".hip", ".cpp", ".cc", ".cxx", ".cu", ".C")
-"""Of sources that are compiled as HIP."""
+"""Suffixes of sources that are compiled as HIP."""
 ASSEMBLY = {".s": "assembler", ".S": "assembler-with-cpp"}
 """Sources in gfx942's assembly: suffix → clang's name of the language; one with a capital S is preprocessed."""
 _OTHER_SUFFIXES = (".c", ".o", ".a", ".so")  # clang takes these files as they are.
@@ -159,7 +159,7 @@ def _compile(args: argparse.Namespace) -> int:
 
 
 def once(said: str) -> str:
-    """What clang says, without what it says again: it reads a HIP source for the device and for the host."""
+    """Drops clang's repetitions: it reads a HIP source for the device and for the host."""
     said = re.sub(r"^(?:\d+ (?:warning|error)s?(?: and )?)+ generated(?: when compiling for [\w.:+-]+)?\.\n", "", said,
                   flags=re.MULTILINE)
     starts = [found.start() for found in _DIAGNOSIS.finditer(said)]
@@ -174,7 +174,7 @@ def _first_lines(said: str) -> str:
 
 
 def hint(said: str) -> str:
-    """What a message of the compiler means here, to follow "does not compile"; "" where it says all itself."""
+    """Explains a message of the compiler, to follow "does not compile"; "" where it says all itself."""
     if missing := re.search(r"'((?:hip|roc|hipcub|thrust|rocprim)[\w/]*\.h(?:pp)?)' file not found", said):
         known = [str(path.relative_to(rocm.include_folder())) for path in sorted(rocm.include_folder().glob("hip/*.h"))]
         like = did_you_mean(missing[1], known) if missing[1].startswith("hip/") else ""

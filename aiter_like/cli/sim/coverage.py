@@ -42,7 +42,7 @@ class Use:
 
 @dataclass
 class Coverage:
-    """What a folder of code objects holds.
+    """The contents of a folder of code objects.
 
     Attributes:
         files: code objects read.

@@ -108,7 +108,7 @@ class Shell(cmd.Cmd):
             raise DebuggerError(f"a count of 1 or more is wanted, got {text!r}")
         return int(text or 1)
 
-    # Where to stop.
+    # Commands for places to stop at.
 
     def do_break(self, arg: str) -> None:
         """break PLACE [workgroup N|X,Y,Z] [wave N] [lane N] [if CONDITION]: stop before it.
@@ -233,7 +233,7 @@ class Shell(cmd.Cmd):
 
     do_EOF = do_quit
 
-    # What to look at.
+    # Commands for looking at things.
 
     def do_wave(self, arg: str) -> None:
         """wave [GROUP.]WAVE: select a wave, of that workgroup by its place in the grid. Without: shows the selected."""

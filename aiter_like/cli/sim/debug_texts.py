@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `aiter-like sim debug` shows of a launch that has stopped, as lines of text."""
+"""Shows a stopped launch for `aiter-like sim debug`, as lines of text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _AROUND = 5
 _LETTERS = {"f": "f32", "d": "i32", "u": "u32", "x": "u32", "h": "f16", "b": "bf16", "c": "u8", "g": "f64", "l": "i64"}
 FORMATS = tuple(_LETTERS)
-"""Of `x`: f32, i32, u32, hexadecimal, f16, bf16, bytes, f64, i64."""
+"""Formats of the command `x`: f32, i32, u32, hexadecimal, f16, bf16, bytes, f64, i64."""
 
 
 def lanes_text(lanes: int) -> str:
@@ -43,7 +43,7 @@ def where(source: tuple[str, int]) -> str:
 
 
 def wave_text(view: WaveView) -> str:
-    """Which wave it is."""
+    """Names the wave."""
     return f"workgroup {','.join(map(str, view.workgroup))} wave {view.wave}"
 
 
@@ -171,10 +171,10 @@ def memory_lines(data: bytes, address: int, letter: str, name: str = "") -> list
 
 
 def element_bytes(letter: str) -> int:
-    """Of a format of `x`."""
+    """The size of an element in a format of `x`."""
     return data_types.scalar_type(_LETTERS[letter]).size
 
 
 def four_bytes(number: int | float) -> bytes:
-    """As they are written: a whole number's low 32 bits, or an f32."""
+    """Four bytes as they are written: a whole number's low 32 bits, or an f32."""
     return struct.pack("<f", number) if isinstance(number, float) else struct.pack("<I", number & 0xffffffff)

@@ -16,7 +16,7 @@ from typing import Any
 
 _AMDGPU = 0xE0  # e_machine of code objects, in the ELF header
 GOT = reprlib.Repr()
-"""Of a value in a message: one line, however large the value is."""
+"""Shows a value in a message: one line, however large the value is."""
 GOT.maxstring = GOT.maxother = GOT.maxlong = 80
 GOT.maxdict = GOT.maxlist = 8
 
@@ -78,7 +78,7 @@ def _is_elf_for(head: bytes, machine: int) -> bool:
 
 
 def read_json(path: Path, most_bytes: int) -> Any:
-    """What a file of JSON holds; no key of an object is there twice.
+    """Reads a file of JSON; refuses an object that has a key twice.
 
     Raises:
         ValueError: it cannot be read, or is no JSON.
@@ -121,7 +121,7 @@ def integer(value: Any, low: int, high: int, place: str) -> int:
 
 
 def one_of(value: Any, known: Mapping[str, Any], place: str) -> Any:
-    """What `known` has for `value`; ValueError if it has nothing."""
+    """Looks `value` up in `known`; ValueError if that has nothing."""
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{place} must be one of {', '.join(known)}, got {GOT.repr(value)}")
     return known[value]

@@ -17,7 +17,7 @@ from aiter_like.cli.sim.steps import Step
 from aiter_like.modules import code_object
 
 MOST_IMAGE_BYTES = 1 << 30
-"""Of a code object."""
+"""The largest code object that is read."""
 
 
 def add_options(parser: argparse.ArgumentParser, see: str = "aiter-like sim run --help") -> None:

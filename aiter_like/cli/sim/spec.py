@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCH = "gfx942"
-_MOST_BYTES = 64 << 20  # of SPEC.json
+_MOST_BYTES = 64 << 20  # the largest SPEC.json
 _PAGE_BYTES = 4096
 _MOST_SIZES = 32  # dimensions that every NumPy can write
 
@@ -255,7 +255,7 @@ def _load(path: Path, place: str) -> Tensor:
     import torch
 
     numpy = numpy_for(f"{place}.file")
-    # What numpy.load raises for damaged headers, which are Python literals, and torch for dtypes that it lacks.
+    # Errors of numpy.load for damaged headers, which are Python literals, and of torch for dtypes that it lacks.
     damage = (EOFError, MemoryError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError,
               tokenize.TokenError)
     file = f"{place}.file: {path.parent}/{described.shown(path.name)}"

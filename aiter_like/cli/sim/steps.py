@@ -57,7 +57,7 @@ class Step:
     shared_bytes: int | None = None
 
     def used(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> list[Buffer | None]:
-        """By argument, its buffer; then those of structs: reports count in this order."""
+        """The buffer of each argument, then those in structs: reports count in this order."""
         given = self._in_order(kernel)
         inside = [name for one in given for name in one.get("pointers", {}).values()]
         return [buffers.get(name) for name in [*(one.get("buffer") for one in given), *inside]]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What `aiter-like sim profile`, `debug` and `trace` run: a script, a public function, or a kernel of a code object."""
+"""Targets of `aiter-like sim profile`, `debug` and `trace`: a script, a public function, or a kernel of a code
+object."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def with_rest(args: argparse.Namespace, action: str,
 
 
 def call_of(args: argparse.Namespace, action: str) -> Callable[[], Any]:
-    """What makes the launches.
+    """The function that makes the launches.
 
     Raises:
         ValueError: the target is neither a script, a code object nor a public function, or an argument is wrong.

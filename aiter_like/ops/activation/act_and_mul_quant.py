@@ -189,7 +189,7 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
                                 backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """An activation of the first half of each row times the second, quantised. As `silu_and_mul_quant` otherwise.
+    """An activation of the first half of each row times the second, quantised. Like `silu_and_mul_quant` otherwise.
 
     `y = act(gate) · up` in fp32; `q · scale` is y up to the rounding of q.
 

@@ -145,7 +145,7 @@ def paged_attention_v1(
         alibi_slopes: Tensor | None, kv_cache_dtype: str, kv_cache_layout: str, logits_soft_cap: float,
         k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None, partition_size: int = 256,
         mtp: int = 1, sliding_window: int = 0, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages: `out = softmax(scale · q kᵀ) v`. As `paged_attention`.
+    """Decoding over pages: `out = softmax(scale · q kᵀ) v`. Like `paged_attention`.
 
     Args:
         out: [rows, num_heads, head_dim], written.
@@ -188,7 +188,7 @@ def paged_attention_ragged(
         max_num_partitions: int, alibi_slopes: Tensor | None, kv_cache_dtype: str, kv_cache_layout: str,
         logits_soft_cap: float, k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None,
         partition_size: int = 256, mtp: int = 1, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages that are listed one sequence after the other. As `paged_attention_v1`.
+    """Decoding over pages that are listed one sequence after the other. Like `paged_attention_v1`.
 
     Args:
         query: [seqs · mtp, num_heads, head_dim] bf16|fp16.
@@ -234,7 +234,7 @@ def paged_attention_decode(
         output: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, seq_lens: Tensor, block_tables: Tensor,
         attn_scale: float, max_seq_len: int, compute_type: Any, k_scale: Tensor | None, v_scale: Tensor | None,
         num_seq_partitions: int = 0, alibi_slopes: Tensor | None = None, *, backend: str | None = None) -> None:
-    """Decoding of one query per sequence: `output = softmax(attn_scale · q kᵀ) v`. As `paged_attention`.
+    """Decoding of one query per sequence: `output = softmax(attn_scale · q kᵀ) v`. Like `paged_attention`.
 
     Args:
         output: [seqs, num_heads, head_dim], written.

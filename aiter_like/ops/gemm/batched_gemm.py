@@ -180,7 +180,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
 def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                       dtype: torch.dtype = torch.bfloat16, splitK: int | None = None, *, out: Tensor | None = None,
                       backend: str | None = None) -> Tensor:
-    """Products in 8 bits: `out[i] = x_scale[i] · (XQ[i] · WQ[i]ᵀ) · w_scale[i] + bias[i]`. As `batched_gemm_bf16`.
+    """Products in 8 bits: `out[i] = x_scale[i] · (XQ[i] · WQ[i]ᵀ) · w_scale[i] + bias[i]`. Like `batched_gemm_bf16`.
 
     Args:
         XQ: [batch, m, k] int8, or the hardware's fp8 (FNUZ on gfx942), of any strides.

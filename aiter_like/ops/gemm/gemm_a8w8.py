@@ -211,7 +211,7 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
                           dtype: torch.dtype = torch.bfloat16, check: bool = False, *,
                           layout: tuple[int, int] | None = None, use_fast_accum: bool = False,
                           out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product with weights in the order of `shuffle_weight`. As `gemm_a8w8`, and equal to it bit by bit on the
+    """The product with weights in the order of `shuffle_weight`. Like `gemm_a8w8`, and equal to it bit by bit on the
     weights before they were shuffled, by the same backend and tile.
 
     Args:

@@ -245,7 +245,7 @@ def gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale
 def gemm_a8w8_blockscale_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale: Tensor,
                                      dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None, *,
                                      backend: str | None = None) -> Tensor:
-    """The product with weights of `shuffle_weight` and scales with blocks outermost. As `gemm_a8w8_blockscale`.
+    """The product with weights of `shuffle_weight` and scales with blocks outermost. Like `gemm_a8w8_blockscale`.
     Backend ck reads such weights straight to registers; on NVIDIA their order gains nothing.
 
     Args:

@@ -310,7 +310,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
 def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tensor, context_lens: Tensor | None,
                      block_table: Tensor, preshuffle: bool = False, clean_logits: bool = True, *,
                      page_starts: Tensor | None = None, backend: str | None = None) -> None:
-    """Scores keys in the indexer's cache for the last tokens of sequences. As `mqa_logits` otherwise.
+    """Scores keys in the indexer's cache for the last tokens of sequences. Like `mqa_logits` otherwise.
 
     Token t of sequence b, of next_n, sees its keys 0 … context_lens[b] − next_n + t; key j is in page
     block_table[b, j // page_size].

@@ -286,7 +286,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
                     sorted_expert_ids: Tensor, num_valid_ids: Tensor, moe_buf: Tensor | None, num_experts: int,
                     unit_size: int, local_expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
                     dispatch_policy: int = 0, *, backend: str | None = None) -> None:
-    """Sorts pairs of token and expert into given tensors. As `moe_sorting` otherwise.
+    """Sorts pairs of token and expert into given tensors. Like `moe_sorting` otherwise.
 
     Args:
         sorted_token_ids, sorted_weights: [L] int32 and fp32, written, contiguous; L at least tokens · k +

@@ -152,7 +152,7 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
 def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor | None = None,
                           x_pad_to_multiple: int = 0, *,
                           backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Normalisation into rows padded with zeros, after a residual add where `res` is given. As `rms_norm` otherwise.
+    """Normalisation into rows padded with zeros, after a residual add where `res` is given. Like `rms_norm` otherwise.
 
     `out[..., :hidden] = rms_norm(x + res, weight)`, zeros from there to the next multiple.
 

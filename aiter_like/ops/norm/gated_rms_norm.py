@@ -131,7 +131,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
 
 def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor, weight: Tensor, epsilon: float, *,
                          backend: str | None = None) -> None:
-    """Root-mean-square normalisation times a gate, with a quantised result. As `gated_rms_norm` otherwise.
+    """Root-mean-square normalisation times a gate, with a quantised result. Like `gated_rms_norm` otherwise.
 
     `out · scale ≈ rms_norm(input, weight) · silu(gate)`. Rows of 128 elements have what a group-quantised GEMM takes.
 

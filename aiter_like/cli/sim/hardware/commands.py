@@ -38,7 +38,7 @@ def add_options(validate: argparse.ArgumentParser) -> None:
 
 
 def asked_for(args: argparse.Namespace) -> Callable[[argparse.Namespace], int] | None:
-    """What runs these arguments; None: the model alone.
+    """The function that runs these arguments; None: the model alone.
 
     Raises:
         ValueError: options that exclude one another.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What only a device can say: launches, dispatch, flags between XCDs, clocks under load, phases of the LDS.
+"""Measures what only a device can say: launches, dispatch, flags between XCDs, clocks under load, phases of the LDS.
 
 Each is a function of the device: on hardware the samples and figures, on the simulated MI300X nothing but that its
 kernels run, except that the simulator counts what its LDS would take.
@@ -50,7 +50,7 @@ def _realtime(device: Device) -> dict[str, Any]:
 
 
 def _launch(device: Device) -> dict[str, Any]:
-    """Of an empty kernel: its share of a row of launches, and one alone, from the host's call to its end."""
+    """Times an empty kernel: its share of a row of launches, and one alone, from the host's call to its end."""
     (function,) = device.load([(_EMPTY, 1)])
     launch = functools.partial(device.launch, function, 1, 1, 1)
     if device.target.simulated:
@@ -77,7 +77,7 @@ def _launch(device: Device) -> dict[str, Any]:
 
 
 def _dispatch(device: Device) -> dict[str, Any]:
-    """What each further workgroup of an empty kernel adds, by its waves."""
+    """Times each further workgroup of an empty kernel, by its number of waves."""
     found: dict[str, Any] = {"raw": {}}
     for waves in (1, 4, 16):
         (function,) = device.load([(Kernel("s_nop 0", unroll=1, waves=waves), 1)])

@@ -17,7 +17,7 @@ from aiter_like.sim.validation.kernels import TIMES, Kernel, arguments, code_obj
 from aiter_like.tuning.clock import event_us
 
 REALTIME_MHZ = 100.0
-"""What s_memrealtime is taken to count at; the cost "s_memrealtime" measures it."""
+"""The rate at which s_memrealtime is taken to count; the cost "s_memrealtime" measures it."""
 
 _SPIN = Kernel("v_add_u32 v20, v1, v1", unroll=256)
 _SPIN_CLK = 4 * 256  # a pass of the spinning loop takes so long
@@ -88,7 +88,7 @@ class Device:
         return clock_mhz(*spans(times))
 
     def versions(self) -> dict[str, int]:
-        """Of the runtime and the driver."""
+        """Versions of the runtime and the driver."""
         return self._runtime.versions()
 
 

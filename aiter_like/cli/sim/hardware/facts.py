@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a file of answers says of the machine: device, driver, clocks, partitions. No name of a host, user or board."""
+"""Facts about the machine in a file of answers: device, driver, clocks, partitions. No name of a host, user or
+board."""
 
 from __future__ import annotations
 

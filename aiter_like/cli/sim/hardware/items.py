@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What is asked of a device: questions, costs, cases, the operators' self-checks; each by its kind and name."""
+"""The items that a device is asked for: questions, costs, cases, self-checks of operators; each by its kind and
+name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Which lanes of an LDS instruction go to the banks together: two of them cost a cycle more at two dwords of one bank
-than at two banks. On hardware by time, on the simulated MI300X by what the simulator counts. Used by costs.py."""
+"""Finds the lanes of an LDS instruction that go to the banks together: two of them cost a cycle more at two dwords of
+one bank than at two banks. Hardware shows it by time, the simulated MI300X by its counts. Used by costs.py."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class _Measuring:
         return statistics.median(self._sampled(launch)["event_us"]) * 1e-6
 
     def issued(self, launch: Launch, reason: str) -> float:
-        """By how long the issue of ever more of them takes: where the growth is half as large again as at first."""
+        """Counts loads that issue without waiting, by timing ever more of them: the next waits where the growth is half
+        as large again as at first."""
         assert isinstance(self._case, Stall)
         counts = range(2, self._case.loads + 1, 2)
         functions = self._device.load([(issue_kernel(self._case, count), 1) for count in counts])

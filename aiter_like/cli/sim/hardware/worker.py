@@ -34,7 +34,7 @@ class Service:
         self._device = Device(harness.target)
 
     def hello(self) -> dict[str, Any]:
-        """Which device answers."""
+        """Names the device that answers."""
         return {"name": self._harness.name}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:

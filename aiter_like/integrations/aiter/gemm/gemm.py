@@ -284,7 +284,7 @@ def wvSpltK(in_a: Tensor, in_b: Tensor, out_c: Tensor, N_in: int, CuCount: int) 
 
 
 def LLMM1(in_a: Tensor, in_b: Tensor, out_c: Tensor, rows_per_block: int) -> None:
-    """As `wvSpltK`."""
+    """Like `wvSpltK`."""
     aiter_like.gemm_a16w16(in_b, in_a, out=out_c)
 
 

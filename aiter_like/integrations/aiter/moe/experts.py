@@ -237,7 +237,7 @@ def moe_stage1_g1u1(input: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Ten
                     ksplit: int = 0, activation: int | None = ActivationType.Silu,
                     quant_type: int | None = QuantType.No, a1_scale: Tensor | None = None,
                     w1_scale: Tensor | None = None, sorted_weights: Tensor | None = None) -> None:
-    """As `ck_moe_stage1_fwd`, of weights in the order of shuffle_weight.
+    """Like `ck_moe_stage1_fwd`, of weights in the order of shuffle_weight.
 
     Raises:
         UnsupportedError: `ksplit` asks for sums without activation, or block scales for a result in fp8.

@@ -169,7 +169,7 @@ def get_gfx() -> str:
 
 
 def get_gfx_runtime() -> str:
-    """As `get_gfx`: nothing here is compiled for another architecture than the one it runs on."""
+    """Like `get_gfx`: nothing here is compiled for another architecture than the one it runs on."""
     return get_gfx()
 
 

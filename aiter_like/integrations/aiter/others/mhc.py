@@ -182,7 +182,7 @@ def hip_post_dispatch_block(C: int, arch_id: str) -> int:
 def mhc(x: Tensor, phi: Tensor, alpha_pre: float, alpha_post: float, alpha_res: float, bias: Tensor, n: int,
         eps: float = 1e-6, hc_pre_eps: float = 0.0, hc_post_mult_value: float = 2.0, sinkhorn_iters: int = 20,
         config: object = None) -> tuple[Tensor, Tensor, Tensor]:
-    """As `mhc_pre`, in the form of AITER's Triton kernels: exponentials are balanced without epsilons.
+    """Like `mhc_pre`, in the form of AITER's Triton kernels: exponentials are balanced without epsilons.
 
     Args:
         x: [tokens, n · hidden] bf16|fp16, the streams of a token side by side.

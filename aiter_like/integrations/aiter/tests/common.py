@@ -150,7 +150,7 @@ def run_iters(num_iters: int, func: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def run_iters_rotate(num_iters: int, func: Callable, rotate_args: Sequence[tuple[tuple, dict]]) -> Any:
-    """As `run_iters`; the calls take turns among pairs of positional and named arguments."""
+    """Like `run_iters`; the calls take turns among pairs of positional and named arguments."""
     out = None
     for turn in range(num_iters):
         args, kwargs = rotate_args[turn % len(rotate_args)]

@@ -163,7 +163,7 @@ class _Running:
                 start_new_session=True)
 
     def state(self) -> tuple[str, float, dict[str, int]]:
-        """As `Progress` has it."""
+        """The same as in `Progress`."""
         return self._file.name, time.monotonic() - self._start, _counts(_events(self._journal))
 
     def is_over(self) -> bool:
