@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""How a tuned row's kernel is launched for the row's own key: the second part of its revision (modules/revision.py is the
-first). It is asked of the operator without data and without a GPU, in a few ms; calls never ask.
+"""How a tuned row's kernel is launched for the row's own key: the second part of its revision, of which
+modules/revision.py is the first. It is asked of the operator without data and without a GPU, in a few ms; calls do not.
 """
 
 from __future__ import annotations
