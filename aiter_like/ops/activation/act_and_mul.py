@@ -105,7 +105,7 @@ def _refusal(target: Target, call: ActAndMulCall) -> str | None:
 
 
 class ActAndMulKey(NamedTuple):
-    """What a tuned row of act_and_mul is chosen by."""
+    """The fields that a tuned row of act_and_mul is chosen by."""
 
     rows: int
     columns: int

@@ -111,7 +111,7 @@ def _refusal(target: Target, call: ActAndMulQuantCall) -> str | None:
 
 
 class ActAndMulQuantKey(NamedTuple):
-    """What a tuned row of act_and_mul_quant is chosen by."""
+    """The fields that a tuned row of act_and_mul_quant is chosen by."""
 
     rows: int
     columns: int
@@ -139,7 +139,7 @@ class ActAndMulQuantKey(NamedTuple):
 
 
 def _cases(device: torch.device) -> dict[str, ActAndMulQuantCall]:
-    """By group and by row, with weights of rows and of elements, and not quantised."""
+    """Cases by group and by row, with weights of rows and of elements, and one that is not quantised."""
     group = ActAndMulQuantKey(5, 1024, 128, "bf16", "i8").make(device, 0)
     row = ActAndMulQuantKey(5, 1024, 0, "bf16", "fp8").make(device, 0)
     weights = tune_shapes.normal(device, 1, "fp32")(5, 1024).sigmoid() + 0.5

@@ -93,7 +93,7 @@ def _kernel_refusal(target: Target, call: ElementwiseCall) -> str | None:
 
 
 class ElementwiseKey(NamedTuple):
-    """What a tuned row of elementwise is chosen by."""
+    """The fields that a tuned row of elementwise is chosen by."""
 
     elements: int
     operands: int

@@ -66,14 +66,14 @@ def _check(call: MergeAttnStatesCall) -> object:
 
 
 def _refusal(target: Target, call: MergeAttnStatesCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     if call.a.numel() > _MOST_ELEMENTS or call.a.shape[2] > _MOST_COLUMNS:
         return f"at most {_MOST_ELEMENTS} elements in rows of at most {_MOST_COLUMNS}, got {tuple(call.a.shape)}"
     return None
 
 
 class MergeAttnStatesKey(NamedTuple):
-    """What a tuned row of merge_attn_states is chosen by."""
+    """The fields that a tuned row of merge_attn_states is chosen by."""
 
     rows: int
     columns: int

@@ -108,7 +108,7 @@ def _triton_refusal(target: Target, call: PagedAttentionCall) -> str | None:
 
 
 class PagedAttentionKey(NamedTuple):
-    """What a tuned row of paged_attention is chosen by."""
+    """The fields that a tuned row of paged_attention is chosen by."""
 
     batch: int
     seqlen_q: int

@@ -23,7 +23,7 @@ _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
 class Called(NamedTuple):
-    """What messages call the arguments: those of the public function.
+    """Names of the arguments in messages: those of the public function.
 
     Attributes:
         longest: what bounds the keys of a sequence; "": only its pages do.
@@ -99,7 +99,7 @@ def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tens
         is_memory = workspace.is_contiguous() and (torch.compiler.is_compiling() or not workspace.is_neg())
         flat = workspace.reshape(-1).view(torch.uint8) if is_memory else None
         call = PagedAttentionCall(out, None, q, k, v, table, lengths, **options)
-        is_asked = flat is not None and not torch.compiler.is_compiling()  # which knows no addresses
+        is_asked = flat is not None and not torch.compiler.is_compiling()  # a compiler knows no addresses
         if is_asked and k.shape[2] and flat.numel() >= workspace_bytes(call) and flat.data_ptr() % 4 == 0:
             options["workspace"] = flat
     paged_attention_op.run(out, lse, q=q, k=k, v=v, block_table=table, seqlens_k=lengths, backend=backend, **options)

@@ -132,7 +132,7 @@ def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, An
 
 
 class GemmWeightOnlyKey(NamedTuple):
-    """What a tuned row of gemm_weight_only is chosen by."""
+    """The fields that a tuned row of gemm_weight_only is chosen by."""
 
     m: int
     n: int

@@ -18,7 +18,7 @@ from aiter_like.ops.kv_cache import parts
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-_MAX_ACCESSES = 2**31 - 1  # of one launch
+_MAX_ACCESSES = 2**31 - 1  # accesses of one launch
 _TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
 _NAMES = paged_cache.Names("reshape_and_cache")
 _MLA_NAMES = paged_cache.Names("reshape_and_cache", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",

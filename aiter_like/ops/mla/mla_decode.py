@@ -85,7 +85,7 @@ def _fp32(workspace: Tensor | None, needed: int, q: Tensor) -> Tensor:
 
 
 class MlaDecodeKey(NamedTuple):
-    """What a tuned row of mla_decode is chosen by."""
+    """The fields that a tuned row of mla_decode is chosen by."""
 
     batch: int
     seqlen_q: int

@@ -85,7 +85,7 @@ def _attend_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, qo_indptr: Tensor
                      kv_page_indices: Tensor, max_seqlen_q: int, softmax_scale: float, is_causal: bool, output: Tensor,
                      q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
                      backend: str | None) -> None:
-    """What both functions do with tensors that `_check_expanded` has seen."""
+    """Serves both functions, with tensors that `_check_expanded` has seen."""
     check.flag(op, "is_causal", is_causal)
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_page_indices", kv_page_indices)):
         check.tensor(op, name, tensor, rank=1)
@@ -100,7 +100,7 @@ def _attend_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, qo_indptr: Tensor
 
 
 def _check_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, output: Tensor) -> None:
-    """What can be told of keys and values before they are pages."""
+    """Checks what can be told of keys and values before they are pages."""
     check.tensor(op, "Q", Q, rank=3, last_contiguous=False)
     check.tensor(op, "output", output, rank=3, device=Q.device, last_contiguous=False)
     for name, tensor in (("K", K), ("V", V)):

@@ -23,7 +23,7 @@ def _written_weights(op: str, indices: Tensor, weights: Tensor, shared: int = 0)
     check.integer(op, "num_shared_experts", shared, low=0)
     check.tensor(op, "topk_indices", indices, dtypes=(torch.int32,), rank=2)
     if not isinstance(weights, Tensor) or weights.ndim != 2:
-        return weights  # which the operator says
+        return weights  # the operator refuses it
     rows, columns = weights.shape
     used = indices.shape[1] + shared
     is_like = indices.shape[1] == columns or shared and used <= columns

@@ -38,7 +38,7 @@ class FusedQkRmsnormCall(NamedTuple):
 
     @property
     def longer(self) -> Tensor:
-        """Which of `q` and `k` has the longer rows; `q` where they are equal."""
+        """The one of `q` and `k` with the longer rows; `q` where they are equal."""
         return self.q if self.q.shape[-1] >= self.k.shape[-1] else self.k
 
 
@@ -69,7 +69,7 @@ def _check(call: FusedQkRmsnormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: FusedQkRmsnormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         return "q and k must both have elements"
@@ -81,7 +81,7 @@ def _kernel_refusal(target: Target, call: FusedQkRmsnormCall) -> str | None:
 
 
 class FusedQkRmsnormKey(NamedTuple):
-    """What a tuned row of fused_qk_rmsnorm is chosen by."""
+    """The fields that a tuned row of fused_qk_rmsnorm is chosen by."""
 
     q_rows: int
     q_hidden: int

@@ -99,13 +99,13 @@ def _check(call: LayerNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: LayerNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(
         input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out)
 
 
 class LayerNormKey(NamedTuple):
-    """What a tuned row of layer_norm is chosen by."""
+    """The fields that a tuned row of layer_norm is chosen by."""
 
     rows: int
     hidden: int

@@ -80,7 +80,7 @@ def _triton_refusal(target: Target, call: NormBackwardCall) -> str | None:
 
 
 class NormBackwardKey(NamedTuple):
-    """What a tuned row of norm_backward is chosen by."""
+    """The fields that a tuned row of norm_backward is chosen by."""
 
     rows: int
     hidden: int

@@ -105,7 +105,7 @@ def _check(call: RmsNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: RmsNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return rows.refusal(input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out)
 
 
@@ -132,7 +132,7 @@ def _asm_facts(input: Tensor) -> dict[str, int | str]:
 
 
 class RmsNormKey(NamedTuple):
-    """What a tuned row of rms_norm is chosen by."""
+    """The fields that a tuned row of rms_norm is chosen by."""
 
     rows: int
     hidden: int

@@ -97,14 +97,14 @@ def _check(call: RmsNormQuantCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: RmsNormQuantCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(
         input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out,
         out_before_quant=call.plain_out)
 
 
 class RmsNormQuantKey(NamedTuple):
-    """What a tuned row of rms_norm_quant is chosen by."""
+    """The fields that a tuned row of rms_norm_quant is chosen by."""
 
     rows: int
     hidden: int

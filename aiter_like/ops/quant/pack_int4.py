@@ -71,7 +71,7 @@ def _refusal(target: Target, call: PackInt4Call) -> str | None:
 
 
 class PackInt4Key(NamedTuple):
-    """What a tuned row of pack_int4 is chosen by."""
+    """The fields that a tuned row of pack_int4 is chosen by."""
 
     rows: int
     columns: int  # bytes of a packed row

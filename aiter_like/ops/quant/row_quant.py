@@ -89,7 +89,7 @@ def _check(call: RowQuantCall) -> object:
 
 
 class RowQuantKey(NamedTuple):
-    """What a tuned row of row_quant is chosen by."""
+    """The fields that a tuned row of row_quant is chosen by."""
 
     rows: int
     columns: int
@@ -112,7 +112,7 @@ class RowQuantKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[RowQuantKey]:
-        """What linear layers read, with a scale per token and per 128 columns."""
+        """The keys of what linear layers read, with a scale per token and per 128 columns."""
         for (count, columns), group_size in itertools.product(tune_shapes.linear_inputs(model, tp, tokens), (0, 128)):
             if group_size == 0 or columns % group_size == 0:
                 yield cls(count, columns, group_size, model.dtype, tune_shapes.fp8_name())

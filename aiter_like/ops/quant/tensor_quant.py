@@ -70,7 +70,7 @@ def _hip_refusal(target: Target, call: TensorQuantCall) -> str | None:
 
 
 class TensorQuantKey(NamedTuple):
-    """What a tuned row of tensor_quant is chosen by."""
+    """The fields that a tuned row of tensor_quant is chosen by."""
 
     rows: int
     columns: int
@@ -90,7 +90,7 @@ class TensorQuantKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[TensorQuantKey]:
-        """What linear layers read, with a scale that is known and with one to find."""
+        """The keys of what linear layers read, with a scale that is known and with one to find."""
         for sizes, is_dynamic in itertools.product(tune_shapes.linear_inputs(model, tp, tokens), (0, 1)):
             yield cls(*sizes, is_dynamic, model.dtype, tune_shapes.fp8_name())
 

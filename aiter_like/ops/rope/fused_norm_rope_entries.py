@@ -13,7 +13,7 @@ from aiter_like.ops.rope.fused_qk_norm_rope_group_quant import FusedQkNormRopeGr
 
 __all__ = ["fused_kv_norm_rope_group_quant", "fused_qk_norm_rope_group_quant"]
 
-_KEY_GROUP = 64  # What reads the entries takes a scale for so many elements.
+_KEY_GROUP = 64  # Readers of the entries take a scale for so many elements.
 
 
 def fused_qk_norm_rope_group_quant(

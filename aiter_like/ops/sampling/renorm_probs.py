@@ -59,7 +59,7 @@ def _check(call: RenormProbsCall) -> object:
 
 
 class RenormProbsKey(limits.LimitsKey):
-    """What a tuned row of renorm_probs is chosen by."""
+    """The fields that a tuned row of renorm_probs is chosen by."""
 
     def make(self, device: torch.device, seed: int, top_ks: list[int] | None = None) -> RenormProbsCall:
         probs, fields = self.inputs(device, seed)

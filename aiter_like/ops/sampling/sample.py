@@ -79,7 +79,7 @@ def _check(call: SampleCall) -> object:
 
 
 class SampleKey(NamedTuple):
-    """What a tuned row of sample is chosen by.
+    """The fields that a tuned row of sample is chosen by.
 
     Attributes:
         features: the exponentials: "made", "given", or "none" where the largest logits are asked for.

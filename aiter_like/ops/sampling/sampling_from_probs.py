@@ -77,7 +77,7 @@ def _check(call: SamplingFromProbsCall) -> object:
 
 
 class SamplingFromProbsKey(limits.LimitsKey):
-    """What a tuned row of sampling_from_probs is chosen by."""
+    """The fields that a tuned row of sampling_from_probs is chosen by."""
 
     def make(self, device: torch.device, seed: int, top_ks: list[int] | None = None) -> SamplingFromProbsCall:
         probs, fields = self.inputs(device, seed)

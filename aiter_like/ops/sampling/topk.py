@@ -93,7 +93,7 @@ def _refusal(target: Target, call: TopkCall) -> str | None:
 
 
 class TopkKey(NamedTuple):
-    """What a tuned row of topk is chosen by."""
+    """The fields that a tuned row of topk is chosen by."""
 
     rows: int
     columns: int
