@@ -12,7 +12,7 @@ from hip_program import code_object, library
 from hip_runtime import runtime
 
 from aiter_like import sim
-from aiter_like.build import recipe, toolchain
+from aiter_like.modules import recipe, toolchain
 
 PROGRAM = """
 #include "aiter_like/preload.h"
