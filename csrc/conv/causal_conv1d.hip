@@ -201,8 +201,7 @@ __global__ __launch_bounds__(kThreads) void causal_conv1d_kernel(CausalConvArgs<
 void launch_causal_conv1d(const CausalConvArgs<Config>& args, Stream stream) {
   const uint32_t chunks = static_cast<uint32_t>(args.tokens / CausalConv<Config>::kOut + args.sequences);
   const uint32_t groups = static_cast<uint32_t>((args.dim + kChannels - 1) / kChannels);
-  launch_overlapped(causal_conv1d_kernel, dim3(chunks, groups), kThreads, stream, args);
-  check_launch("causal_conv1d_kernel");
+  launch_named("causal_conv1d_kernel", causal_conv1d_kernel, dim3(chunks, groups), kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

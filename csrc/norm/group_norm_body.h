@@ -349,13 +349,11 @@ void launch_group_norm(const GroupNormArgs<Config>& args, Stream stream) {
       }
     }
     const dim3 grid(static_cast<uint32_t>(args.rows) * args.slices.divisor);
-    launch_overlapped(group_norm_parts_kernel<Body>, grid, Layout::kThreads, stream, args);
-    check_launch("group_norm_parts_kernel");
-    launch_overlapped(group_norm_slices_kernel<Body>, grid, Layout::kThreads, stream, args);
-    check_launch("group_norm_slices_kernel");
+    launch_named("group_norm_parts_kernel", group_norm_parts_kernel<Body>, grid, Layout::kThreads, stream, args);
+    launch_named("group_norm_slices_kernel", group_norm_slices_kernel<Body>, grid, Layout::kThreads, stream, args);
   } else {
-    launch_overlapped(group_norm_kernel<Body>, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-    check_launch("group_norm_kernel");
+    launch_named("group_norm_kernel", group_norm_kernel<Body>, Layout::workgroups(args.rows), Layout::kThreads, stream,
+                 args);
   }
 }
 

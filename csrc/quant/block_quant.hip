@@ -81,11 +81,8 @@ block_quant_kernel(BlockQuantArgs args) {
 void launch_block_quant(const BlockQuantArgs& args, int64_t blocks, bool is_aligned, Stream stream) {
   using Layout = RowLayout<BLOCK_COLUMNS / VEC, 1, VEC>;
   const dim3 grid(static_cast<uint32_t>(blocks));
-  if (is_aligned)
-    launch_overlapped(block_quant_kernel<true>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(block_quant_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("block_quant_kernel");
+  launch_named("block_quant_kernel", is_aligned ? block_quant_kernel<true> : block_quant_kernel<false>, grid,
+               Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -86,11 +86,8 @@ void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Str
   const int step = int64_t{groups} * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
 #endif
   const dim3 grid(groups, static_cast<uint32_t>(step));
-  if (is_aligned)
-    launch_overlapped(moe_smoothquant_kernel<true>, grid, Layout::kThreads, stream, args, step);
-  else
-    launch_overlapped(moe_smoothquant_kernel<false>, grid, Layout::kThreads, stream, args, step);
-  check_launch("moe_smoothquant_kernel");
+  launch_named("moe_smoothquant_kernel", is_aligned ? moe_smoothquant_kernel<true> : moe_smoothquant_kernel<false>,
+               grid, Layout::kThreads, stream, args, step);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -107,11 +107,8 @@ void launch_mxfp4_quant(const Mxfp4QuantArgs& args, int64_t columns, bool is_ali
   const Divider row_vectors(static_cast<uint32_t>(columns / kVec));
   constexpr int64_t kPerGroup = kThreads * VECTORS;
   const dim3 grid(static_cast<uint32_t>((args.rows * (columns / kVec) + kPerGroup - 1) / kPerGroup));
-  if (is_aligned)
-    launch_overlapped(mxfp4_quant_kernel<true>, grid, kThreads, stream, args, row_vectors);
-  else
-    launch_overlapped(mxfp4_quant_kernel<false>, grid, kThreads, stream, args, row_vectors);
-  check_launch("mxfp4_quant_kernel");
+  launch_named("mxfp4_quant_kernel", is_aligned ? mxfp4_quant_kernel<true> : mxfp4_quant_kernel<false>, grid, kThreads,
+               stream, args, row_vectors);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -306,8 +306,7 @@ void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, Stream 
   const uint32_t tiles = is_packed ? (args.tokens + kTileTokens - 1) / kTileTokens * kv_heads : 0;
   const dim3 grid(args.groups[0] + args.groups[1] + tiles);
   const auto launch = [&](auto neox, auto gptj) {
-    launch_overlapped(is_gptj ? gptj : neox, grid, kThreads, stream, args);
-    check_launch("fused_qk_rope_cache_kernel");
+    launch_named("fused_qk_rope_cache_kernel", is_gptj ? gptj : neox, grid, kThreads, stream, args);
   };
   if constexpr (kHasTiles)
     if (form == Form::kPacked)

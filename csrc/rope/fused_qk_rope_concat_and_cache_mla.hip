@@ -127,8 +127,7 @@ void launch_fused_qk_rope_concat_and_cache_mla(const FusedMlaArgs& args, bool is
   const dim3 grid((lanes + kThreads - 1) / kThreads);
   const auto kernel = is_gptj ? fused_qk_rope_concat_and_cache_mla_kernel<true>
                               : fused_qk_rope_concat_and_cache_mla_kernel<false>;
-  launch_overlapped(kernel, grid, kThreads, stream, args);
-  check_launch("fused_qk_rope_concat_and_cache_mla_kernel");
+  launch_named("fused_qk_rope_concat_and_cache_mla_kernel", kernel, grid, kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -199,8 +199,7 @@ inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, Stre
                       : is_gptj            ? rope_kernel<kVec, true, false, kIsImage>
                       : is_shared          ? rope_kernel<kVec, false, true, kIsImage>
                                            : rope_kernel<kVec, false, false, kIsImage>;
-  launch_overlapped(kernel, grid, kRopeThreads, stream, args);
-  check_launch("rope_kernel");
+  launch_named("rope_kernel", kernel, grid, kRopeThreads, stream, args);
 }
 
 void launch_rope(const RopeArgs& args, bool is_gptj, bool is_shared, bool is_aligned, Stream stream) {

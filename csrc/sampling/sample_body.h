@@ -209,11 +209,9 @@ void launch_sample(const SampleArgs<Config>& args, uint32_t rows, uint32_t slice
       return;
     }
   }
-  launch_overlapped(sample_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
-  check_launch("sample_kernel");
+  launch_named("sample_kernel", sample_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
   if (slices == 1) return;
-  launch_overlapped(sample_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
-  check_launch("sample_merge_kernel");
+  launch_named("sample_merge_kernel", sample_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
 }
 
 }  // namespace aiter_like

@@ -290,11 +290,9 @@ __global__ __launch_bounds__(Body::kThreads, 2) void topk_merge_kernel(typename 
 template <class Config>
 void launch_topk(const TopkArgs<Config>& args, uint32_t rows, uint32_t slices, Stream stream) {
   using Body = TopkBody<Config>;
-  launch_overlapped(topk_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
-  check_launch("topk_kernel");
+  launch_named("topk_kernel", topk_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
   if (slices == 1) return;
-  launch_overlapped(topk_merge_kernel<Body>, dim3(rows), Body::kThreads, stream, args);
-  check_launch("topk_merge_kernel");
+  launch_named("topk_merge_kernel", topk_merge_kernel<Body>, dim3(rows), Body::kThreads, stream, args);
 }
 
 }  // namespace aiter_like
