@@ -76,6 +76,7 @@ def test_devices_by_other_names():
         assert torch.accelerator.current_device_index() == torch._C._cuda_getDevice() == 0
     assert torch.backends.cuda.is_built() and torch.cuda.get_allocator_backend() == "native"
     assert torch._C._get_accelerator() == torch.device("cuda")
+    assert isinstance(torch._C._cuda_CUDAAllocator_AllocatorState, type), "torch._inductor imports it"
     assert torch.cuda.memory_allocated(torch.cuda.device(0)) == torch.cuda.memory_allocated("cuda:0")
     with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
         torch.cuda.current_stream(torch.device("cpu"))

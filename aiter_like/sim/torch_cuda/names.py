@@ -163,6 +163,7 @@ def _low_level_answers() -> dict[str, Any]:
         "_get_accelerator": lambda check=False: torch.device("cuda"),
         "_accelerator_exchangeDevice": lambda index: devices.exchange(devices.number_of(index)),
         "_accelerator_maybeExchangeDevice": devices.exchange,
+        "_cuda_CUDAAllocator_AllocatorState": type("_AllocatorState", (), {}),  # Inductor imports it.
     }
 
 
