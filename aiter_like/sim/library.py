@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiter_like import env, paths
-from aiter_like.build.build import load_or_build
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
+from aiter_like.modules.build import load_or_build
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.sim import output
 from aiter_like.sim.settings import CHECKS, Settings, parse_settings
 
@@ -155,7 +155,7 @@ def json_of(address: int | None) -> Any:
 
 
 def error_text(code: int) -> str:
-    """What the simulator says of a HIP error code; of a code object that does not load, on one line.
+    """The simulator's text for a HIP error code; for a code object that does not load it is one line.
 
     It may quote the names in a damaged code object, which are any bytes.
     """
@@ -272,7 +272,7 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _set_signatures(library: ctypes.CDLL, signatures: Mapping[str, tuple]) -> None:
-    """By name: the type of the result, then those of the arguments."""
+    """Sets the types of functions: name → the type of the result, then those of the arguments."""
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -74,15 +74,15 @@ _ended = Launches("aiter_like_sim_take_modelled", _complete)
 
 @functools.cache
 def version() -> str:
-    """Of the model: what it says of the same launch changes with it alone. Read from its sources: who has a modelled
-    row asks for it, on machines that never run the model.
+    """The model's version: its answer for one launch changes only with it. It is read from the sources, because
+    modelled rows are checked against it on machines that never run the model.
     """
     return re.search(r'kModelVersion = "([^"]+)"', (paths.csrc() / "sim/timing/parameters.h").read_text())[1]
 
 
 def roofs(clock_mhz: float) -> list[dict]:
-    """What the model's parameters allow the whole chip at most: `name`, `unit` ("flop" or "B"), `per_second`. Matrix
-    operations by the type of their operands, packed f32 arithmetic, and the levels of memory.
+    """The most that the model's parameters allow the whole chip: `name`, `unit` ("flop" or "B"), `per_second`. There is
+    one for each operand type of matrix operations, for packed f32 arithmetic, and for each level of memory.
     """
     return library.json_of(library.load_timing().aiter_like_sim_model_roofs(clock_mhz))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What kernels print: shown on sys.stdout and sys.stderr while their launch runs, and kept by sessions."""
+"""The output of kernels: shown on sys.stdout and sys.stderr while their launch runs, and kept by sessions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A folder laid out as ROCm is, whose runtime is the simulator: clang, CMake and makefiles that know ROCm's layout
-compile and link HIP programs by it, unchanged. Read by cli/sim_compile.py.
+compile and link HIP programs by it, unchanged. Read by cli/sim/compile.py.
 
     include/            csrc/sim/include: HIP headers of this project
     lib/                libamdhip64.so, the simulator, and its libhiprtc.so; CMake's packages hip and hip-lang
@@ -21,19 +21,19 @@ import tempfile
 from pathlib import Path
 
 from aiter_like import paths
-from aiter_like.build import cache, toolchain
-from aiter_like.build.build import load_or_build
 from aiter_like.errors import BuildError
+from aiter_like.modules import cache, toolchain
+from aiter_like.modules.build import load_or_build
 from aiter_like.sim.library import load, module_spec, rtc_spec
 
 ARCH = "gfx942"
-HIP_VERSION = (7, 1, 0)  # as csrc/sim/include/hip/hip_version.h
+HIP_VERSION = (7, 1, 0)  # the same as in csrc/sim/include/hip/hip_version.h
 _DEVICE_LIBRARIES = ("ocml.bc", "ockl.bc")
 _BITCODE_CLANG = (20,)  # whose bitcode they are: an older clang cannot read them
 _LOCK = "0" * cache.REQUEST_DIGITS
 _LOCK_SECONDS = 120.0
 
-# What ocml and ockl ask at compile time; clang links the file of the setting that its options ask for.
+# Settings that ocml and ockl ask for at compile time; clang links the files that its options name.
 _SETTINGS = {
     **{f"oclc_{file}_{state}": (f"__oclc_{name}", "i8", int(state == "on"))
        for file, name in (("correctly_rounded_sqrt", "correctly_rounded_sqrt32"), ("daz_opt", "daz_opt"),

@@ -30,7 +30,7 @@ UNKNOWN = 2  # aiter_like_sim_register takes such memory for writable unless it 
 
 @dataclass
 class Session:
-    """What `enabled` yields.
+    """An open session, which `enabled` yields.
 
     Attributes:
         reports: the checkers' records so far, each a dict (see csrc/sim/report.h).
@@ -47,8 +47,8 @@ class Session:
 
     @property
     def output(self) -> str:
-        """What the session's kernels have printed so far, and what their asserts have said: launch by launch, of each
-        workgroup by workgroup in the order of the grid. Past 16 Mi characters the last line says how many are missing.
+        """The text that the session's kernels and their asserts have printed so far, launch by launch, workgroups in
+        the order of the grid. The last line says how many characters are missing past 16 Mi.
         """
         return str(self._output)
 
@@ -175,8 +175,8 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
 
 
 def modelled_us() -> tuple[int, float] | None:
-    """Of the block with the cycle model: which it is, and the modelled microseconds of its launches so far; None where
-    none is open.
+    """Identifies the open block with the cycle model, and gives the modelled microseconds of its launches so far; None
+    where none is open.
     """
     session = next((session for _, session in reversed(_open) if session._modelled is not None), None)
     if session is None:

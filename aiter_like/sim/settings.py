@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the simulator is told: its settings, and their text in AITER_LIKE_SIM and in options of commands."""
+"""Settings of the simulator, and their text in AITER_LIKE_SIM and in options of commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTS = {"fuzz": "fuzz", "threads": "threads", "devices": "devices", "limit": 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the simulator is told before launches.
+    """Settings that the simulator is given before launches.
 
     Attributes:
         checks: names of CHECKS that are on.

@@ -50,11 +50,11 @@ class SimulatorDriver(HIPDriver):
         return False
 
     def get_active_torch_device(self) -> torch.device:
-        """Where kernels find their tensors."""
+        """The device on which kernels find their tensors."""
         return torch.device("cuda", int(self.get_current_device())) if torch_cuda.is_on() else torch.device("cpu")
 
     def get_device_interface(self) -> Any:
-        """What `triton.testing.do_bench` asks for events."""
+        """The module that `triton.testing.do_bench` asks for events."""
         return torch.cuda if torch_cuda.is_on() else times.HostTime
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
@@ -73,7 +73,7 @@ class SimulatorLauncher(HIPLauncher):
         super().__init__(src, metadata)
         # A kernel of a file of TTIR or TTGIR has no Python function.
         self._name, self._num_params = metadata.name, len(src.fn.arg_names if hasattr(src, "fn") else src.signature)
-        # What this package's operators are given is looked at before they launch.
+        # This package's operators look at their arguments before they launch.
         self._is_own = hasattr(src, "fn") and src.fn.__module__.startswith("aiter_like.")
 
     def __call__(self, *args: Any) -> None:
@@ -112,7 +112,7 @@ def _host_utils(library: ctypes.CDLL) -> Any:
 
 
 class _Utils:
-    """What Triton calls a driver's utils, except that modules stay loaded: many kernel objects may share one."""
+    """Triton's "utils" of a driver, except that modules stay loaded: many kernel objects may share one."""
 
     def __init__(self, utils: Any):
         self._utils = utils

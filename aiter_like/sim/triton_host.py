@@ -30,7 +30,7 @@ _CELLS: dict[str, Callable[[Any], Any]] = {
 
 
 class Argument(NamedTuple):
-    """What Triton makes of each argument of a kernel: its own fields, and its constructor's names."""
+    """An argument of a kernel in the form of Triton: its own fields, and its constructor's names."""
 
     nested_tuple: list[Argument] | None
     type: int
@@ -45,7 +45,7 @@ def is_usable() -> bool:
 
 
 class HostUtils:
-    """What Triton calls a driver's utils."""
+    """Triton's "utils" of a driver."""
 
     def __init__(self, library: ctypes.CDLL):
         self._library = library

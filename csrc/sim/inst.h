@@ -14,7 +14,7 @@ struct Wave;
 struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
 
-// What a source or destination holds. Decides how a constant in the text becomes bits, nothing else.
+// The kind of value in a source or destination. Decides how a constant in the text becomes bits, nothing else.
 enum class Type : u8 { none, b16, b32, b64, f16, f32, f64, pk16, pkf16, pkf32 };
 
 enum class Kind : u8 {

@@ -17,13 +17,13 @@ namespace sim {
 namespace {
 
 constexpr size_t kMaxReports = 256;            // distinct ones; repeats of a known report are counted beyond it
-constexpr size_t kMaxKinds = 6;                // of other instructions that a text names
+constexpr size_t kMaxKinds = 6;                // a text names at most so many other instructions
 
 struct Reports {
   std::mutex mutex;
   std::vector<Report> list;
   size_t newest = 0;                           // the error that was added or counted last
-  std::atomic<u64> count{0};                   // of errors, also of those that have been taken
+  std::atomic<u64> count{0};                   // errors, those included that have been taken
 };
 
 Reports& reports() {
@@ -33,7 +33,7 @@ Reports& reports() {
 
 // Those of one cause as the terminal shows them, like reports.py: the first, and which other instructions have it.
 std::string text_of(const std::vector<Report>& group) {
-  std::vector<std::pair<std::string, u64>> kinds;  // of the others: mnemonic, how many
+  std::vector<std::pair<std::string, u64>> kinds;  // the others: mnemonic, how many
   u64 count = group.front().count;
   for (size_t k = 1; k < group.size(); ++k) {
     const std::string name = group[k].text.substr(0, group[k].text.find(' '));

@@ -26,6 +26,6 @@ struct Settings {
 };
 
 Settings& settings();
-u32 initial_devices();                         // what AITER_LIKE_SIM says
+u32 initial_devices();                         // the number in AITER_LIKE_SIM
 
 }  // namespace sim

@@ -69,7 +69,7 @@ class Debugger:
         return self._resume()
 
     def next(self, count: int = 1, view: WaveView | None = None) -> Stop | None:
-        """As `step`, but not into functions."""
+        """Like `step`, but not into functions."""
         self.control.next(view or self._require_stop().view, count)
         return self._resume()
 

@@ -50,7 +50,7 @@ class Breakpoint:
     problem: str = ""
 
     def describe(self) -> str:
-        """As a line of text."""
+        """The breakpoint as a line of text."""
         parts = [self.place]
         for name, value in (("workgroup", self.workgroup), ("wave", self.wave), ("lane", self.lane)):
             parts += [f"{name} {value}"] if value is not None else []
@@ -119,7 +119,7 @@ class Watch:
     history: list[WatchedAccess] = field(default_factory=list)
 
     def describe(self) -> str:
-        """As a line of text."""
+        """The watch as a line of text."""
         kinds = "accesses" if self.reads and self.writes else "reads" if self.reads else "writes"
         return (f"watch {self.number}: {self.what}, {kinds}, {len(self.history)} so far"
                 + ("" if self.stops else ", does not stop"))

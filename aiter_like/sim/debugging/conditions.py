@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def default_type(self) -> str:
-        """What a register is taken for when no type is given."""
+        """The type of a register when none is given."""
         if self.type:
             return self.type
         return "f32" if isinstance(self.number, float) else "i32" if self.number < 0 else "u32"

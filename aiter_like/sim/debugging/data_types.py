@@ -101,8 +101,8 @@ def lane_rows(lanes: Sequence[bytes | None], active: int, kind: DataType) -> lis
 
 
 def guessed(lanes: Sequence[bytes | None]) -> DataType | None:
-    """What four bytes of nobody knows what type may be besides u32: f32 where all that are not 0 are numbers of common
-    size, i32 where some are small below 0; None: neither."""
+    """Guesses what four bytes of an unknown type may be besides u32: f32 where all that are not 0 are numbers of common
+    size, i32 where some are small negative ones, None where neither fits."""
     bits = {data for data in lanes if data is not None} - {b"\0\0\0\0"}
     if not bits or any(len(data) != 4 for data in bits):
         return None

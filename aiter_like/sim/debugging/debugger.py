@@ -74,7 +74,7 @@ class Controller:
         library.load_debug().aiter_like_sim_debug_attach(None, 0, 0, 0)
         _attached.release()
 
-    # What the user asks for.
+    # Requests of the user.
 
     def break_at(self, place: str, workgroup: int | Sequence[int] | None = None, wave: int | None = None,
                  lane: int | None = None, when: str = "", temporary: bool = False, ignore: int = 0) -> Breakpoint:
@@ -203,7 +203,7 @@ class Controller:
             calls, inlined = (calls, inlined - 1) if inlined else (calls - 1, _DEEPEST)
         self._go = (action, view.group, view.wave, line, calls, inlined)
 
-    # What the library tells.
+    # Calls from the library.
 
     def _event(self, reason: int) -> None:
         with Caught() as caught:

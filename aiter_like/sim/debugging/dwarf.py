@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the debug information of a code object says of functions, inlined calls and variables, parsed by pyelftools.
+"""Functions, inlined calls and variables in the debug information of a code object, parsed by pyelftools.
 
 Addresses are those in the file: from the beginning of the image.
 """

@@ -17,7 +17,7 @@ FIRST_AGPR = 256
 
 
 class Machine:
-    """What has stopped. Calls are right only while a launch waits at a stop."""
+    """The stopped launch. Calls are right only while it waits at a stop."""
 
     def __init__(self):
         self._library = library.load_debug()

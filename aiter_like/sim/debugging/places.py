@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a variable is, by the operations of its debug information, for each lane of a wave.
+"""Finds where a variable is, for each lane of a wave, by the operations of its debug information.
 
 LLVM describes what it keeps in registers as it described the variable's slot in private memory, with the register as
 the slot's address: such a location means the register itself. Only a slot relative to the function's frame is memory.

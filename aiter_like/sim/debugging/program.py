@@ -72,7 +72,7 @@ class Program:
                 self.no_debug = str(error)
 
     def address(self, index: int) -> int:
-        """Of an instruction, in the file."""
+        """The address of an instruction in the file."""
         return self.instructions[index].pc - self.image
 
     def index_of(self, pc: int) -> int:
@@ -92,7 +92,8 @@ class Program:
 
     @functools.cached_property
     def line_numbers(self) -> tuple[array.array, dict[tuple[str, int], int]]:
-        """Of each instruction a number that stands for its line where a statement begins, else 0; and each line's."""
+        """For each instruction at which a statement begins a number that stands for its line, else 0; and each line's
+        number."""
         numbers: dict[tuple[str, int], int] = {}
         starts = array.array("I", bytes(4 * len(self.instructions)))
         for index, one in enumerate(self.instructions):
@@ -102,7 +103,7 @@ class Program:
 
     @functools.cached_property
     def depths(self) -> array.array | None:
-        """Of each instruction how many calls are inlined around it; None where that is not known."""
+        """The number of calls that are inlined around each instruction; None where that is not known."""
         if self.debug is None:
             return None
         return array.array("I", [self.debug.depth(self.address(index)) for index in range(len(self.instructions))])
@@ -120,7 +121,7 @@ class Program:
         return found[0] if found else None
 
     def line(self, file: str, line: int) -> list[int]:
-        """Where the line begins: an instruction for each piece of code that was made of it.
+        """The instructions with which the line begins, one for each piece of code that was made of it.
 
         Raises:
             DebuggerError: it has no code; the message names lines nearby that have.

@@ -40,7 +40,7 @@ class Stop:
 
     @property
     def pc(self) -> int:
-        """Of the instruction, from the kernel's entry on."""
+        """The instruction's address, from the kernel's entry on."""
         return self.view.program.instructions[self.index].pc - self.view.launch["entry"]
 
     @property
@@ -50,7 +50,7 @@ class Stop:
 
     @property
     def line(self) -> int:
-        """Of the instruction; 0: not known."""
+        """The instruction's line; 0: not known."""
         return self.source[1]
 
     @property

@@ -53,12 +53,12 @@ class Value:
 
     @property
     def numbers(self) -> list[int | float | bytes | None]:
-        """Of all lanes."""
+        """The number of each lane."""
         return [self[lane] for lane in range(LANES)]
 
     def lines(self) -> list[str]:
-        """As text: one line when all lanes share it, else a few for all lanes; of an untyped one also as what it may
-        be."""
+        """The value as text: one line when all lanes share it, else a few for all lanes. An untyped one is also shown
+        as what it may be."""
         other = data_types.guessed(self.lanes) if self.is_untyped else None
         if self.is_uniform:
             data = self.lanes[0]
@@ -102,7 +102,7 @@ class WaveView:
 
     @property
     def pc(self) -> int:
-        """Of the next instruction, from the kernel's entry on, as reports have it."""
+        """The next instruction's address, from the kernel's entry on, as in reports."""
         return self.program.instructions[self.index].pc - self.launch["entry"]
 
     @property
@@ -117,7 +117,7 @@ class WaveView:
 
     @property
     def line(self) -> int:
-        """Of the next instruction, 0: not known."""
+        """The next instruction's line; 0: not known."""
         return self.source[1]
 
     def frames(self) -> list[Frame]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What it means that a launch is bound by something, and what its author can do about it. Text and page show these."""
+"""Explains what it means that a launch is bound by something, and what its author can do about it. Text and page show
+these."""
 
 from __future__ import annotations
 

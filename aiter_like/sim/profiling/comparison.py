@@ -26,7 +26,7 @@ def pair(before: Sequence[dict], after: Sequence[dict]) -> tuple[dict, dict]:
 
 
 def of(before: dict, after: dict) -> dict:
-    """What changed.
+    """The difference between two profiles.
 
     Returns:
         `names`: of the kernels; `totals`, `units`, `waits`: rows of `name`, `unit`, `before`, `after`; `lines`: rows of

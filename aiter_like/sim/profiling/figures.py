@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a profile says of its whole launch: what it is bound by, its arithmetic, its traffic per level of memory. Text,
+"""The figures of a profile's whole launch: its bound, its arithmetic, its traffic per level of memory. Text,
 page and comparison show these figures and none of their own.
 """
 
@@ -20,7 +20,8 @@ _DOT = re.compile(r"v_dot2c?_f32_(?:f16|bf16)")
 
 
 def bound(launch: dict) -> str:
-    """What a launch is bound by: the busiest unit, a grid that leaves CUs without work, or what its waves wait for."""
+    """Names the bound of a launch: the busiest unit, a grid that leaves CUs without work, or what its waves wait
+    for."""
     unit, share = max(launch["busy"].items(), key=lambda item: item[1])
     if share >= _BOUND:
         return f"{unit} ({share:.0%} busy)"

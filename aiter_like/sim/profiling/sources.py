@@ -17,7 +17,7 @@ def place(source: str) -> tuple[str, int]:
 
 
 def file(name: str) -> Path | None:
-    """Where a file is that the line table names: one of this package's, or one of the user's."""
+    """Finds a file that the line table names: one of this package's, or one of the user's."""
     return next((path for path in (paths.csrc().parent / name, Path(name)) if path.is_file()), None)
 
 

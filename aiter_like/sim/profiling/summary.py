@@ -15,7 +15,8 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def text(profile: dict, lines: int = 6) -> list[str]:
-    """What it is bound by, how busy the units are, what waves wait for, memory, and the lines that cost most."""
+    """A profile as text: its bound, how busy the units are, what waves wait for, memory, and the lines that cost
+    most."""
     occupancy, registers = profile["occupancy"], profile["registers"]
     spills = registers["vgpr_spills"] + registers["sgpr_spills"]
     facts = {
@@ -38,7 +39,7 @@ def text(profile: dict, lines: int = 6) -> list[str]:
 
 
 def _limits(occupancy: dict) -> str:
-    """What the kernel takes apart from what any CU has: the one can be changed, the other cannot."""
+    """Tells the limits that the kernel sets apart from those of any CU: only the former can be changed."""
     limits, unlimited = occupancy["limits"], 2**32 - 1
     own = ", ".join(f"{name} for {limits[name]}" for name in ("vector registers", "scalar registers", "LDS")
                     if limits[name] < unlimited)

@@ -69,7 +69,7 @@ def remove(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def index_of_storage(holder: Any) -> int | None:
-    """As `index_of`, of a storage."""
+    """Like `index_of`, of a storage."""
     place = getattr(holder, _NAME, None)
     return place.index if place else None
 
@@ -81,7 +81,7 @@ def first_place(args: tuple, kwargs: dict) -> int | None:
 
 
 def put_storage(holder: Any, index: int | None, address: int | None = None) -> None:
-    """As `put`, of a storage."""
+    """Like `put`, of a storage."""
     count = 0
     if isinstance(holder, torch.UntypedStorage) and holder.device.type != "meta":
         count = holder.nbytes() if address != 0 else 0

@@ -55,7 +55,7 @@ def traced(found: list[dict], workgroup: int = 0, executions: int = 1) -> Iterat
 
 
 def phases(size: int, is_load: bool) -> list[int]:
-    """Of each lane, the phase of the banks that it is in when `size` bytes of a lane are read or written."""
+    """The phase of the banks that each lane is in when `size` bytes of a lane are read or written."""
     return library.json_of(library.load_debug().aiter_like_sim_trace_phases(size, is_load))
 
 

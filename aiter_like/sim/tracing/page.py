@@ -19,7 +19,7 @@ from aiter_like.sim.profiling import sources
 
 _BANKS, _BANK_BYTES, _SEGMENT = 32, 4, 128
 _CELL_W, _CELL_H, _LABEL_W = 27, 19, 118
-_MOST_ROWS = 48  # of a picture
+_MOST_ROWS = 48  # more rows are left out of a picture
 _MOST_PICTURES = 160
 _WHOLE = {"load": "reads", "store": "writes", "atomic": "changes"}
 
@@ -94,7 +94,7 @@ def _layout(written: dict[int, tuple[int, int, dict]]) -> str:
     rows = sorted({dword // _BANKS for dword in written})
     shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
     has_waves = len({wave for wave, _, _ in written.values()}) > 1
-    cell = _CELL_W + 4 * (has_waves and max(wave for wave, _, _ in written.values()) > 9)  # of "15.32"
+    cell = _CELL_W + 4 * (has_waves and max(wave for wave, _, _ in written.values()) > 9)  # wide enough for "15.32"
     parts = _lds_frame(shown, cell)
     for dword, (wave, lane, one) in sorted(written.items()):
         if dword // _BANKS in shown:
@@ -132,7 +132,7 @@ def _summary_row(number: int, index: int, group: list[dict]) -> str:
 
 
 def _alike(group: list[dict]) -> str:
-    """Which others do the same as the one that is drawn."""
+    """Names the others that do the same as the one that is drawn."""
     others = [one for one in group if one["wave"] != group[0]["wave"]]
     passes = len(group) - len({one["wave"] for one in group})
     waves = sorted({one["wave"] for one in others})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a case is: something that was or can be measured on an MI300X, and a kernel that shows it.
+"""A case: something that was or can be measured on an MI300X, and a kernel that shows it.
 
 Sources: SC25 = hibagus/SC25_AMD_CDNA3_Artifact, raw logs (RRZE-HPC/gpu-benches on an MI300X); mt4g = caps-tum/mt4g;
 pyhip = tingqli/pyhip (an MI308X, which has the same CU); fleet = cklxx/fleet-mi300x; MrRoy09 =

@@ -84,7 +84,7 @@ def _issue() -> Iterator[Case]:
 
 
 def _matrix_rates() -> Iterator[Case]:
-    """Of the whole chip from registers full of zeros; what counts is an operation's flops, of four waves."""
+    """Rates of the whole chip from registers full of zeros, in flops of four waves' operations."""
     for name, shape, depth, rate in (("bf16", "16x16x16_bf16", 16, 1252), ("fp16", "16x16x16_f16", 16, 1246),
                                      ("fp8", "16x16x32_fp8_fp8", 32, 2405), ("i8", "16x16x32_i8", 32, 2456)):
         idle = "\n".join(f"v_mov_b32 v{register}, 0" for register in range(2, 6))

@@ -41,7 +41,7 @@ class Launch:
 
 
 class Machine(Protocol):
-    """What launches a case's kernels.
+    """Launches a case's kernels: a model, or a device.
 
     Attributes:
         larger: how many times as much data a rate moves, and as many loops a slope runs, so that a launch's own cost
@@ -54,7 +54,7 @@ class Machine(Protocol):
         """Cycles of the loop of the workgroup's slowest wave, or of the launch where they differ by a constant."""
 
     def seconds(self, launch: Launch) -> float:
-        """Of the whole launch."""
+        """Seconds of the whole launch."""
 
     def issued(self, launch: Launch, reason: str) -> float:
         """The instructions that issue before the first one that waits for `reason`."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiter_like.build import processes, toolchain
 from aiter_like.errors import BuildError
+from aiter_like.modules import processes, toolchain
 
 _ARGUMENTS = "<QQIIQ"
 _ARGUMENT_BYTES = struct.calcsize(_ARGUMENTS)
@@ -19,7 +19,8 @@ _ARGUMENT_BYTES = struct.calcsize(_ARGUMENTS)
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a wave does. v0: its lane; v1: the work-item in the workgroup; s2: the workgroup; s[4:5], s[6:7]: buffers;
+    """The code that each wave runs. v0: its lane; v1: the work-item in the workgroup; s2: the workgroup; s[4:5],
+    s[6:7]: buffers;
     s8: how often the loop runs; s9: a number of the case's own. s10 counts the loop.
 
     Attributes:

@@ -80,7 +80,7 @@ def cycles(lines: tuple[tuple[str, ...], ...]) -> list[float] | None:
 
 
 def _total_cycles(text: str, runs: int) -> list[int]:
-    """Of each region, over all runs."""
+    """llvm-mca's cycles of each region, over all runs."""
     found = tool()
     if not found:
         raise RuntimeError("llvm-mca is not installed (Debian: llvm-22)")

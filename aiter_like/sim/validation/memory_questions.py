@@ -70,7 +70,8 @@ def _d16() -> Question:
 
 
 def _range_check() -> Iterator[Question]:
-    """Of 128 bytes, at offsets 4 * lane and soffset 64: 16 lanes are in range when it counts, else 32."""
+    """Asks whether soffset counts in the range check. The buffer has 128 bytes, offsets are 4 * lane, soffset is 64: 16
+    lanes are in range when it counts, else 32."""
     far = f"{_DESCRIPTOR}\ns_movk_i32 s16, 64\n"
     answers = {tuple(range(16)): "it counts", tuple(range(32)): "it does not count"}
 

@@ -22,7 +22,7 @@ FILES = {"microbenchmarks": "MICROBENCHMARKS.md", "one side alone": "ONE_SIDE.md
 
 
 def folder() -> Path:
-    """Where the repository keeps the pages."""
+    """The folder in which the repository keeps the pages."""
     return paths.csrc() / "sim/timing"
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What is published and has no case, and why; what cases miss, and why. Printed with the page."""
+"""Published measurements that have no case, and why; cases that the model misses, and why. Printed with the page."""
 
 from __future__ import annotations
 
-# What the model is known to miss: the beginning of a case's name → why.
+# Cases that the model is known to miss: the beginning of a case's name → why.
 UNEXPLAINED = {
     "latency of L2 and MALL, 4.6":
         "published for a footprint a tenth larger than the L2, where the share of hits depends on how lines are "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a question is: a point that manuals leave open, and a kernel whose result decides it."""
+"""A question: a point that manuals leave open, and a kernel whose result decides it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Question:
 
 
 def bits(value: float) -> int:
-    """Of an f32."""
+    """The bits of an f32."""
     return struct.unpack("<I", struct.pack("<f", value))[0]
 
 

@@ -13,7 +13,7 @@ from aiter_like.sim.validation.question import LANES, Question, Rows, bits, each
 
 _SIGNAL, _QUIET, _OTHER, _DENORMAL = 0x7FA00001, 0x7FC00002, 0xFFC00003, 0x00000005
 _ONE, _TWO, _QUIETED = bits(1.0), bits(2.0), 1 << 22
-# What minima, maxima and medians are asked about.
+# Operands of the questions about minima, maxima and medians.
 _PAIRS = {"sNaN 1": (_SIGNAL, _ONE), "1 sNaN": (_ONE, _SIGNAL), "qNaN 1": (_QUIET, _ONE), "1 qNaN": (_ONE, _QUIET),
           "qNaN sNaN": (_QUIET, _SIGNAL), "sNaN qNaN": (_SIGNAL, _QUIET), "qNaN qNaN": (_QUIET, _OTHER),
           "denormal 1": (_DENORMAL, _ONE), "-0 0": (1 << 31, 0), "0 -0": (0, 1 << 31)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What nobody has published and the model has to assume, as cases: what it says now, and what a device will say."""
+"""Cases that nobody has published and the model has to assume: its figure now, and later a device's."""
 
 from __future__ import annotations
 

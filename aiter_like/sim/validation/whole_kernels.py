@@ -59,12 +59,12 @@ class Published:
 
     @property
     def name(self) -> str:
-        """What a manifest calls it."""
+        """The name that a manifest gives it."""
         return f"{self.group.split()[0]} {self.case} {self.variant}"
 
     @property
     def clock_mhz(self) -> float:
-        """Of its class, under sustained load."""
+        """The clock of its class, under sustained load."""
         return modelling.SUSTAINED_MHZ[self.clock]
 
 

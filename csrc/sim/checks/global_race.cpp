@@ -76,8 +76,8 @@ struct Page {
 }  // namespace
 
 struct RaceShadow {
-  std::unordered_map<u64, Page> pages;         // by address / kPage
-  std::unordered_map<u64, Knowledge> released; // by the atomic's address
+  std::unordered_map<u64, Page> pages;         // key: address / kPage
+  std::unordered_map<u64, Knowledge> released; // key: the atomic's address
   std::vector<Side> sides = std::vector<Side>(1);
 };
 

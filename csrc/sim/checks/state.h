@@ -41,7 +41,7 @@ struct Counter {
 
 struct WaitState {
   Pending ops[128];
-  u32 next = 0;                                // where the search for a free one starts; under 128 are in flight
+  u32 next = 0;                                // the search for a free one starts here; under 128 are in flight
   Counter vm, lgkm;
   u32 num_pending = 0;                         // operations with registers in flight
   u64 vector[kNumRows / 64] = {}, scalar[kNumScalars / 64] = {};   // registers with data in flight
@@ -58,7 +58,7 @@ struct Issued {
 struct WaitStates {
   Issued recent[32] = {};                      // more than the largest distance
   u64 next = 0;
-  u64 hash = 0;                                // of the instructions that a row can compare with one another
+  u64 hash = 0;                                // hash of the instructions that rows can compare with one another
   u64 hash_from = 0;                           // the hash says all when `next` is not below
 };
 
@@ -79,7 +79,7 @@ inline constexpr u32 kStampShift = 10, kMaxStamp = (1u << 22) - 2;
 
 struct LdsShadow {
   std::vector<u32> writer, reader;             // per dword; 0 = never
-  std::vector<LdsRecord> records;              // of stamps base, base + 1, …
+  std::vector<LdsRecord> records;              // record k has the stamp base + k
   u32 base = 1;                                // stamps persist over workgroups so that the shadow need not be cleared
   u32 safe = 1;                                // every write with a smaller stamp is published
   u32 epoch = 1;                               // first stamp after the last barrier
@@ -90,14 +90,14 @@ struct LdsShadow {
 
 // ---- uninit: which bits were never written --------------------------------------------------------------------------
 
-struct Origin {                                // of an undefined value; inst null = a register never written
+struct Origin {                                // an undefined value's; inst null = a register never written
   const Inst* inst = nullptr;
-  u64 address = 0;                             // of the undefined byte
+  u64 address = 0;                             // the undefined byte's
 };
 
 struct Undefined {
   u64 lanes[kNumRows];                         // lanes with an undefined bit
-  u64 partial[kNumRows];                       // … of those, lanes with some defined bits: see `bits`
+  u64 partial[kNumRows];                       // … and those among them with some defined bits: see `bits`
   u32 (*bits)[kLanes] = nullptr;
   Origin origin[kNumRows];
   u32 scalar[kNumScalars];
@@ -126,7 +126,7 @@ struct WaveChecks {
   WaitState wait;
   WaitStates wait_states;
   Undefined undefined;
-  u8 dma_undefined[kLanes] = {};                // of the running LDS-DMA: undefined bytes of each lane's dword
+  u8 dma_undefined[kLanes] = {};                // running LDS-DMA: undefined bytes of each lane's dword
   std::vector<u8> scratch;                     // per byte as WorkgroupChecks::lds
 };
 
@@ -261,9 +261,9 @@ void uninit_propagate(Wave& w, const Inst& i, u64 exec, const Origin& origin);
 u32 undefined_bits(const Undefined& u, u16 row, int lane);
 void set_undefined(Undefined& u, u16 row, int lane, u32 bits, const Origin& origin);
 void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, const Origin& origin);
-// Which bytes of one access are defined. written[lane] points to the flags of the lane's bytes (1 = written); null says
-// that all are defined. `escapes` says that other workgroups or the host can see the bytes: it is then an error to
-// store undefined ones.
+// Tells which bytes of one access are defined. written[lane] points to the flags of the lane's bytes (1 = written);
+// null says that all are defined. `escapes` says that other workgroups or the host can see the bytes: it is then an
+// error to store undefined ones.
 struct Shadow { u8* written[kLanes]; };
 void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Shadow* bytes, bool escapes);
 

@@ -131,7 +131,7 @@ struct Step {
 
 bool is_16_bit(Type t) { return t == Type::b16 || t == Type::f16; }
 
-// What operand k contributes to `lane`: DPP, SDWA and op_sel applied, bits that the operation ignores defined.
+// Operand k as `lane` reads it: DPP, SDWA and op_sel are applied, bits that the operation ignores count as defined.
 Value source(const Step& s, int k, int lane) {
   const Operand& o = s.i.src[k];
   Value v{};

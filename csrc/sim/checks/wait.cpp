@@ -116,7 +116,7 @@ u32 issued_after(const Counter& c, u8 slot) {
   return 0;
 }
 
-// What lgkmcnt must come down to.
+// The lgkmcnt that a wait for this operation needs.
 u32 lgkm_fix(const WaitState& s, u8 slot) {
   if (out_of_order(s.ops[slot])) return 0;
   u32 after = 0;

@@ -13,7 +13,7 @@ namespace sim {
 
 struct Code;
 
-// What an instruction is, for the rows below. One instruction has several roles.
+// The roles of an instruction in the rows below; it has several.
 enum Role : u32 {
   kRoleXdl = 1 << 0,            // every MFMA except f32 and f64
   kRoleMfma32 = 1 << 1,
@@ -54,20 +54,20 @@ enum class Part : u8 {
   store_data,
   scalar_writes, scalar_reads, mask, no_mask,    // mask: of v_cndmask, a carry; no_mask: other scalar reads
   lane, vcc, exec, m0, hwreg,
-  dot_ab, dot_other,            // of the same v_dot* / anything of another operation
+  dot_ab, dot_other,            // A and B of the same v_dot* / anything of another operation
 };
 
 struct WaitRow {
   const char* name;
   u32 from, to;                 // roles of the earlier and of the later instruction: any of these
-  Part earlier, later;          // what must meet
+  Part earlier, later;          // registers that must overlap
   i8 states, per_pass;          // wait states needed between them: states + per_pass * passes of the earlier one
   const char* demanded_by = nullptr;    // the only ones who need them: shipped kernels omit them and work
 };
 
 std::span<const WaitRow> wait_rows();
 
-// What the rows have to do with an instruction.
+// The rows that concern an instruction.
 struct IssueFacts {
   u32 roles = 0;
   u8 passes = 0;                // MFMA

@@ -164,7 +164,7 @@ RegRange range_of(const Operand& o) {
 bool accumulates(const Inst& i) { return i.op->spec.flags & kReadsDst; }
 RegRange src_c(const Inst& i) { return range_of(accumulates(i) ? i.dst[0] : i.src[2]); }
 
-// Of v_cndmask, and the carry of v_addc and v_subb: LLVM prints it in every encoding.
+// The mask of v_cndmask, or the carry of v_addc and v_subb: LLVM prints it in every encoding.
 RegRange mask_of(const Inst& i) {
   const std::string_view name = i.op->name;
   const bool has = name.starts_with("v_cndmask") || name.starts_with("v_addc") || name.starts_with("v_subb");

@@ -37,7 +37,7 @@ Wave* wave_of(u64 group, u32 wave) {
   return g && wave < g->group().waves.size() ? &g->group().waves[wave] : nullptr;
 }
 
-// The instruction that the wave executes next. Of the one that stopped before an instruction, that one.
+// The instruction that the wave executes next. For the wave that stopped before an instruction it is that one.
 u32 next_of(const Control& c, const Wave& w, u64 group) {
   const bool stopped = c.stop.group == group && c.stop.wave == static_cast<u32>(w.id) && !c.stop.executed;
   return stopped ? c.stop.index : w.ip->index;
@@ -123,7 +123,8 @@ DEBUG_API const void* aiter_like_sim_debug_dwarf(const char* name, u64* bytes) {
   return aiter_like_sim_debug_section(control().launch->code, name, bytes);
 }
 
-// Of each instruction of the launch's code: its statement's line as a number, 0 = none begins there; depth of inlining.
+// Sets for each instruction of the launch's code its statement's line, 0 = none begins there, and its depth of
+// inlining.
 DEBUG_API void aiter_like_sim_debug_lines(const u32* lines, const u32* depths) {
   const size_t count = control().launch->code->insts.size();
   control().lines.assign(lines, lines + count);

@@ -16,7 +16,7 @@
 namespace sim::debug {
 namespace {
 
-constexpr u32 kMxcsrDefault = 0x1f80;          // what Python expects, whatever the wave's mode is
+constexpr u32 kMxcsrDefault = 0x1f80;          // Python expects this, whatever the wave's mode is
 std::atomic<bool> interrupted{false};
 
 struct sigaction before_interrupts;
@@ -237,7 +237,7 @@ std::vector<u8> WatchedGroup::contents(const Wave& w, const Watch& watch) const 
     std::memcpy(bytes.data(), group_.lds + watch.begin, watch.bytes);
   } else if (watch.space == Space::scalar) {
     std::memcpy(bytes.data(), &w.s[watch.begin], 4);
-  } else {                                     // of each lane, those that are not watched as zeros
+  } else {                                     // a dword per lane; lanes that are not watched are zeros
     bytes.assign(watch.bytes * kLanes, 0);
     const u64 lane_bytes = group_.launch->private_bytes;
     for (u64 left = watch.lanes; left; left &= left - 1) {

@@ -27,13 +27,13 @@ struct Term {
   Type type = Type::u32;
   Compare compare = Compare::eq;
   i32 lane = -1;                               // -1: any that is active
-  double number = 0;                           // … of floats
-  i64 integer = 0;                             // … of integers; u64 as its bits
+  double number = 0;                           // constant of a comparison of floats
+  i64 integer = 0;                             // … or of integers; u64 as its bits
 };
 
 struct Breakpoint {
   u64 number = 0;
-  u64 group = kAnyGroup;                       // by its place in the grid
+  u64 group = kAnyGroup;                       // its place in the grid
   u32 wave = kAnyWave;
   i32 lane = -1;                               // must be active; -1: none is asked for
   std::vector<Term> terms;                     // all in one lane
@@ -48,9 +48,9 @@ struct Watch {
   Space space = Space::global;
   u32 kinds = kWrites;                         // registers: writes that change it
   u64 begin = 0, bytes = 4;                    // an address, an offset; or a register row, or scalar, and 4
-  u64 group = kAnyGroup;                       // of LDS, scratch and registers
-  u32 wave = kAnyWave;                         // of scratch and registers
-  u64 lanes = kAllLanes;                       // of vector registers and scratch
+  u64 group = kAnyGroup;                       // for LDS, scratch and registers
+  u32 wave = kAnyWave;                         // for scratch and registers
+  u64 lanes = kAllLanes;                       // for vector registers and scratch
 };
 
 enum class Go : u32 { on, instruction, line, over, out, quit };
@@ -61,36 +61,36 @@ struct Step {
   u64 group = 0;
   u32 wave = 0;
   u32 line = 0;                                // the line that is left
-  u64 most_depth = 0;                          // of calls, then of inlined functions: those deeper are passed over
+  u64 most_depth = 0;                          // calls, or inlined functions, deeper than this are passed over
 };
 
-// What the last stop was about.
+// The last stop.
 struct Stop {
   Reason reason = Reason::launch;
-  u64 number = 0;                              // of the breakpoint or watch
+  u64 number = 0;                              // the breakpoint's or watch's
   u64 group = 0;
   u32 wave = 0;
   u32 index = 0;                               // the instruction
   bool executed = false;                       // it has run: w.ip is the next one
-  u64 lanes = 0;                               // of the access, or those that the condition holds in
+  u64 lanes = 0;                               // the access's, or those that the condition holds in
   bool is_write = false;
-  u64 address = 0;                             // of the access's first lane
-  std::string text;                            // of a failure or report
+  u64 address = 0;                             // the access's first lane's
+  std::string text;                            // text of a failure or report
   std::vector<u8> before, after;               // contents of a watched place
 };
 
 class WatchedGroup;
 
-// What is set for the running launch. One thread uses it.
+// The settings of the debugger for the running launch. One thread uses them.
 struct Control {
   using OnStop = void (*)(u32 reason);
   OnStop on_stop = nullptr;                    // null: nobody debugs
   bool stops_at_reports = false, stops_at_failures = true, stops_at_signals = false;
   const Launch* launch = nullptr;
-  std::vector<u8> flags;                       // of each instruction: kBreak, kCall, kReturn
+  std::vector<u8> flags;                       // per instruction: kBreak, kCall, kReturn
   std::vector<u32> lines;                      // … the line of the statement that begins there, 0 = none
   std::vector<u32> depths;                     // … how many inlined functions it is in; empty: not known
-  std::vector<std::pair<u32, Breakpoint>> breakpoints;       // by instruction
+  std::vector<std::pair<u32, Breakpoint>> breakpoints;       // an instruction, and what stops there
   std::vector<Watch> watches;
   Step step;
   Stop stop;

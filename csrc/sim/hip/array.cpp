@@ -106,7 +106,7 @@ struct Side {
   size_t pitch, slice;
 };
 
-// What is copied has to lie in the array.
+// The copied box has to lie in the array.
 Side in_array(const void* handle, size_t x_bytes, size_t y, size_t z, size_t width, size_t height, size_t depth) {
   const Array& a = array_of(handle);
   const size_t row = a.extent.width * a.element_bytes, slices = std::max<size_t>(a.extent.depth, 1);

@@ -47,7 +47,7 @@ struct DeviceState {
 struct State {
   std::mutex mutex;
   std::array<DeviceState, kMaxDevices> devices;
-  std::set<Context*> made;                       // by hipCtxCreate
+  std::set<Context*> made;                       // hipCtxCreate made these
 };
 
 State& state() {
@@ -69,7 +69,8 @@ bool is_live(const Context* context) {           // needs state().mutex
          std::any_of(devices.begin(), devices.end(), [&](const DeviceState& d) { return context == &d.primary; });
 }
 
-void drop_dead() {                               // what another thread has destroyed; needs state().mutex
+// drops contexts that another thread has destroyed; needs state().mutex
+void drop_dead() {
   while (!pushed.empty() && !is_live(pushed.back())) pushed.pop_back();
 }
 
@@ -238,7 +239,7 @@ HIP_API int hipDevicePrimaryCtxSetFlags(int device, u32 flags) {
 HIP_API int hipSetDeviceFlags(u32 flags) { return hipDevicePrimaryCtxSetFlags(current_device(), flags); }
 HIP_API int hipGetDeviceFlags(u32* flags) { return give(flags, primary_of(current_device())->flags); }
 
-// Which devices may be chosen for a thread is its own matter; the numbers have to exist.
+// Only the numbers are checked: a thread may choose any device.
 HIP_API int hipSetValidDevices(const int* devices, int count) {
   if (count < 0 || (count && !devices)) return set_error(kInvalidValue, "there is no list of devices");
   for (int i = 0; i < count; ++i) {

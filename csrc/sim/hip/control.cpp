@@ -201,7 +201,7 @@ HIP_API u64 aiter_like_sim_ranges(u64* out, u64 room) {
 HIP_API char* aiter_like_sim_source_of(const Code* code, u64 pc) { return give(code->source_of(pc)); }
 HIP_API char* aiter_like_sim_caller_of(const Code* code, u64 pc) { return give(code->caller_of(pc)); }
 
-// What a debugger asks of a code object besides: whether a statement begins there, and a .debug_ section: null and 0
+// A debugger asks two more things of a code object: whether a statement begins at pc, and a .debug_ section, null and 0
 // where it has none.
 HIP_API int aiter_like_sim_begins_statement(const Code* code, u64 pc) {
   return code->line_table().begins_statement(pc - reinterpret_cast<u64>(code->image));

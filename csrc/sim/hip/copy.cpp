@@ -48,8 +48,8 @@ size_t span(const Box& b, size_t pitch, size_t slice) {
   return (b.depth - 1) * slice + (b.height - 1) * pitch + b.width;
 }
 
-// What begins in an allocation ends in it, and nothing begins in one that is freed. Memory that is not known is the
-// host's own.
+// A copy that begins in an allocation must end in it, and none begins in one that is freed. Memory that is not known is
+// the host's own.
 Error check_memory(const void* pointer, size_t bytes, const char* what) {
   if (!pointer) return set_error(kInvalidValue, std::string(what) + " is null");
   const std::optional<Range> range = memory().find(reinterpret_cast<u64>(pointer));

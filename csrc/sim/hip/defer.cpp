@@ -27,7 +27,7 @@ struct Queue {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<DeferredPtr> pending;              // in the order of submission
-  std::map<const Stream*, DeferredPtr> last;     // of each stream; null: the default one
+  std::map<const Stream*, DeferredPtr> last;     // last work of each stream; null: the default one
   std::map<const Stream*, std::vector<DeferredPtr>> follows;
   Random random{0};
   u64 seed = 0;

@@ -16,7 +16,7 @@ inline bool deferring() { return settings().defer; }
 
 // Adds work to a stream, null for the default one. The default stream waits for all blocking streams, and they for it.
 DeferredPtr defer(const Stream* stream, Work work);
-// What the stream does next comes after `work` too.
+// Makes the stream's next work come after `work` too.
 void follow(const Stream* stream, const DeferredPtr& work);
 bool is_done(const DeferredPtr& work);
 std::chrono::steady_clock::time_point done_at(const DeferredPtr& work);

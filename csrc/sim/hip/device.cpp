@@ -26,7 +26,7 @@ constexpr int kMaxGrid = 0x7fffffff, kBlocksPerCu = 32, kAlignment = 256, kPciCh
 constexpr u32 kFirstBus = 5;
 // Bits of hipDeviceArch_t: all but funnel shifts, __syncthreads_*() of CUDA's kind, surfaces, launches by kernels.
 constexpr u32 kArchFeatures = 0x1ffff & ~(1u << 11 | 1u << 13 | 1u << 14 | 1u << 16);
-constexpr int kCopyQueues = 8;                   // as ROCm counts them for any device
+constexpr int kCopyQueues = 8;                   // ROCm says this for any device
 constexpr int kPosixFile = 1;                    // hipMemHandleTypePosixFileDescriptor
 
 std::atomic<int> count_of_devices{static_cast<int>(initial_devices())};
@@ -67,12 +67,12 @@ void fill_properties(u8* p, int device) {
   put<u64>(p, 352, kMaxGrid);                    // constant memory
   put<int>(p, 360, 9);
   put<int>(p, 364, 4);
-  put<u64>(p, 368, kAlignment);                  // of textures, of their rows
+  put<u64>(p, 368, kAlignment);                  // alignment of textures, and of their rows
   put<u64>(p, 376, kAlignment);
   put<int>(p, 384, 1);                           // copies while a kernel runs
   put<int>(p, 388, kNumCus);
   put<int>(p, 400, 1);                           // maps host memory
-  put<u64>(p, 568, kAlignment);                  // of surfaces
+  put<u64>(p, 568, kAlignment);                  // alignment of surfaces
   put<int>(p, 576, 1);                           // concurrent kernels
   put<int>(p, 584, static_cast<int>(pci_bus_of(device)));
   put<int>(p, 600, kCopyQueues);
@@ -80,7 +80,7 @@ void fill_properties(u8* p, int device) {
   put<int>(p, 608, kMemoryClockKhz);
   put<int>(p, 612, kMemoryBusBits);
   put<int>(p, 616, kL2Bytes);
-  put<int>(p, 620, kL2Bytes);                    // … of which persisting accesses may have this
+  put<int>(p, 620, kL2Bytes);                    // … the part that persisting accesses may have
   put<int>(p, 624, kThreadsPerCu);
   put<int>(p, 628, 1);                           // priorities of streams
   put<int>(p, 632, 1);                           // L1 caches global memory, and a work-item's own

@@ -9,7 +9,7 @@ namespace sim::hip {
 namespace {
 
 struct Last {
-  Error error = kSuccess;                        // what hipGetLastError returns
+  Error error = kSuccess;                        // hipGetLastError returns this
   Error described = kSuccess;                    // the error that `message` is about
   std::string message;
 };

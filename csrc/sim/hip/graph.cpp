@@ -49,7 +49,7 @@ Works works_of(const Graph& graph) {
   return works;
 }
 
-// By which nodes each comes after, as places in the order of running.
+// For each node the nodes that it comes after, as places in the order of running.
 std::vector<std::vector<size_t>> shape_of(const std::vector<const Node*>& order) {
   std::map<const Node*, size_t> places;
   for (const Node* node : order) places.emplace(node, places.size());
@@ -68,10 +68,10 @@ struct Executable {
   std::map<const Node*, size_t> places;          // node of the graph → its work
   std::vector<NodeKind> kinds;
   std::vector<std::vector<size_t>> shape;
-  std::map<size_t, Work> disabled;               // what their works would be
+  std::map<size_t, Work> disabled;               // node → the work that it would do
   unsigned long long flags = 0;
   std::vector<std::shared_ptr<void>> owned;      // user objects
-  std::shared_ptr<void> only;                    // of a graph with memory: Graph::executable
+  std::shared_ptr<void> only;                    // a graph with memory: Graph::executable
 };
 
 Executable& executable_of(const void* handle) { return live_one<Executable>(handle, "executable graph"); }
@@ -133,7 +133,7 @@ void join(std::vector<const Node*>& last, const std::vector<const Node*>& more) 
 }
 
 Error begin(void* handle, int mode, Graph* graph, std::vector<const Node*> after) {
-  return guarded(kContextIsDestroyed, [&] {      // as the runtime says it of a stream that is none
+  return guarded(kContextIsDestroyed, [&] {      // the runtime's error for a stream that is none
     if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
     const std::lock_guard lock(stream_mutex());
     Stream* stream = find_stream(handle);
@@ -294,7 +294,7 @@ HIP_API int hipStreamBeginCaptureToGraph(void* handle, void* graph, void* const*
 }
 
 HIP_API int hipStreamEndCapture(void* handle, void** graph) {
-  return guarded(kContextIsDestroyed, [&] {      // as the runtime says it of a stream that is none
+  return guarded(kContextIsDestroyed, [&] {      // the runtime's error for a stream that is none
     if (!graph) return set_error(kInvalidValue, "the graph's address is null");
     *graph = nullptr;
     const std::lock_guard lock(stream_mutex());

@@ -5,14 +5,14 @@
 
 namespace sim::hip {
 
-// What is behind a handle; they throw Fault when it is not live.
+// The objects behind handles; these throw Fault when one is not live.
 inline Graph& graph_of(const void* handle) { return live_one<Graph>(handle, "graph"); }
 inline Node& node_of(const void* handle) { return live_one<Node>(handle, "node"); }
 // Throws Fault when one of `count` handles is no node of the graph, or is there twice.
 void check_nodes(const Graph& graph, void* const* nodes, size_t count);
 // Every node in an order that the dependencies allow; throws Fault when there is none.
 std::vector<const Node*> run_order(const Graph& graph);
-// As many nodes, of the same kinds, with the same dependencies.
+// Whether both have equally many nodes, of the same kinds, with the same dependencies.
 bool same_shape(const Graph& a, const Graph& b);
 // References of an executable graph to what the graph holds; graph_nodes.cpp.
 std::vector<std::shared_ptr<void>> share_objects(const Graph& graph);

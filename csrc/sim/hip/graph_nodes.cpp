@@ -135,7 +135,7 @@ HIP_API int hipGraphRemoveDependencies(void* graph, void* const* from, void* con
 
 namespace {
 
-// As many of `found` as there is room for; without room, how many there are.
+// Gives as many of `found` as there is room for, or their number when `out` is null.
 Error give_nodes(const std::vector<void*>& found, void** out, size_t* count) {
   if (out) {
     for (size_t i = 0; i < *count; ++i) out[i] = i < found.size() ? found[i] : nullptr;

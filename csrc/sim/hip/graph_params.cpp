@@ -26,7 +26,7 @@ struct KernelNode {
   KernelParams given;
   std::vector<std::string> values;
   std::vector<void*> pointers;
-  std::string buffer;                            // of a launch by `extra`
+  std::string buffer;                            // arguments of a launch by `extra`
   size_t buffer_bytes = 0;
   std::array<void*, 5> extra{};
   std::map<int, std::array<char, 64>> attributes;
@@ -221,7 +221,7 @@ Content content_of(const RecordParams* p) {
   return {NodeKind::record_event, [event = p->event] { return record_event(event, nullptr); }, *p};
 }
 
-// What the event stands for was done when it was recorded.
+// The work that the event stands for was done when it was recorded.
 Content content_of(const WaitParams* p) {
   if (!p) throw Fault("the event node's parameters are null");
   event_flags(p->event);

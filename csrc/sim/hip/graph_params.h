@@ -50,7 +50,7 @@ struct SymbolParams {                            // a copy to (`to` is null) or 
   size_t bytes, offset;
 };
 
-// What a node's parameters lack, where the call has another error for parameters that are wrong.
+// An error for parameters that a node lacks, where the call has another error for parameters that are wrong.
 struct NodeError : Fault {
   explicit NodeError(Error error) : Fault(error_text(error)), error(error) {}
   Error error;
@@ -75,7 +75,7 @@ Content content_of(const SymbolParams* p);
 Content content_of(const ReleaseParams* p);
 Content content_of(AllocateParams* p);           // `pointer` is written
 
-// What a captured kernel, copy or fill tells of itself: the arguments' values are the node's own.
+// Parameters of a captured kernel, copy or fill; the node keeps the arguments' values.
 std::any kept_params(const KernelParams& p);
 std::any kept_params(void* to, const void* from, const Box& box);
 ChildNode child_of(const Graph& graph);          // the graph as it is now

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Memory and events of other processes. A handle names a process and a file descriptor of it: memory is moved into a
-// file without a name when its handle is asked for, at the address where it is, and whoever opens the handle maps that
-// file. As on hardware, a process does not open its own handles.
+// Memory and events of other processes. A handle names a process and one of its file descriptors. Memory moves into an
+// unnamed file, at the address where it is, when its handle is asked for; whoever opens the handle maps that file. A
+// process cannot open its own handles, as on hardware.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,14 +18,14 @@ extern "C" int hipEventCreateWithFlags(void** out, sim::u32 flags);
 namespace sim::hip {
 namespace {
 
-constexpr u64 kMemory = 0x6d656d206d697321, kEvent = 0x7665206d69732120;     // what a handle begins with
+constexpr u64 kMemory = 0x6d656d206d697321, kEvent = 0x7665206d69732120;     // the first bytes of a handle
 constexpr u32 kInterprocess = 4, kNoTiming = 2;  // hipEventInterprocess, hipEventDisableTiming
 
 struct Handle {                                  // hipIpcMemHandle_t, hipIpcEventHandle_t
   u64 kind;
   int process, file;
   u64 offset, bytes, mapping_bytes;
-  u64 inode;                                     // of the file: its number in the process may be another's later
+  u64 inode;                                     // the file's: its descriptor may be another's later
   char rest[16];
 };
 static_assert(sizeof(Handle) == 64);

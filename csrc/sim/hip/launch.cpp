@@ -70,7 +70,7 @@ LaunchRequest request_of(const Function& f, const Launch& l, const std::string& 
   return r;
 }
 
-// Of a launch that fails, where nobody takes the reports: its own is the text of its error, and no later launch's.
+// Prints or drops the reports of a failed launch where nobody takes them: no later launch shall show them.
 void settle_reports() {
   if (!settings().prints_reports) return;
   if (settings().checks) print_reports();

@@ -22,7 +22,7 @@ struct Allocation {
   Kind kind;
   int device;
   u32 flags;
-  bool registered = false;                       // by hipHostRegister: not ours to free
+  bool registered = false;                       // hipHostRegister added it: not ours to free
   u64 serial = 0;
   Lease lease = nullptr;
 };

@@ -5,7 +5,7 @@
 
 namespace sim::hip {
 
-using Lease = std::shared_ptr<void>;             // what ends with an allocation: a pool's count of it
+using Lease = std::shared_ptr<void>;             // ends with an allocation: a pool's count of it
 
 // Captures are not asked: a graph's own memory, and a pool's.
 Error allocate_device(void** out, size_t bytes, const char* call, Lease lease = nullptr);

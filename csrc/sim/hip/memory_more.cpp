@@ -30,7 +30,7 @@ constexpr int kAtDevice = 1;        // hipMemLocationType
 
 struct Location { int type, id; };               // hipMemLocation
 
-// Of the known range that the memory lies in. It is remembered, and changes nothing.
+// Advice for the known range that the memory lies in. It is remembered and changes nothing.
 struct Advice {
   std::string allocation;                        // its name: another one may lie at the same address later
   bool read_mostly = false, coarse = false;
@@ -48,7 +48,7 @@ Advices& advices() {
   return *instance;
 }
 
-// What is remembered of a range, by its base. Needs the mutex.
+// The remembered advice for the range with this base. Needs the mutex.
 Advice& advice_of(u64 base) {
   Advice& a = advices().by_base[base];
   const std::optional<Range> range = memory().find(base);
@@ -190,7 +190,7 @@ HIP_API int hipMemRangeGetAttributes(void** data, size_t* bytes, int* which, siz
   return kSuccess;
 }
 
-// Of memory that is not known every answer is 0.
+// Every answer is 0 for memory that is not known.
 HIP_API int hipDrvPointerGetAttributes(u32 count, int* which, void** data, void* pointer) {
   if (!which || !data) return set_error(kInvalidValue, "the attributes or the results are null");
   const std::optional<Range> range = memory().find(reinterpret_cast<u64>(pointer));

@@ -44,7 +44,7 @@ int attribute(const Kernel& k, int which) {
     case 2: return 0;                            // constant memory
     case 3: return static_cast<int>(k.private_bytes);
     case 4: return static_cast<int>(k.vgprs);
-    case 5: case 6: return 94;                   // as HIP reports gfx94x
+    case 5: case 6: return 94;                   // HIP reports this for gfx94x
     case 7: return 0;                            // global loads are cached as ever
     case 8: return static_cast<int>(kLdsPerCu - std::min(kLdsPerCu, k.lds_bytes));
     case 9: return 0;

@@ -25,7 +25,7 @@ struct Pool {
   size_t most = 0;                               // 0: no limit
   std::mutex mutex = {};
   std::array<int, kLastFlag + 1> flags{0, 1, 1, 1};      // reuse of memory: allowed, as HIP's default is
-  std::map<int, int> accesses = {};              // of other devices
+  std::map<int, int> accesses = {};              // other devices, and their access
   u64 threshold = 0, used = 0, used_high = 0, reserved = 0, reserved_high = 0;
 
   void keep(u64 bytes) { reserved = std::max(used, std::min(reserved, bytes)); }
@@ -162,7 +162,7 @@ HIP_API int hipMemPoolCreate(void** out, const PoolParams* p) {
   return kSuccess;
 }
 
-// What was allocated from it lives on until it is freed.
+// Allocations from it live on until they are freed.
 HIP_API int hipMemPoolDestroy(void* handle) {
   return guarded(kInvalidValue, [&] {
     const PoolPtr pool = pool_of(handle);

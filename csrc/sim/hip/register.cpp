@@ -38,7 +38,7 @@ struct Managed {
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const void*, Entry> functions, variables;
-  std::unordered_map<const void*, Managed> managed;          // by the memory
+  std::unordered_map<const void*, Managed> managed;          // key: the memory
   std::unordered_set<Module*> modules;
 };
 

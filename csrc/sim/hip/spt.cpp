@@ -187,7 +187,7 @@ HIP_API int hipMemcpyFromArray_spt(void* to, const void* array, size_t x, size_t
   return hipMemcpyFromArray(to, array, x, y, bytes, kind);
 }
 
-// By name, the form for the thread's own stream where there is one.
+// Finds a function by name: its form for the thread's own stream where there is one.
 HIP_API int hipGetProcAddress_spt(const char* symbol, void** address, int version, u64 flags, int* status) {
   if (!symbol || !address) return set_error(kInvalidValue, "the symbol or the result's address is null");
   if (hipGetProcAddress((std::string(symbol) + "_spt").c_str(), address, version, flags, status) == kSuccess) {

@@ -23,7 +23,7 @@ struct Event {
   bool recorded = false;
   Time::time_point time;
   CapturedPoint point;                           // when it was recorded last by a capturing stream
-  DeferredPtr deferred;                          // … by one whose work is deferred
+  DeferredPtr deferred;                          // … on a stream whose work is deferred
 };
 
 struct Handles {

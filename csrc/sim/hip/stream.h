@@ -25,14 +25,14 @@ struct Graph;
 struct Node {
   NodeKind kind;
   Work work;
-  std::vector<const Node*> after;                // what it depends on
-  std::any params = {};                          // of a node that was made by a call for it: graph_params.h
+  std::vector<const Node*> after;                // it depends on these
+  std::any params = {};                          // parameters, if a call of its own made the node: graph_params.h
   Graph* graph = nullptr;
 };
 
 struct Graph {
   std::list<Node> nodes = {};                    // their addresses are handles
-  std::map<const Node*, Node*> copies = {};      // of a clone: node of the original → its own
+  std::map<const Node*, Node*> copies = {};      // in a clone: node of the original → its own
   std::vector<std::shared_ptr<void>> owned = {}; // user objects
   bool is_child = false;                         // a node's: destroyed with it
   std::weak_ptr<void> executable = {};           // the last that was made of it
@@ -59,7 +59,7 @@ struct Capture {
   std::unique_ptr<Graph> made;                   // null where the program has brought the graph
   Graph* graph;
   const Stream* origin;
-  int mode;                                      // of hipStreamCaptureMode
+  int mode;                                      // a hipStreamCaptureMode
   std::thread::id thread;
   u64 id;
   std::vector<Stream*> streams;
@@ -79,7 +79,7 @@ struct Stream {
   int priority = 0, device = 0;
   std::shared_ptr<Capture> capture;
   Clock clock;
-  std::vector<const Node*> last = {};            // of a stream that captures: what its next node comes after
+  std::vector<const Node*> last = {};            // while it captures: its next node comes after these
   u64 id = next_stream_id();
   Attributes attributes = {};
   std::vector<u32> cu_mask = {};                 // empty: all

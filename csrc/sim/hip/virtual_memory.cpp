@@ -15,7 +15,7 @@
 namespace sim::hip {
 namespace {
 
-constexpr u64 kGranularity = u64{2} << 20;       // of MI300X's page tables, as the runtime reports it
+constexpr u64 kGranularity = u64{2} << 20;       // MI300X's page tables have it, and the runtime reports it
 constexpr int kPinned = 1, kUncached = 0x40000000;                           // hipMemAllocationType
 constexpr int kPosixFile = 1;                    // hipMemAllocationHandleType
 constexpr int kNone = 0, kRead = 1, kReadWrite = 3;                          // hipMemAccessFlags
@@ -165,7 +165,7 @@ HIP_API int hipMemCreate(void** out, size_t bytes, const Properties* p, unsigned
   return give_handle(out, file, bytes, *p);
 }
 
-// What is mapped lives on until it is unmapped.
+// Mapped memory lives on until it is unmapped.
 HIP_API int hipMemRelease(void* handle) {
   return guarded(kInvalidValue, [&] {
     const std::lock_guard lock(spaces().mutex);

@@ -10,7 +10,7 @@ namespace sim {
 
 using Rows = u32 (*)[kLanes];
 
-// Where each lane's bytes are. Lanes that are active but not in `lanes` load zero and drop their stores.
+// The address of each lane's bytes. Lanes that are active but not in `lanes` load zero and drop their stores.
 struct Places {
   alignas(64) u64 at[kLanes];
   u64 lanes = 0;

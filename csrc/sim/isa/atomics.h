@@ -82,7 +82,7 @@ inline T item_of(const u32 (*rows)[kLanes], int lane) {
 }
 
 template <class T> T item_type(Combine<T>);
-template <auto f> using ItemOf = decltype(item_type(f));       // of Combine<T>: T
+template <auto f> using ItemOf = decltype(item_type(f));       // T of a Combine<T>
 
 // Applies `f` lane by lane in lane order. `between_groups`: other threads may touch the bytes, so it is a host atomic.
 template <auto f, bool between_groups>

@@ -29,7 +29,7 @@ u32 selected_word(u8 select) {
   return select == 5 ? kHigh : kLow;
 }
 
-// Which halves of source k hold f16; 0: it is of another type.
+// The halves of source k that hold f16, as bits; 0: it is of another type.
 u32 source_halves(const Inst& i, int k) {
   if (is_packed(i)) return kLow | kHigh;
   if (i.op->spec.src[k] != Type::f16 || i.op->name.find("_class_") != std::string_view::npos) return 0;

@@ -76,7 +76,7 @@ struct I8 {
   }
 };
 
-// As Float8::decode, without denormals of the host, which can be slow: a denormal is made with a leading one, which is
+// Like Float8::decode, but without denormals of the host, which can be slow: a denormal gets a leading one, which is
 // then subtracted.
 template <class Format>
 struct Float8Element {
@@ -191,7 +191,7 @@ void product(Wave& w, const Inst& i, Rows a_rows, Rows b_rows, int cbsz, int abi
     std::memcpy(held, c, sizeof held);
     c = held;
   }
-  constexpr int kSteps = std::min(K, 16);        // of k at a time: what of B the host's registers hold
+  constexpr int kSteps = std::min(K, 16);        // steps of k at a time: so much of B fits the host's registers
 #pragma clang loop unroll(full)
   for (int first = 0; first < K; first += kSteps) {
     for (int r = 0; r < S::kAccumulators; ++r) {

@@ -18,7 +18,7 @@ inline u8 passes_of(std::string_view name) {
 
 struct MfmaShape {
   u32 m = 0, n = 0, k = 0, blocks = 1;
-  std::string_view type;                       // of A and B: "f16", "fp8_bf8", …
+  std::string_view type;                       // A's and B's: "f16", "fp8_bf8", …
   // Multiplications and additions of one wave's operation. Those of v_smfmac are counted as if A were dense.
   u64 flops() const { return u64{2} * m * n * k * blocks; }
 };

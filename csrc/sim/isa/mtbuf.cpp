@@ -105,7 +105,7 @@ u32 from_16_bits(u16 x, Number n) {
   return n == kUint ? x : word(static_cast<float>(std::bit_cast<f16>(x)));
 }
 
-// What an instruction moves: components, in 32-bit registers or packed as 16 bits; `high`: the one of d16_hi_x.
+// The data that an instruction moves: components, in 32-bit registers or packed as 16 bits; `high`: d16_hi_x's one.
 struct Shape {
   int count;
   bool half = false, high = false;

@@ -18,7 +18,7 @@ void sleep(Wave& w, const Inst& i) {
   w.stop = Stop::yield;
 }
 
-// Which lanes: "lane 3", "lanes 0-4, 7".
+// Lanes as text: "lane 3", "lanes 0-4, 7".
 std::string lanes_text(u64 lanes) {
   std::string text;
   for (int lane = 0; lane < kLanes; ++lane) {

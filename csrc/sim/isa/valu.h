@@ -43,7 +43,7 @@ using Body = void (*)(const Source* in, Result& out);
 
 enum class Lane : u8 { none, mask, b16, b32, b64, f16, f32, f64 };
 
-// What the lambda's last parameter is, when it is no printed operand.
+// The meaning of the lambda's last parameter, when it is no printed operand.
 enum class Last : u8 { operand, old_dst, vcc };
 
 // All that the handler for modifiers (valu.cpp) needs to know; one constant per row.

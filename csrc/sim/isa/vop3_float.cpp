@@ -192,7 +192,7 @@ void convert_pair(Wave& w, const Inst& i) {
   insert_field(w, i, values, 0xffff, i.mod.op_sel >> 2 & 1 ? 16 : 0);
 }
 
-// Which bits of the second source the hardware adds is an assumption: the highest.
+// Assumes that the hardware adds the highest bits of the second source.
 template <class F8>
 void convert_stochastic(Wave& w, const Inst& i) {
   refuse_other_modifiers(i);

@@ -54,7 +54,7 @@ class UnitCalls {
   }
 
  private:
-  using Values = std::map<u64, Value>;           // by attribute
+  using Values = std::map<u64, Value>;           // attribute → value
 
   u64 offset(Cursor& in) const { return is_64_ ? in.take<u64>() : in.take<u32>(); }
 

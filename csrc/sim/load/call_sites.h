@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Finds the calls of inlined functions. Of each chain of them it keeps the outermost call, which is a line of the
-// function that somebody launches, whatever library its instructions come from.
+// Finds the calls of inlined functions. It keeps the outermost call of each chain, which is a line of the launched
+// function, whatever library its instructions come from.
 #pragma once
 #include <map>
 #include <vector>

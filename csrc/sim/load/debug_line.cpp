@@ -188,7 +188,7 @@ class UnitReader {
   u16 version_ = 0;
   u8 min_size_ = 1, line_range_ = 1, opcode_base_ = 1;
   i8 line_base_ = 0;
-  std::vector<u8> num_operands_;               // of each standard opcode
+  std::vector<u8> num_operands_;               // operands of each standard opcode
   u32 first_file_ = 0;
   size_t first_row_ = table_.rows_.size();
   u64 address_ = 0, file_ = 1;                 // the registers of the line number machine

@@ -54,8 +54,8 @@ struct Code {
   std::vector<Inst> insts;                     // every function's instructions, in address order
   u64 text_begin = 0, text_end = 0;
   std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
-  std::vector<Class> classes;                  // of each instruction, for counters
-  std::map<u64, std::string> formats;          // of printf into a buffer, by their hashes
+  std::vector<Class> classes;                  // per instruction, for counters
+  std::map<u64, std::string> formats;          // hash → format, for printf into a buffer
   bool has_opencl_formats = false;
 
   mutable std::once_flag issue_once;           // the first launch whose wait states are checked fills `issue`
@@ -72,8 +72,8 @@ struct Code {
   const Kernel* find(std::string_view kernel) const;
   const Inst* at(u64 pc) const;                // null when pc is no instruction
   std::string source_of(u64 pc) const;         // "file:line", "" when the file has no line for it
-  std::string caller_of(u64 pc) const;         // … of the call of the inlined function that it belongs to, "" for none
-  const LineTable& line_table() const;         // of addresses from the beginning of the image
+  std::string caller_of(u64 pc) const;         // … and the call of the inlined function that it belongs to, "" for none
+  const LineTable& line_table() const;         // addresses count from the beginning of the image
   u8* image = nullptr;                         // mapped PT_LOADs
   u64 image_bytes = 0;
 };

@@ -47,7 +47,7 @@ RTC_API int hiprtcLinkAddFile(void* handle, int kind, const char* path, unsigned
   return path ? add(handle, kind, read(path)) : kInvalidInput;
 }
 
-// What does not link is said on stderr: there is no call for the log.
+// Says on stderr what does not link: there is no call for the log.
 RTC_API int hiprtcLinkComplete(void* handle, void** out, std::size_t* bytes) {
   Linker* link = find(handle);
   if (!link || !out || !bytes || link->is_empty()) return kInvalidInput;

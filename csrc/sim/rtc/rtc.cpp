@@ -251,7 +251,7 @@ RTC_API int hiprtcGetCode(void* handle, char* out) {
   return with_program(handle, [&](Program& p) { return p.code.empty() ? kInvalidProgram : give(p.code, out, 0); });
 }
 
-// Of a program that was compiled with -fgpu-rdc, which has no machine code.
+// Answers for a program compiled with -fgpu-rdc, which has no machine code.
 RTC_API int hiprtcGetBitcodeSize(void* handle, size_t* bytes) {
   if (!bytes) return kInvalidInput;
   return with_program(handle, [&](Program& p) {

@@ -14,7 +14,7 @@ namespace sim {
 struct KernelCounters {
   u64 launches = 0, workgroups = 0, waves = 0, wave_instructions = 0;
   u64 by_class[kNumClasses] = {};
-  std::map<std::string_view, u64> accesses;    // of global, flat, scratch and buffer memory, by mnemonic
+  std::map<std::string_view, u64> accesses;    // mnemonic → accesses of global, flat, scratch and buffer memory
 };
 
 // Kernel name → the sums over its launches.
@@ -36,7 +36,7 @@ class HitCounter final : public Observer {
   u64* hits_;                                  // per Inst::index
 };
 
-// What one worker counts during one launch after another.
+// The counters of one worker, during one launch after another.
 struct WorkerCounters {
   std::vector<u64> hits;                       // per Inst::index; all zero between launches
   u64 workgroups = 0;                          // that it has started

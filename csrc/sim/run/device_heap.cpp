@@ -9,7 +9,7 @@
 namespace sim {
 namespace {
 
-constexpr u64 kSlab = 2 << 20;                 // of the allocator, which finds a slab's head from any address in it
+constexpr u64 kSlab = 2 << 20;                 // the allocator finds a slab's head from any address in it
 
 }  // namespace
 

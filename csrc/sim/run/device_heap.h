@@ -12,7 +12,7 @@ namespace sim {
 
 class DeviceHeap {
  public:
-  // Where the allocator keeps its lists, zero at first. Throws Fault when the host has no memory.
+  // Address of the allocator's lists, zero at first. Throws Fault when the host has no memory.
   u64 head();
   // So many bytes, aligned as a slab of the allocator; 0: there are not so many.
   u64 allocate(u64 bytes);

@@ -17,7 +17,7 @@ Report refusal(const Kernel& kernel, const std::string& why);
 // The slot's running wave cannot go on.
 Report failure(const Slot& slot, const std::string& why);
 
-// Where the waves of a deadlocked launch are.
+// The places at which the waves of a deadlocked launch wait.
 class WaitingWaves {
  public:
   void add(const Workgroup& group);

@@ -43,7 +43,7 @@ struct Conversion {
   std::string flags;
   i64 width = 0, precision = -1;               // -1: none
   bool star_width = false, star_precision = false;
-  int bytes = 4;                               // of an integer
+  int bytes = 4;                               // size of an integer
   char letter = 0;                             // 0: this is no conversion
 };
 

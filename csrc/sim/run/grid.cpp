@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr u32 kMxcsrDefault = 0x1f80;          // nearest-even, denormals kept, exceptions masked
 
-// What one thread needs to run workgroups. Its memory outlives launches.
+// The memory in which one thread runs workgroups; it outlives launches.
 struct Worker {
   Backlog backlog;
   DeadlockVote::Ballot ballot;
@@ -156,7 +156,7 @@ class Grid {
   DeadlockVote vote_;
   LaunchCounters counters_;
   std::atomic<bool> failed_{false}, left_out_{false};
-  std::mutex mutex_;                           // of what follows
+  std::mutex mutex_;                           // guards what follows
   bool deadlock_ = false;
   WaitingWaves waiting_;
   Report report_;

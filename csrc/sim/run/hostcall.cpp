@@ -28,11 +28,11 @@
 namespace sim {
 namespace {
 
-constexpr u32 kPackets = 2;                    // of a wave, which fills one at a time; a power of two beyond 1
+constexpr u32 kPackets = 2;                    // per wave, which fills one at a time; a power of two beyond 1
 constexpr u32 kCells = 8;                      // 64-bit words that a lane sends
-constexpr u64 kMessageCells = 1 << 17, kMessages = 4096;         // of a wave: more is no printf
+constexpr u64 kMessageCells = 1 << 17, kMessages = 4096;         // per wave: more is no printf
 constexpr u64 kAlign = 64;
-constexpr u64 kPrintedBytes = 4 << 20;         // of a wave's buffer for printing; pages are touched on first use
+constexpr u64 kPrintedBytes = 4 << 20;         // a wave's buffer for printing; pages are touched on first use
 constexpr std::string_view kHostcall = "hidden_hostcall_buffer", kPrinted = "hidden_printf_buffer";
 
 struct Packet {
@@ -57,7 +57,7 @@ static_assert(sizeof(Packet) == 24 && sizeof(Signal) == 64 && sizeof(Buffer) % k
 
 enum Service : u32 { kFunctionCall = 1, kPrintf = 2, kDeviceMemory = 3, kSanitizer = 4 };
 
-// What the first word of a printf packet says: flags, how many words follow, which message.
+// The first word of a printf packet: flags, how many words follow, which message.
 constexpr u64 kBegins = 1, kEnds = 2;
 u64 cells_of(u64 word) { return word >> 5 & 7; }
 u64 message_of(u64 word) { return word >> 8; }
@@ -80,7 +80,7 @@ bool wants(const Kernel& kernel, std::string_view kind) {
   return std::any_of(kernel.hidden.begin(), kernel.hidden.end(), [&](const HiddenArg& h) { return h.kind == kind; });
 }
 
-// What the device library's allocator asks for: memory of so many bytes, or an end of that at an address.
+// Serves the device library's allocator: memory of so many bytes, or the release of that at an address.
 u64 device_memory(const u64* cells) {
   if (!cells[0]) return device_heap().allocate(cells[1]);
   if (device_heap().release(cells[0])) return 0;
@@ -221,7 +221,7 @@ u64 HostCalls::answer(HostChannel& channel, u64* cells, std::string (&text)[2]) 
   return formatted.size();
 }
 
-// What a wave that has ended printed. A message that the kernel has damaged ends it.
+// Shows what an ended wave printed, up to a message that the kernel has damaged.
 void HostCalls::read_printed(const Wave& w) {
   constexpr u32 kHead = 2 * sizeof(u32), kLargest = 1 << 16;           // a message beyond the latter is not foreseen
   u32 used = 0;

@@ -14,12 +14,12 @@
 
 namespace sim {
 
-// What one wave shares with the host.
+// The memory that one wave shares with the host.
 struct HostChannel {
   u8* kernarg = nullptr;                       // the wave's copy of the arguments
   u8* buffer = nullptr;                        // hostcall.cpp has its layout
   u8* printed = nullptr;                       // null: the kernel does not print into a buffer
-  std::vector<std::vector<u64>> messages;      // by number: those of printf that have not ended; no cells = free
+  std::vector<std::vector<u64>> messages;      // printf's messages that have not ended, by number; no cells = free
   std::string error;                           // the last text for stderr
 };
 
@@ -56,9 +56,9 @@ class HostCalls {
 
   const Launch& launch_;
   const u64 kernarg_stride_, printed_stride_;  // bytes of a wave
-  u64 waves_, bytes_;                          // of all resident workgroups
+  u64 waves_, bytes_;                          // all resident workgroups' together
   u8* memory_ = nullptr;                       // every wave's arguments, then its buffer, then what it has printed
-  std::vector<HostChannel> channels_;          // of all waves
+  std::vector<HostChannel> channels_;          // one per wave
   std::mutex mutex_;
   std::vector<u32> free_;                      // places of workgroups; needs mutex_
 };

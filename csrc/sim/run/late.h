@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Late loads are a part of schedule fuzzing: what a load brings is not there before the wait that retires it. Until
-// then its destination registers, and the LDS bytes of an LDS-DMA, hold poison.
+// Late loads are a part of schedule fuzzing: a load's data arrive only at the wait that retires it. Its destination
+// registers, and the LDS bytes of an LDS-DMA, hold poison until then.
 #pragma once
 #include <utility>
 #include <vector>
@@ -31,7 +31,7 @@ class LateLoads {
     const Inst* inst = nullptr;
     u64 exec = 0;
     bool vm = false, lgkm = false;             // counters that must still retire it
-    std::vector<u32> values;                   // of its destination registers: a row of 64, or one scalar
+    std::vector<u32> values;                   // for its destination registers: a row of 64, or one scalar
     std::vector<std::pair<u32, u32>> lds;      // LDS-DMA: offset, dword
   };
   void hold(Wave& w, Flight& f);

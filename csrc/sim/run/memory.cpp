@@ -13,7 +13,7 @@ namespace sim {
 namespace {
 
 constexpr u64 kPage = 4096;
-constexpr u64 kAlign = 256;                    // what hipMalloc guarantees
+constexpr u64 kAlign = 256;                    // hipMalloc guarantees this
 constexpr u64 kQuarantineBytes = u64{256} << 20;
 constexpr u8 kPoisonByte = 0xCD;
 

@@ -19,7 +19,7 @@ enum class Half : u8 { none, low, high };
 
 inline constexpr u16 kNoRow = 0xffff;
 
-// What one memory access does per lane. Data goes from memory to the `result` rows and from the `data` rows to memory.
+// One memory access, lane by lane. Data goes from memory to the `result` rows and from the `data` rows to memory.
 struct Touch {
   Access access = Access::load;
   u8 bytes = 4;

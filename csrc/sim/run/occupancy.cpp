@@ -21,7 +21,7 @@ Occupancy occupancy(const Kernel& kernel, u64 block, u64 lds_bytes) {
   o.by_groups = o.waves_per_group > 1 ? kMaxGroups : kMaxSingleWaveGroups;
   const u64 lds = (lds_bytes + 511) / 512 * 512;
   o.by_lds = lds ? static_cast<u32>(kLds / lds) : kUnlimited;
-  // Of equal limits the one that an author can do something about.
+  // The first of equal limits is named: an author can do something about it.
   const std::pair<u32, const char*> limits[] = {{o.by_registers, "vector registers"}, {o.by_lds, "LDS"},
                                                 {o.by_scalars, "scalar registers"}, {o.by_waves, "waves"},
                                                 {o.by_groups, "workgroups"}};

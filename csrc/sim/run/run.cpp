@@ -26,7 +26,7 @@ std::string refused(const Kernel& kernel, const std::string& why) {
   return r.message;
 }
 
-// What a kernel has printed is shown when the launch is over, however it ends.
+// Shows the rest of a kernel's printing when the launch is over, however it ends.
 struct ShowsRest {
   HostCalls* host;
   ~ShowsRest() {

@@ -80,7 +80,7 @@ struct Workgroup {
   u64* hits = nullptr;                         // executions per Inst::index, of this worker
   std::unique_ptr<Observer> observer;          // null = nobody watches
   WorkgroupChecks* checks = nullptr;
-  u32 host_place = 0;                          // of its channels, while it is resident (run/hostcall.h)
+  u32 host_place = 0;                          // the first of its channels, while it is resident (run/hostcall.h)
 
   // Its place in the grid, counted along x, then y, then z.
   u32 number() const { return id[0] + launch->grid[0] * (id[1] + launch->grid[1] * id[2]); }

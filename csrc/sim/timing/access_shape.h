@@ -9,14 +9,14 @@
 namespace sim::timing {
 
 inline constexpr u32 kBanks = 32, kBankBytes = 4;
-inline constexpr int kAddressBytes = 64;       // of neighbouring lanes that the address unit takes in a cycle
+inline constexpr int kAddressBytes = 64;       // bytes of neighbouring lanes that the address unit takes in a cycle
 
 struct LdsShape {
   u32 clk = 0;                                 // the banks are busy for so many cycles
   u32 conflict_clk = 0;                        // so many of these are lost because lanes of a phase meet at a bank
 };
 
-// What accesses ask of each bank.
+// The load that accesses put on each bank.
 struct BankUse {
   std::array<u64, kBanks> clk{};               // a dword each
   std::array<u64, kBanks> extra_clk{};         // … after the first of a phase

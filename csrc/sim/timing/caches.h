@@ -49,7 +49,7 @@ class Cache {
   std::vector<Entry> entries_;
 };
 
-// What memory accesses found where, in lines of 128 bytes.
+// Hits and misses of memory accesses in each level, in lines of 128 bytes.
 struct Traffic {
   u64 l1_lines = 0, l1_hits = 0;               // vector loads
   u64 scalar_lines = 0, scalar_hits = 0;
@@ -61,7 +61,7 @@ struct Traffic {
   void add(const Traffic& other);
 };
 
-// What the CUs of one XCD share, and their caches.
+// The memory that the CUs of one XCD share, and their caches.
 class Memory {
  public:
   explicit Memory(const Parameters& parameters);
@@ -75,7 +75,7 @@ class Memory {
   // When the instructions of a line of 128 bytes are there.
   double fetch(u32 cu, double at, u64 line);
 
-  // Where accesses are counted from now on.
+  // Accesses are counted there from now on.
   void account(Traffic& to) { traffic_ = &to; }
   double l2_busy() const;
   double beyond_busy() const;

@@ -32,7 +32,7 @@ struct Table {
       : counts(launch.code->insts.size()), banks(launch.code->insts.size()), place(launch) {}
 
   std::vector<InstCounts> counts;
-  std::vector<std::unique_ptr<BankUse>> banks; // of those that access LDS
+  std::vector<std::unique_ptr<BankUse>> banks; // for instructions that access LDS
   Relocation place;
 };
 
@@ -101,7 +101,7 @@ class Counter final : public Observer {
 // Places in the golden section's sequence, which meets no period of a grid: rows of tiles, heads, XCDs. Each launch
 // goes on with it where the one before ended, so that a workgroup of one is not that of the other.
 std::vector<u64> spread(u64 total, u32 count, u64 launch) {
-  constexpr u64 kGoldenSection = 0x9E3779B97F4A7C15;         // of 2^64
+  constexpr u64 kGoldenSection = 0x9E3779B97F4A7C15;         // golden section of 2^64
   std::vector<u64> places;
   for (u64 k = launch * count + 1; k <= (launch + 1) * count; ++k) {
     places.push_back(static_cast<u64>(static_cast<unsigned __int128>(k * kGoldenSection) * total >> 64));
@@ -111,7 +111,7 @@ std::vector<u64> spread(u64 total, u32 count, u64 launch) {
   return places;
 }
 
-// Of all that can run, in whatever kernel of the code object (FNV-1a).
+// A hash of all that can run, in whatever kernel of the code object (FNV-1a).
 u64 hash_of(const Code& code) {
   u64 hash = 0xCBF29CE484222325;
   for (const Inst& i : code.insts) {

@@ -14,9 +14,9 @@
 
 namespace sim::timing {
 
-// Of one instruction of the code, over all its executions in a launch.
+// Counts of one instruction of the code, over all its executions in a launch.
 struct InstCounts {
-  u64 executed = 0;                            // by waves
+  u64 executed = 0;                            // executions, by a wave each
   u64 active_lanes = 0;                        // vector instructions: the sum over executions
   u64 global_bytes = 0, segments64 = 0, segments128 = 0;       // global, buffer and scalar memory; LDS-DMA's source
   u64 lds_bytes = 0, lds_clk = 0, lds_conflict_clk = 0;
@@ -41,14 +41,14 @@ struct LaunchCounts {
     bool straddles;                            // 8 bytes across a multiple of 8 bytes: the fetch takes a cycle more
     u8 vmcnt, lgkmcnt;                         // s_waitcnt waits for these; 63 and 15 are no waits
     u64 flops, passes;                         // matrix operations: of one wave
-    std::string_view type;                     // … of A and B
+    std::string_view type;                     // A's and B's
     InstCounts counts;
     BankUse banks;
   };
   std::vector<Line> lines;                     // instructions that were executed, in address order
 };
 
-// Which workgroups of a launch are counted.
+// Selects the workgroups of a launch that are counted.
 struct CountSettings {
   u32 sample = 0;                              // so many, spread over the grid; 0: all
   bool leaves_out = false;                     // the others do not run: memory is not what the launch leaves

@@ -46,7 +46,7 @@ class Outstanding {
   double last_ = 0;
 };
 
-// What a matrix operation in flight will have written.
+// The destination of a matrix operation in flight.
 struct Result {
   IssueFacts::Range registers;
   double ready = 0, pipe_end = 0;
@@ -59,7 +59,7 @@ struct WaveRun {
   u64 age = 0;                                 // its place in Engine::waves_
   int priority = 0;
   double ready = 0;
-  Stall why = Stall::none;                     // what `ready` waits for, beyond the instruction before
+  Stall why = Stall::none;                     // the reason for `ready`, beyond the instruction before
   double base = 0;                             // when the instruction before let it go on
   double busy_at_base = -1;                    // Simd::busy_before(base), once that time has come
   // The instruction before was a barrier, which opened then: waiting for it is the barrier's, what comes after is not.
@@ -169,8 +169,8 @@ class Engine {
     events_.push({at, simd});
   }
 
-  /// Where a workgroup's waves begin to go round the SIMDs of its unit: at the one with the fewest waves. Every SIMD
-  /// gets as many of a multiple of their number, wherever they begin.
+  /// The SIMD at which a workgroup's waves begin to go round the unit: the one with the fewest waves. The start does
+  /// not matter to a multiple of the SIMDs' number: every SIMD then gets equally many.
   u32 first_simd(u32 cu, size_t waves) const {
     if (waves % p_.simds == 0) return 0;
     const auto simds = simds_.begin() + cu * p_.simds;
@@ -255,7 +255,7 @@ class Engine {
     }
     for (const u32 id : ready_) issue(waves_[id], simd, now);
     ready_.clear();
-    for (const u32 id : simd.waves) {          // what issued now, and what that lets wait longer
+    for (const u32 id : simd.waves) {          // waves of what issued now, and those that it lets wait longer
       next = std::min(next, std::max(earliest(waves_[id], simd).at, now + 1));
     }
     if (next < kNever) wake(number, next);
@@ -382,7 +382,7 @@ class Engine {
     if (f.lgkmcnt < 15) w.lgkm.retire(f.lgkmcnt, tell);
   }
 
-  // What the instruction does to its units; when memory has answered, else 0.
+  // Occupies the units of the instruction. Returns the time at which memory has answered, else 0.
   double execute(WaveRun& w, Simd& simd, const IssueFacts& f, u32 word, double now) {
     const u64* payload = w.trace->payload.data() + w.payload;
     switch (f.unit) {
@@ -452,7 +452,7 @@ class Engine {
     }
     if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS
       ++w.payload;
-      // What arrives later takes its cycles of the banks then: it must not keep them from others until then.
+      // Data of an LDS-DMA take cycles of the banks when they arrive, and must not keep them from others before.
       if (f.to_lds) {
         cu.banks.add_later(static_cast<u32>(*payload));
       } else {

@@ -19,21 +19,21 @@ const char* stall_name(Stall stall);
 
 // Memory operations of one instruction that another one, a wait, has retired.
 struct Retired {
-  u32 inst;                                    // of the memory operations
+  u32 inst;                                    // the memory operations'
   u64 times = 0;
   double exposed = 0;                          // clk that the wait waited while they were on their way
 };
 
-// Of one instruction of the code.
+// Times of one instruction of the code.
 struct InstTime {
   u64 issued = 0;
-  double busy = 0;                             // of its wave: from its issue until the next instruction may follow
+  double busy = 0;                             // its wave's: from its issue until the next instruction may follow
   double latency = 0;                          // memory: from issue to completion
   double exposed = 0;                          // … and how much of that waits of its wave waited for it
   std::array<double, kNumStalls> stall{};      // before it
   double covered = 0;                          // clk of these in which its SIMD's vector or matrix unit was busy
   Traffic traffic;
-  std::vector<Retired> retired;                // of a wait
+  std::vector<Retired> retired;                // if it is a wait
 };
 
 struct GroupTime {
@@ -43,7 +43,7 @@ struct GroupTime {
 // An instruction of a wave of the first CU, for a timeline.
 struct Event {
   u32 wave, inst;
-  Stall why;                                   // what it waited for last
+  Stall why;                                   // the last reason of its waiting
   double waited, at, until;                    // since when it was the wave's next; its issue; when the next may follow
   double unit_from, unit_until;                // when its unit worked for it
   double done;                                 // memory: when it has answered, else 0
@@ -59,7 +59,7 @@ struct WaveLife {
 struct EngineResult {
   double clk = 0;                              // until the last workgroup has ended
   std::vector<GroupTime> groups;               // in the order of the traces
-  std::vector<InstTime> insts;                 // by Inst::index
+  std::vector<InstTime> insts;                 // index: Inst::index
   double valu_busy = 0, mfma_busy = 0;         // clk of all SIMDs together
   double lds_busy = 0, address_busy = 0;       // clk of all CUs together
   double l2_busy = 0, beyond_busy = 0;         // clk: of a channel; of the path beyond the L2

@@ -18,8 +18,8 @@ struct IssueFacts {
   bool blocks_valu = false;                    // f32 and f64 matrix operations
   bool stores = false, atomic = false, to_lds = false;
   bool on_lgkm = false;                        // memory: counts on lgkmcnt
-  u8 vmcnt = 63, lgkmcnt = 15;                 // of s_waitcnt
-  u8 priority = 0xff;                          // of s_setprio
+  u8 vmcnt = 63, lgkmcnt = 15;                 // s_waitcnt's
+  u8 priority = 0xff;                          // s_setprio's
   u16 port_clk = 4;                            // that the unit takes no other instruction of the SIMD
   u16 pipe_clk = 0;                            // matrix pipe
   u16 wave_clk = 4;                            // until the wave can issue its next instruction

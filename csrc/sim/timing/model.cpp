@@ -18,7 +18,7 @@ namespace sim::timing {
 namespace {
 
 constexpr u32 kFirstCus = 8;                   // whose workgroups are recorded before any length is known
-constexpr u64 kMostRounds = 24;                // of workgroups on all CUs
+constexpr u64 kMostRounds = 24;                // rounds of workgroups on all CUs
 
 struct State {
   std::mutex mutex;
@@ -87,8 +87,8 @@ class LaunchModel final : public LaunchObserver {
     return true;
   }
 
-  // What the first window has taught is the length of a workgroup. With it: how many CUs, as many as can be; how many
-  // rounds of workgroups on them, at least two if the launch has two; and the first window, made as wide as a round.
+  // Plans with the length of a workgroup, which the first window has shown: as many CUs as can be; rounds of workgroups
+  // on them, at least two if the launch has two; and the first window, made as wide as a round.
   void plan() {
     const u64 length = std::max<u64>(recorder_.instructions() / std::max<u64>(recorder_.groups(), 1), 1);
     const u64 first = until_ - from_, rounds = of_xcd_ / wide_;
@@ -136,7 +136,7 @@ class LaunchModel final : public LaunchObserver {
     return m;
   }
 
-  // What `cus` of an XCD's CUs have of what they share.
+  // The parameters of `cus` of an XCD's CUs: their part of what they all share.
   Parameters share_of(u32 cus) const {
     Parameters p = parameters_;
     const double share = static_cast<double>(cus) / p.cus;
@@ -185,7 +185,7 @@ class LaunchModel final : public LaunchObserver {
   u32 slots_ = 1, cus_ = 0;                    // places of a CU; CUs that are modelled
   u64 of_xcd_ = 0, wide_ = 0, last_ = 0;       // workgroups: all; of a round on all CUs; of a last one that is not full
   u64 from_ = 0, until_ = 0;                   // the window that is recorded
-  u64 window_ = 0, apart_ = 0, left_ = 0;      // of those after the first one: each, between them, in all
+  u64 window_ = 0, apart_ = 0, left_ = 0;      // windows after the first: size, distance, how many
 };
 
 LaunchObserver* make(const Launch& launch) {

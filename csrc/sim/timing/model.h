@@ -21,10 +21,10 @@ struct ModelledLaunch {
   std::string kernel;
   u32 grid[3], block[3], lds_bytes = 0;
   Occupancy occupancy{};
-  u64 workgroups = 0, recorded = 0;            // … of one XCD, and of those that were replayed
-  u32 cus = 0;                                 // of one XCD that took part
+  u64 workgroups = 0, recorded = 0;            // one XCD's, and those that were replayed
+  u32 cus = 0;                                 // CUs of one XCD that took part
   double clk = 0, clock_mhz = 0;
-  double mfma_flops = 0;                       // of the whole launch
+  double mfma_flops = 0;                       // the whole launch's
   EngineResult replayed;
   struct Line {
     u64 pc;

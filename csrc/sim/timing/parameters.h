@@ -25,7 +25,7 @@ struct Parameters {
   u32 valu_clk = 4;                            // published: 4.01, packed f32 too (pyhip)
   u32 trans_clk = 16;                          // published: exp, rcp 16.0 (pyhip)
   u32 wide_multiply_clk = 16;                  // v_mul_lo_u32, v_mul_hi, v_mad_u64_u32; assumed: quarter rate
-  u32 pass_clk = 4;                            // of matrix operations (ISA; published: 16.0 of four passes, SC25)
+  u32 pass_clk = 4;                            // a matrix operation's pass (ISA; published: 16.0 for four passes, SC25)
   u32 mfma_result_passes = 3;                  // from the last pass to a reader, ISA: wait states in passes
   u32 packed_after_mfma_clk = 8;               // packed f32 waits for the matrix pipe and this; published: +12, then +4
 

@@ -11,7 +11,7 @@ namespace sim::timing {
 struct Roof {
   std::string name;                            // a type of matrix operations, "vector f32", or a level of memory
   bool is_flops;                               // else bytes
-  double per_second;                           // of the whole chip
+  double per_second;                           // the whole chip's
 };
 
 std::vector<Roof> roofs(const Parameters& parameters);

@@ -88,7 +88,7 @@ class WorkgroupRecorder final : public Observer {
   Recorder& to_;
   Relocation place_;
   WorkgroupTrace trace_;
-  // Of the running instruction:
+  // The running instruction:
   bool touches_global_ = false, touches_lds_ = false;
   u32 lds_clk_ = 0, lds_bytes_ = 0, num_lines_ = 0, address_clk_ = 0, asked_ = 0, collisions_ = 0;
   u64 lines_[2 * kLanes];

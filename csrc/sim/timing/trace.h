@@ -17,13 +17,13 @@ struct GlobalHeader {
   u16 lines;
   u16 address_clk;                             // cycles of the address unit
   u16 dwords;                                  // asked for, of all lanes
-  u16 collisions;                              // of atomics
+  u16 collisions;                              // an atomic's lanes at one address
 };
 
 struct WaveTrace {
   std::vector<u32> code;                       // Inst::index, and kHasGlobal …
-  // Of instructions with kHasGlobal: a GlobalHeader's bits, then lines: address / 128 << 2 | which halves. With
-  // kHasLds: cycles of the banks | bytes << 32.
+  // For each instruction with kHasGlobal: a GlobalHeader's bits, then lines: address / 128 << 2 | which halves. For
+  // each with kHasLds: cycles of the banks | bytes << 32.
   std::vector<u64> payload;
 };
 
@@ -32,11 +32,11 @@ struct WorkgroupTrace {
   std::vector<WaveTrace> waves;
 };
 
-// Where memory would be on the device: tensors of the host begin at any multiple of 64 bytes, allocations of a GPU at
-// pages.
+// Moves host addresses to where memory would be on the device: tensors of the host begin at any multiple of 64 bytes,
+// allocations of a GPU at pages.
 class Relocation {
  public:
-  explicit Relocation(const Launch& launch);   // of the memory that is known now
+  explicit Relocation(const Launch& launch);   // places the memory that is known now
   u64 operator()(u64 address);
   // The addresses of these lanes.
   void operator()(const u64* address, u64 lanes, u64* placed);
@@ -45,7 +45,7 @@ class Relocation {
   struct Piece {
     u64 base, end, to;
   };
-  std::vector<Piece> pieces_;                  // by address
+  std::vector<Piece> pieces_;                  // sorted by address
   size_t last_ = 0;
 };
 
@@ -58,7 +58,7 @@ class Recorder {
   // The recorded workgroups by their number, with addresses that do not depend on the process; the recorder is empty
   // after it.
   std::vector<WorkgroupTrace> take();
-  // What the workgroups that have ended hold so far.
+  // Totals of the workgroups that have ended.
   u64 instructions() const { return instructions_; }
   u64 groups() const { return groups_; }
 

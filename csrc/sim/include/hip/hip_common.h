@@ -12,7 +12,7 @@
 #define __HIPCC__ 1
 #endif
 #define __HIP_CLANG_ONLY__ 1
-#if defined(__HIP_DEVICE_COMPILE__)  // what the device has: programs ask
+#if defined(__HIP_DEVICE_COMPILE__)  // programs ask for these features of the device
 #define __HIP_ARCH_HAS_GLOBAL_INT32_ATOMICS__ 1
 #define __HIP_ARCH_HAS_GLOBAL_FLOAT_ATOMIC_EXCH__ 1
 #define __HIP_ARCH_HAS_SHARED_INT32_ATOMICS__ 1

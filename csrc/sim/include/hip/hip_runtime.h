@@ -18,7 +18,8 @@
 #endif
 #if !defined(__HIPCC_RTC__)
 #include <assert.h>
-#if defined(__cplusplus)  // what HIP's own header brings: programs use std::chrono or std::tuple without a word of it
+// HIP's own header includes these: programs use std::chrono or std::tuple without including them
+#if defined(__cplusplus)
 #include <array>
 #include <cmath>
 #include <cstdio>

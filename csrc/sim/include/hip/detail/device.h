@@ -63,7 +63,7 @@ typedef enum hipDeviceAttribute_t {
   hipDeviceAttributeVendorSpecificBegin = 20000
 } hipDeviceAttribute_t;
 
-// What two of the attributes hold.
+// Values of two of the attributes.
 typedef enum hipFlushGPUDirectRDMAWritesOptions {
   hipFlushGPUDirectRDMAWritesOptionHost = 1, hipFlushGPUDirectRDMAWritesOptionMemOps = 2
 } hipFlushGPUDirectRDMAWritesOptions;

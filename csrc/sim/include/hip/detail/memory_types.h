@@ -66,7 +66,7 @@ typedef struct hipMemcpy3DPeerParms {
   hipExtent extent;
 } hipMemcpy3DPeerParms;
 
-// ---- where memory lies, and who may use it
+// ---- places of memory, and who may use it
 typedef enum hipMemLocationType {
   hipMemLocationTypeInvalid = 0, hipMemLocationTypeNone = 0, hipMemLocationTypeDevice = 1, hipMemLocationTypeHost = 2,
   hipMemLocationTypeHostNuma = 3, hipMemLocationTypeHostNumaCurrent = 4

@@ -18,7 +18,7 @@ struct Packet {
 
 struct Buffer {
   Packet* packets;
-  Word (*cells)[64][8];                          // of each packet: eight words of each lane
+  Word (*cells)[64][8];                          // [packet][lane]: eight words
   char* doorbell;
   Word free, ready, mask;                        // stacks of packets; mask: a pointer's bits that are a packet's place
 };
@@ -139,7 +139,7 @@ __device__ __attribute__((weak)) unsigned long __ockl_printf_append_args(
 __device__ __attribute__((weak, noinline)) unsigned long __ockl_printf_append_string_n(
     unsigned long message, const char* text, unsigned long length, unsigned is_last) {
   using namespace aiter_like_hostcall;
-  const unsigned long total = text && length ? length : 1;                   // of a null pointer: an empty string
+  const unsigned long total = text && length ? length : 1;                   // a null pointer counts as an empty string
   for (unsigned long done = 0; done < total; done += 56) {
     Word words[7] = {};
     for (unsigned long at = done; text && at < length && at < done + 56; ++at) {
@@ -153,7 +153,7 @@ __device__ __attribute__((weak, noinline)) unsigned long __ockl_printf_append_st
   return message;
 }
 
-// What clang calls of -mprintf-kind=buffered: room for a message in the buffer, null when that is full.
+// Called by clang's -mprintf-kind=buffered: room for a message in the buffer, null when that is full.
 __device__ __attribute__((weak)) __attribute__((address_space(1))) char* __printf_alloc(unsigned bytes) {
   constexpr int kPrintfBuffer = 72;              // among the hidden arguments
   using Global = __attribute__((address_space(1))) char;
@@ -172,7 +172,7 @@ __device__ int printf(const char* format, ...);
 
 __device__ inline __attribute__((weak, noreturn)) void abort() { __builtin_trap(); }
 
-// What the macro assert of <cassert> calls.
+// The macro assert of <cassert> calls this.
 __device__ __attribute__((weak, noinline, noreturn)) void __assert_fail(const char* condition, const char* file,
                                                                         unsigned line, const char* function) {
   const auto append = [](unsigned long message, const char* text, unsigned is_last) {

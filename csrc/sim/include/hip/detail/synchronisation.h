@@ -14,7 +14,7 @@ AITER_LIKE_DEVICE void __threadfence_system() { __builtin_amdgcn_fence(__ATOMIC_
 
 namespace hip_detail {
 
-// Of all work-items of the workgroup: how many have `condition`. A word of LDS is shared by the calls of a kernel.
+// Counts the work-items of the workgroup that have `condition`. A word of LDS is shared by the calls of a kernel.
 __device__ inline unsigned count_in_block(bool condition) {
   __shared__ unsigned count;
   const unsigned rank = (__builtin_amdgcn_workitem_id_z() * __builtin_amdgcn_workgroup_size_y() +
