@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 INT32_MAX = 2**31 - 1
-MOST_SEQUENCES = 1 << 20  # of a packed batch
+MOST_SEQUENCES = 1 << 20  # sequences of a packed batch
 _NEGATED = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int32,
-            torch.int64)  # what torch negates where it is read, as operators do (dispatch/op.py)
+            torch.int64)  # dtypes of tensors that torch and operators (dispatch/op.py) negate when they read them
 _MOST = sys.float_info.max
 _LEAST_FP32, _MOST_FP32 = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a tensor's device is to us: platform, architecture, compute units. Only this knows what is simulated."""
+"""Describes a tensor's device: platform, architecture, compute units. Only this module knows what is simulated."""
 
 from __future__ import annotations
 

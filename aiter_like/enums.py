@@ -29,7 +29,7 @@ class ActivationType(_Named):
 
 
 class QuantType(_Named):
-    """What shares a scale: the tensor, a token (row), or a block of rows × columns."""
+    """The elements that share a scale: the tensor's, a token's (row), or those of a block of rows × columns."""
 
     No = 0
     per_Tensor = 1

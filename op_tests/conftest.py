@@ -23,7 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("sim", "gpu"), default="sim",
                      help="sim: the simulated MI300X with its checkers on; gpu: the GPU of this machine (default: sim)")
     parser.addoption("--seed", type=int, help="of the covering designs of exhaustive tests (default: a new one)")
-    parser.addoption("--turn", type=int, help="which part of the cases large tests run (default: by the commit)")
+    parser.addoption("--turn", type=int, default=0,
+                     help="which eighth of their cases large tests run (default: 0; operators order the cases)")
     parser.addoption("--all-cases", action="store_true", help="large tests run all their cases, as on a GPU")
     parser.addoption("--repeated", action="store_true",
                      help="each call is served by its class too, which is judged (dispatch/classes.py); no checkers")
@@ -33,8 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draws the seed before processes of pytest-xdist get the options: all work on the same cases."""
     if config.option.device == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("--device gpu: torch sees no GPU; `aiter-like doctor` says what is found")
-    if config.option.turn is None:
-        config.option.turn = rotation.turn_of(_FOLDER)
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
 

@@ -1,49 +1,54 @@
 # SPDX-License-Identifier: MIT
-"""Large parametrised tests run a part of their cases, another one at each commit: every case within PERIOD commits.
+"""Large parametrised tests run a sample of their cases, which the operators that they test draw: by the revision of
+what the device runs. One tree always runs the same cases, and a change of one operator draws no others' anew.
 
-A part has cases of every backend that the test has. The other cases count as marked `exhaustive`.
+A sample has cases of every backend that the test has. The other cases count as marked `exhaustive`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from aiter_like.dispatch import OPS
 from aiter_like.dispatch.backend import KINDS
+from aiter_like.ops.index import OPERATORS, PUBLIC
 
 LARGE = 2  # a test with no more cases runs all of them
-PERIOD = 8
+PERIOD = 8  # so many turns together run every case
 
 
-def turn_of(folder: Path) -> int:
-    """The number of the commit on its branch, so that PERIOD commits in a row have all the turns.
-
-    A shallow clone does not know the number: there the commit's hash draws. Without git there is one turn, 0.
-    """
-    def git(*words: str) -> str:
-        run = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
-        return run.stdout.strip()
-
-    try:
-        if git("rev-parse", "--is-shallow-repository") == "false":
-            return int(git("rev-list", "--count", "--first-parent", "HEAD") or 0)
-        return int(git("rev-parse", "--short=8", "HEAD") or "0", 16)
-    except OSError:
-        return 0
+@functools.cache
+def operators_named(text: str) -> frozenset[str]:
+    """The operators that a text names by themselves or by public functions, whose module may stand for its family."""
+    homes = {home for words in (OPERATORS, PUBLIC) for home in map(words.get, re.findall(r"\w+", text)) if home}
+    families = {home.partition(".")[0] for home in homes.difference(OPERATORS.values())}
+    return frozenset(name for name, home in OPERATORS.items() if home in homes or home.partition(".")[0] in families)
 
 
-def left_out(kinds: Mapping[str, Hashable], turn: int, large: int = LARGE) -> set[str]:
+@functools.cache
+def seed(operators: frozenset[str]) -> str:
+    """A text that changes with what the device runs of operators, and with nothing else."""
+    return " ".join(revisions(name) for name in sorted(operators))
+
+
+@functools.cache
+def revisions(operator: str) -> str:
+    """Those of an operator's backends, after its name."""
+    return " ".join([operator, *(backend.revision("hip") for backend in OPS[operator].backends)])
+
+
+def left_out(kinds: Mapping[str, Hashable], seeds: Mapping[str, str], turn: int = 0, large: int = LARGE) -> set[str]:
     """The cases that this turn does not run; `kinds` tells of each case which others are of its backends."""
     if len(kinds) <= large:
         return set()
     alike: dict[Hashable, list[str]] = defaultdict(list)
-    for case in sorted(kinds, key=lambda case: hashlib.sha256(case.encode()).digest()):
+    for case in sorted(kinds, key=lambda case: hashlib.sha256(f"{case} {seeds[case]}".encode()).digest()):
         alike[kinds[case]].append(case)
     found = set(kinds)
     for cases in alike.values():
@@ -57,11 +62,23 @@ def kind(case: str) -> frozenset[str]:
     return frozenset(KINDS).intersection(re.split(r"[^a-z0-9]+", case.lower()))
 
 
-def items_left_out(items: Iterable[Any], turn: int, large: int = LARGE) -> list[Any]:
-    """Of pytest's items those that this turn does not run."""
+def items_left_out(items: Iterable[Any], turn: int = 0, large: int = LARGE) -> list[Any]:
+    """Those of pytest's items that this turn does not run."""
     tests: dict[str, dict[str, Any]] = defaultdict(dict)
     for item in items:
         if hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]][item.nodeid] = item
-    return [cases[case] for cases in tests.values() for case in left_out(
-        {case: kind(item.callspec.id) for case, item in cases.items()}, turn, large)]
+    return [cases[case] for cases in tests.values() if len(cases) > large for case in left_out(
+        {case: kind(item.callspec.id) for case, item in cases.items()},
+        {case: seed(_operators(item)) for case, item in cases.items()}, turn, large)]
+
+
+def _operators(item: Any) -> frozenset[str]:
+    """The operators that an item's parameters name, or else all those of its file."""
+    names = {value for value in item.callspec.params.values() if isinstance(value, str)}
+    return frozenset(names.intersection(OPERATORS)) or operators_named(_text(item.path))
+
+
+@functools.cache
+def _text(path: Any) -> str:
+    return path.read_text(encoding="utf-8")

@@ -53,15 +53,28 @@ def test_the_mask_of_a_tile(device, rows, columns, num_warps, is_transposed):
     assert torch.equal(kept.cpu(), expected.to(torch.int8))
 
 
-def test_the_mask_of_an_attention():
-    """The share that is kept; every head, row and offset has bits of its own; positions count, not shapes."""
-    def mask(seed, offset, columns):
-        heads, rows = torch.arange(3), torch.arange(40)
-        return philox.attention_kept(torch.tensor([seed, offset]), 0.25, heads[:, None], rows, columns)
+def attention_mask(seed, offset, columns):
+    heads, rows = torch.arange(3), torch.arange(40)
+    return philox.attention_kept(torch.tensor([seed, offset]), 0.25, heads[:, None], rows, columns)
 
-    kept = mask(5, 9, 1001)
-    assert kept.shape == (3, 40, 1001) and abs(kept.double().mean().item() - 0.75) < 5 * (0.1875 / kept.numel()) ** 0.5
-    assert torch.equal(kept[..., :70], mask(5, 9, 70))
-    different = [kept[0], kept[1], kept[:, 1:2].expand(3, 40, -1)[2], mask(5, 10, 1001)[0], mask(6, 9, 1001)[0]]
+
+def different_masks():
+    """Masks of two heads, of one row, of another offset and of another seed."""
+    kept = attention_mask(5, 9, 1001)
+    return [kept[0], kept[1], kept[:, 1:2].expand(3, 40, -1)[2], attention_mask(5, 10, 1001)[0],
+            attention_mask(6, 9, 1001)[0]]
+
+
+def test_the_mask_of_an_attention():
+    """Every head, row and offset has bits of its own; positions count, not shapes."""
+    kept = attention_mask(5, 9, 1001)
+    assert kept.shape == (3, 40, 1001) and torch.equal(kept[..., :70], attention_mask(5, 9, 70))
+    assert len({mask.numpy().tobytes() for mask in different_masks()}) == 5
+
+
+@pytest.mark.exhaustive
+def test_the_share_that_an_attention_keeps():
+    kept, different = attention_mask(5, 9, 1001), different_masks()
+    assert abs(kept.double().mean().item() - 0.75) < 5 * (0.1875 / kept.numel()) ** 0.5
     for index, one in enumerate(different):
         assert all(0.3 < (one != other).double().mean() < 0.45 for other in different[:index])  # 2 · 0.25 · 0.75

@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items):
     """In files marked `rotating` all tests run a part of their cases, as the large ones of op_tests do."""
     folder = Path(__file__).resolve().parent
     rotating = [item for item in items if item.path.is_relative_to(folder) and item.get_closest_marker("rotating")]
-    for item in rotation.items_left_out(rotating, rotation.turn_of(folder), large=1):
+    for item in rotation.items_left_out(rotating, large=1):
         item.add_marker("exhaustive")
 
 

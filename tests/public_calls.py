@@ -6,11 +6,13 @@ from __future__ import annotations
 import copy
 import inspect
 
+import pytest
+import rotation
 import torch
 
 import aiter_like
 from aiter_like import QuantType
-from aiter_like.ops.index import PUBLIC
+from aiter_like.ops.index import OPERATORS, PUBLIC
 
 BF16, F32, I32, FP8, I8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e4m3fnuz, torch.int8
 ROWS, HIDDEN, HEADS, DIM, PAGE, BLOCKS = 6, 128, 2, 32, 16, 3
@@ -33,6 +35,19 @@ NOT_TRACED = {  # not operators of tensors
 def public_names():
     """Public functions of the operators that take tensors."""
     return sorted(set(PUBLIC) - set(NOT_TRACED))
+
+
+def sampled(names):
+    """Names of operators or functions as parameters; of each family those out of the sample are `exhaustive`."""
+    families = {name: (OPERATORS.get(name) or PUBLIC[name]).partition(".")[0] for name in names}
+    seeds = {name: rotation.seed(rotation.operators_named(name)) for name in names}
+    others = rotation.left_out(families, seeds)
+    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in others else name for name in sorted(names)]
+
+
+def called_by_tensors():
+    """Names of the functions that are called with tensors one by one."""
+    return [name for name in public_names() if name not in SEQUENCES and name != "get_rope"]
 
 
 def r(*shape, dtype=BF16):

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""op_tests/rotation.py: no case of a large test is lost, and no run lacks a backend."""
+"""op_tests/rotation.py: no case of a large test is lost, no run lacks a backend, and operators draw the sample."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import rotation
+
+from aiter_like.ops.index import OPERATORS
 
 
 class Item(SimpleNamespace):
@@ -21,7 +22,7 @@ class Item(SimpleNamespace):
 
 def items(*grids, test="test_x"):
     """pytest's items of one test."""
-    return [Item(nodeid=f"{test}[{'-'.join(map(str, values))}]",
+    return [Item(nodeid=f"{test}[{'-'.join(map(str, values))}]", path=Path(__file__),
                  callspec=SimpleNamespace(id="-".join(map(str, values)), params=dict(enumerate(values))))
             for values in itertools.product(*grids)]
 
@@ -62,16 +63,25 @@ def test_the_order_of_collection_does_not_matter():
     assert runs(cases, 3) == runs(cases[::-1], 3) != runs(cases, 4)
 
 
-def test_commits_in_a_row_have_turns_in_a_row(tmp_path):
-    assert rotation.turn_of(tmp_path) == 0
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    for count in (1, 2, 3):
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-        assert rotation.turn_of(tmp_path) == count
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{tmp_path}", str(clone)], check=True)
-    assert rotation.turn_of(clone) > 2**8
+def test_an_operator_that_changes_draws_cases_anew(monkeypatch):
+    """Operators in parameters draw theirs alone, for which one other makes room; else all that the file names do."""
+    by_name, by_file = items(sorted(OPERATORS)), items(range(60), test="test_y")
+    for case in by_file:
+        case.path = Path(rotation.__file__).parent / "norm" / "test_rms_norm.py"
+    before = runs(by_name, 0), runs(by_file, 0)
+    assert before == (runs(by_name, 0), runs(by_file, 0))
+    revisions = rotation.revisions
+    monkeypatch.setattr(rotation, "seed", rotation.seed.__wrapped__)
+    monkeypatch.setattr(rotation, "revisions", lambda name: revisions(name) + "changed" * (name == "rms_norm"))
+    assert len(runs(by_name, 0) ^ before[0]) <= 2 and runs(by_file, 0) != before[1]
+
+
+def test_operators_of_a_text():
+    assert rotation.operators_named("rms_norm.hip") == {"rms_norm"}
+    assert rotation.operators_named("aiter_like.add_rmsnorm(x)") == {"rms_norm"}
+    assert rotation.operators_named("flash_attn_func") > {"flash_attn_fwd", "flash_attn_bwd"}
+    assert rotation.operators_named("add") == rotation.operators_named("div") > {"act_and_mul", "elementwise"}
+    assert rotation.operators_named("nothing") == frozenset()
 
 
 def marked(*words: str) -> set[str]:
@@ -81,7 +91,7 @@ def marked(*words: str) -> set[str]:
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
     out = set()
-    cases = [case for name in ("test_a", "test_b") for case in items(("hip",), range(10), test=name)]
+    cases = [case for name in ("test_rms_norm", "test_layer_norm") for case in items(("hip",), range(10), test=name)]
     for case in cases:
         case.path = folder / "norm" / f"{case.nodeid.partition('[')[0]}.py"
         case.get_closest_marker = lambda _: None
@@ -95,7 +105,8 @@ def marked(*words: str) -> set[str]:
 
 def test_a_file_that_the_command_line_names_runs_all_its_cases():
     folder = Path(rotation.__file__).parent
-    for word in ("norm/test_a.py", str(folder / "norm/test_a.py"), "norm/test_a.py::test_a", "norm/../norm/test_a.py"):
+    for word in ("norm/test_rms_norm.py", str(folder / "norm/test_rms_norm.py"), "norm/test_rms_norm.py::test_rms_norm",
+                 "norm/../norm/test_rms_norm.py"):
         out = marked(word)
-        assert len(out) == 8 and all(case.startswith("test_b") for case in out), word
+        assert len(out) == 8 and all(case.startswith("test_layer_norm") for case in out), word
     assert len(marked("norm")) == len(marked()) == 16

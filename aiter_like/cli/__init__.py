@@ -20,7 +20,8 @@ _COMMANDS = {
                "environment, compilers, devices, cache and tuned tables; what is wrong with them"),
     "build": ("aiter_like.cli.build", "build modules ahead of their first use"),
     "cache": ("aiter_like.cli.build", "list, verify or prune built modules"),
-    "sim": ("aiter_like.cli.sim", "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
+    "sim": ("aiter_like.cli.sim.commands",
+            "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
     "tune": ("aiter_like.cli.tune", "measure the candidates of an operator and write its tuned rows"),
     "bench": ("aiter_like.cli.tune", "time every backend of an operator on a shape, checked first"),
     "explain": ("aiter_like.cli.explain", "which backend and kernel would serve a call, and why not the others"),
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args)
     except KeyboardInterrupt:
         print(f"aiter-like {command}: interrupted", file=sys.stderr)
-        return 130  # as shells say it: 128 + SIGINT
+        return 130  # the status that shells give: 128 + SIGINT
     except (AiterLikeError, ValueError, TypeError) as error:
         if logging.getLogger("aiter_like").isEnabledFor(logging.DEBUG):
             raise

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import env
-from aiter_like.build import build, cache, processes, progress
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.dispatch import OPS
 from aiter_like.errors import BuildError, did_you_mean
+from aiter_like.modules import build, cache, processes, progress
+from aiter_like.modules.recipe import ModuleSpec
 
 if TYPE_CHECKING:
     from aiter_like.device import Target
@@ -116,7 +116,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _keys(args: argparse.Namespace) -> Callable[[Op], list[dict[str, Any]] | None] | None:
-    """What --model or --recorded says about the calls of an operator."""
+    """The calls of an operator by --model or --recorded."""
     from aiter_like.tuning import models, modules
 
     if args.model is not None:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from aiter_like import __version__, device, sim
-from aiter_like.build import build, progress
 from aiter_like.dispatch import explain
 from aiter_like.errors import AiterLikeError
+from aiter_like.modules import build, progress
 from aiter_like.ops.attention.flash_attn import flash_attn_func
 from aiter_like.testing.attention import attention_float64, check_attention
 
-WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
+WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # hash of model.safetensors
 MIN_COSINE = 0.9999
 # bfloat16 is what such models are served in. Rounding q, k, v and P to it costs 3e-6 of cosine here (float16: 4e-8): a
 # wide margin to MIN_COSINE, and anything but rounding shows.

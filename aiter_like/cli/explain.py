@@ -121,7 +121,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_function(name: str) -> str:
-    """What to ask for instead of a name that is no public function."""
+    """Suggests a public function instead of a name that is none."""
     import aiter_like
     from aiter_like.dispatch import OPS
 

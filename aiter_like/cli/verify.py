@@ -96,7 +96,7 @@ def report(target: Target, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def environment(target: Target) -> dict[str, Any]:
-    """What a report says about the machine."""
+    """Facts about the machine for a report."""
     import torch
 
     from aiter_like.dispatch import self_check

@@ -14,7 +14,7 @@ from torch import Tensor
 from aiter_like.dispatch import torch_ops
 from aiter_like.traced import Trace, Traced, Untraceable, text_in
 
-_STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
+_STEPS = 20_000  # steps of a search; strides that step over all smaller dimensions, as nearly all do, take a few
 _REMEMBERED = 1024
 _LEAST = 1 << 36  # no memory lies below that, as a rule; what does is asked for its storage
 
@@ -126,8 +126,8 @@ def statement(trace: Trace, writes: frozenset[int], in_place: Container[tuple[in
 
 
 class AddressCheck:
-    """What `statement` calls: it raises where something is wrong with the addresses. Arguments that have passed are
-    remembered, as parts of one matrix that lie between one another come here at every call.
+    """Called by `statement`: raises where something is wrong with the addresses. It remembers arguments that have
+    passed, since parts of one matrix that lie between one another come here at every call.
     """
 
     def __init__(self, op: str, fields: Sequence[str], writes: Iterable[int],

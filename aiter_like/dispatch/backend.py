@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import env
-from aiter_like.build import revision_python
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.surroundings import with_defaults, without_autocast
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.modules import revision_python
+from aiter_like.modules.recipe import ModuleSpec
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -98,7 +98,7 @@ class Backend:
         return frozenset(self.kernel_names(None, (), {}))
 
     def revision(self, platform: str) -> str:
-        """The hash of what the device runs, for "hip" or "cuda" (build/revision.py): the begin of a tuned row's
+        """The hash of what the device runs, for "hip" or "cuda" (modules/revision.py): the begin of a tuned row's
         kernel_rev; "" for a function in Python."""
         if platform not in self._revisions:
             self._revisions[platform] = self._revision(platform)
@@ -117,13 +117,13 @@ class Backend:
         return revision_python.text_revision(_PACKAGE / f"{module.replace('.', '/')}.py", launcher)
 
     def toolchain(self, platform: str) -> str:
-        """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; without a compiler, what made the
-        prebuilt modules; "" where that cannot be known.
+        """The compiler for "hip" or "cuda", such as "nvcc 13.0" or "triton 3.6"; without one, the compiler that made
+        the prebuilt modules; "" where that cannot be known.
         """
         if not self.is_jit:
             package = "triton" if isinstance(self.function, str) else "torch"
             return f"{package} {'.'.join(importlib.import_module(package).__version__.split('.')[:2])}"
-        from aiter_like.build import build, toolchain
+        from aiter_like.modules import build, toolchain
 
         try:
             found = toolchain.find(platform)
@@ -139,7 +139,7 @@ class Backend:
         if text and text != (here := self.revision(platform)):
             return f"it timed revision {text} of the kernel, this is {here or 'unknown'}"
         if row.is_modelled:
-            from aiter_like.sim import modelling  # which most machines' calls have no use for
+            from aiter_like.sim import modelling  # most machines' calls do not need it
 
             if row.model_version != modelling.version():
                 return f"version {row.model_version} of the cycle model timed it, this is version {modelling.version()}"
@@ -164,7 +164,7 @@ class Backend:
         function = with_fields(self.call, function) if self.call is not None else function
         if self.name != "triton":
             return function
-        from aiter_like.jit.triton_launch import Launcher  # which imports Triton
+        from aiter_like.jit.triton_launch import Launcher  # imports Triton
 
         return Launcher(function)
 

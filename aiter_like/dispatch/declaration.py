@@ -27,7 +27,7 @@ from aiter_like.errors import did_you_mean
 _log = logging.getLogger("aiter_like")
 
 SKIP = object()
-"""What an operator's `check` returns when nothing is to be computed, as for empty tensors."""
+"""An operator's `check` returns this when nothing is to be computed, as for empty tensors."""
 
 
 class Declaration:
@@ -132,7 +132,7 @@ class Declaration:
     def revision(self, candidate: Candidate, key: Sequence[Any]) -> str:
         """The kernel_rev of a tuned row with this key: what the kernel runs and, where that can be told without data,
         how it is launched (dispatch/launched.py)."""
-        from aiter_like.dispatch import launched  # which no call has use for
+        from aiter_like.dispatch import launched  # no call needs it
 
         arch, cu_num, *values = key
         text = candidate.backend.revision("hip" if arch.startswith("gfx") else "cuda")

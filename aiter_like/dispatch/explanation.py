@@ -22,13 +22,13 @@ from aiter_like.dispatch.table import Row, is_amount, normalised
 from aiter_like.errors import BuildError
 from aiter_like.traced import Trace
 
-# What applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
+# Applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
 selector: ContextVar[Any] = ContextVar("aiter_like_selector", default=None)
 
 
 @dataclass(frozen=True)
 class RowNote:
-    """What a tuned row has to do with a call.
+    """The relation of a tuned row to a call.
 
     Attributes:
         source: file:line.
@@ -165,7 +165,7 @@ def _not_buildable(target: Target, backend: Backend) -> str | None:
     """Why a module that may have to be built cannot be: no compiler. Prebuilt directories are taken at their word."""
     if not backend.is_jit or env.get("AITER_LIKE_PREBUILT_DIR"):
         return None
-    from aiter_like.build import toolchain
+    from aiter_like.modules import toolchain
 
     try:
         toolchain.find(target.platform)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What the annotations of a call object say about its values, checked before anything of the operator's own reads them:
-a check may then ask a tensor for its shape, and a number for its size.
+"""Checks the values of a call object against its annotations, before the operator's own code reads them: a check may
+then ask a tensor for its shape, and a number for its size.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_shapes(op: str, call: type, args: tuple, writes: Collection[int]) -> N
 
 class _Field(NamedTuple):
     index: int
-    leading: str  # what its first dimensions are called together, "" where there are none
+    leading: str  # the common name of its first dimensions, "" where there are none
     sizes: list[str]
     dtypes: Any
     is_strided: bool
@@ -78,7 +78,7 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _shapes(call: type) -> list[_Field]:
-    """What the annotations of a call object say of shapes."""
+    """The shapes in the annotations of a call object."""
     found = []
     for index, hint in enumerate(typing.get_type_hints(call, include_extras=True).values()):
         hint = next((each for each in typing.get_args(hint) if typing.get_origin(each) is Annotated), hint)
@@ -93,7 +93,7 @@ def _shapes(call: type) -> list[_Field]:
 
 
 def check_outputs(op: str, call: type, args: tuple, writes: Iterable[int]) -> None:
-    """What is written may be written: no two elements of it share memory, and autograd allows it.
+    """Checks that outputs may be written: no two elements of one share memory, and autograd allows it.
 
     Raises:
         ValueError: two elements do; a tensor, or what it is a view of, is a leaf that requires grad.

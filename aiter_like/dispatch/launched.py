@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""How a tuned row's kernel is launched for the row's own key: the second part of its revision (build/revision.py is the
-first). It is asked of the operator without data and without a GPU, in a few ms; calls never ask.
+"""How a tuned row's kernel is launched for the row's own key: the second part of its revision, of which
+modules/revision.py is the first. It is asked of the operator without data and without a GPU, in a few ms; calls do not.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like import device
-from aiter_like.build import revision, revision_python
 from aiter_like.device import Target
 from aiter_like.dispatch.backend import Candidate
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.dispatch.without_memory import call_of, quiet
+from aiter_like.modules import revision, revision_python
 
 logger = logging.getLogger("aiter_like")
 _OF_DESCRIPTOR = ("base", "shape", "strides", "block_shape", "layout")
@@ -36,14 +36,14 @@ def launch_revision(candidate: Candidate, tuning: Tuning, key: Mapping[str, Any]
             args = call_of(tuning, key)
             said = _instance(candidate, target, args) if backend.is_jit else [
                 _launch(launch) for launch in backend.bind(target, args, candidate).launches(args)]
-        except Exception:  # what a kernel or its launcher does not take, it refuses in its own way
+        except Exception:  # kernels and launchers refuse in their own ways
             logger.debug("%s %s: cannot tell how it is launched", backend.name, candidate.kernel, exc_info=True)
             return ""
     return revision.short_hash(repr(said))
 
 
 def _instance(candidate: Candidate, target: Target, args: tuple) -> list[Any]:
-    """Of a compiled module: its macros. Of assembly: the kernel, its grid and its numbers."""
+    """The macros of a compiled module, or the kernel, the grid and the numbers of an assembly kernel."""
     function = candidate.backend.function
     if not hasattr(function, "launch"):
         return sorted(candidate.backend.module(target, args, candidate).defines)
@@ -52,7 +52,7 @@ def _instance(candidate: Candidate, target: Target, args: tuple) -> list[Any]:
 
 
 def _launch(launch: Any) -> list[Any]:
-    """Of a launch in Triton: which kernel, and all that it is given."""
+    """The kernel of a launch in Triton, and all that it is given."""
     return [_said(launch.kernel), tuple(launch.grid), [_argument(each) for each in launch.arguments],
             _said(dict(launch.options)), _said(dict(launch.constants))]
 
@@ -63,7 +63,7 @@ def _argument(value: Any) -> Any:
 
 
 def _said(value: Any) -> Any:
-    """What a value says to a kernel, in words that do not depend on versions of torch and Triton."""
+    """Describes a value as kernels see it, in words that do not depend on versions of torch and Triton."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):

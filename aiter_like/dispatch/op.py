@@ -39,7 +39,7 @@ logger = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
-# What a call costs that is of a class which has served lately: its questions, and its launch. Others go on to Op.run.
+# A call of a class that has served lately costs its questions and its launch, no more. Others go on to Op.run.
 _WARM = """\
 if not is_tracing() and derivatives._current_level < 0:
     chosen = selected()
@@ -82,8 +82,8 @@ class Op(Declaration):
         self._serve(tuple(call), backend)
 
     def run(self, *args: Any, backend: str | None = None, **fields: Any) -> None:
-        """As `op(call)`, of the fields of a call object, by position or name. Public functions call this. Each operator
-        has it with _WARM before it and the fields as parameters: a call object costs the host half as much again.
+        """Like `op(call)`, with the fields of a call object by position or name. Public functions call this. Each
+        operator's begins with _WARM and has the fields as parameters: a call object costs the host half as much again.
         """
         self._serve((*self.call(*args, **fields),), backend)
 
@@ -148,7 +148,7 @@ class Op(Declaration):
         return None
 
     def _differentiable(self, chosen: Any, args: tuple) -> Callable:
-        """What serves a call that torch.func transforms, or whose tensors have tangents; nothing else may.
+        """The function for calls that torch.func transforms, or whose tensors have tangents; nothing else may serve it.
 
         Raises:
             UnsupportedError: there is no such backend, or it is not the forced one.
@@ -177,7 +177,7 @@ class Op(Declaration):
             for tensor in filter(_is_lazy, each_tensor((arg,))):
                 try:
                     copies[id(tensor)] = tensor.resolve_conj().resolve_neg()
-                except RuntimeError as error:  # of 8-bit floats and bool
+                except RuntimeError as error:  # 8-bit floats and bool
                     raise TypeError(f"{self.name}: {name} must not be a negative view of {tensor.dtype}, which torch "
                                     "does not negate") from error
         plain = tuple(tuple(copies.get(id(one), one) for one in arg) if isinstance(arg, (tuple, list))
@@ -196,7 +196,7 @@ class Op(Declaration):
             recorder.found.append(self._explain(args, forced, forced_by))
             return
         key = self._classes.key(chosen, args)
-        opened = () if env.get("AITER_LIKE_RECORD") else self._classes.opened(key, args)  # which is to see each size
+        opened = () if env.get("AITER_LIKE_RECORD") else self._classes.opened(key, args)  # records name each size
         trace = Trace(args, opened)
         try:
             plan, addresses = self._decided(self._request(trace.fields, args, forced, forced_by), trace)
@@ -231,7 +231,7 @@ class Op(Declaration):
         selection = select(self, request, in_turn=True)
         if selection.candidates:  # else the reasons of the backends say more
             check_outputs(self.name, self.call, args, self.write_indices)
-            if all(tensor.is_meta for tensor in each_tensor(args)):  # of which there is nothing to compute
+            if all(tensor.is_meta for tensor in each_tensor(args)):  # nothing is to be computed
                 return replace(plan_of(self, None, args, trace), is_empty=True)
         if selection.key is not None:
             values = known(table.normalised(self.name, self.tune_fields, selection.key))
@@ -373,13 +373,13 @@ device.on_change.append(_forget_plans)
 
 
 def _chosen(backend: str | None) -> Any:
-    """What a call is served by, as far as its callers say: a backend, with what applies to all calls around it."""
+    """The backend that callers ask for, together with what applies to all calls around."""
     context = _selected()
     return backend if context is None else (context, backend)
 
 
 def _read(op: Declaration, chosen: Any) -> tuple[str | None, str, Recorder | None]:
-    """What forces a backend, who does, and the recorder of explain.
+    """The backend that is forced, who forces it, and the recorder of explain.
 
     Raises:
         ValueError: `backend=` names none of the operator's backends.

@@ -87,7 +87,7 @@ def plan_of(op: Declaration, function: Callable | None, fields: tuple, trace: Tr
         first = functools.partial(_first_simulated, op, function, first)
     written = "".join(f"{names[index]}, " if isinstance(fields[index], Tensor) else f"*{names[index]}, "
                       for index in op.write_indices if isinstance(fields[index], (Tensor, tuple, list)))
-    # By it autograd sees that a saved tensor has changed.
+    # Tells autograd which tensors have changed: it may have saved them.
     return Plan(first, [*statements, *[f"tell_written(({written}))"] * bool(written)], used, row)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `aiter_like.NAME` is: a public function whose errors speak of NAME and its parameters. Operators check their own
+"""Makes `aiter_like.NAME`: a public function whose errors speak of NAME and its parameters. Operators check their own
 fields, several public functions share an operator, and some have two names.
 """
 
@@ -100,7 +100,7 @@ def _names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str
     for field, arg in fields.items():
         same = [name for name, value in parameters.items() if _is_same(arg, value)]
         if same and field not in same and (field not in parameters or isinstance(arg, Tensor)):
-            # What is no tensor is often the same object by chance, as True and small numbers always are.
+            # Values other than tensors are often one object by chance, as True and small numbers always are.
             if closest := _closest(field, tuple(same), 0.0 if isinstance(arg, Tensor) else 0.5):
                 names[field] = closest
     return names

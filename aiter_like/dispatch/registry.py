@@ -35,7 +35,7 @@ class Registry(Mapping):
         return iter(list(self.declared))
 
     def names(self) -> list[str]:
-        """Of every operator; imports none."""
+        """The names of all operators; imports none."""
         return [*dict.fromkeys((*self.index, *self.declared))]
 
     def __len__(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which backends serve a call, in which order, and why the others do not. Builds and runs nothing.
+"""Selects the backends that serve a call, in order, and says why the others do not. Builds and runs nothing.
 
 Read by op.py, which binds the first candidate that builds, and by explanation.py.
 """

@@ -31,7 +31,8 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def into_inference_tensors(function: Callable[..., Any], writes: Sequence[int]) -> Callable[..., Any]:
     """`function` of a call object, which writes its fields `writes` by torch, also where these were made in inference
-    mode and the caller has left it: kernels write such tensors, torch refuses. Not where a derivative would be lost.
+    mode and the caller has left it: kernels write such tensors, torch refuses. It refuses too where a derivative would
+    be lost.
     """
 
     @functools.wraps(function)

@@ -39,7 +39,7 @@ _told: set[str] = set()
 _PARAM = re.compile(r"[A-Za-z_]\w*")
 _INTEGER = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_MAX_DIGITS = 18  # of an integer: what surely has 64 bits
+_MAX_DIGITS = 18  # an integer of more may not fit 64 bits
 _AT = " at "  # between the model's version and its clock
 
 
@@ -158,7 +158,7 @@ class Table:
         yield from itertools.chain(*found)
 
     def _grouped(self, open_ones: tuple[int, ...]) -> list[dict[tuple, dict[tuple, tuple[Row, ...]]]]:
-        """Of each layer: device and values of the other fields → values of the open ones → rows."""
+        """For each layer: device and values of the other fields → values of the open ones → rows."""
         if open_ones not in self._groups:
             groups: list[dict] = []
             for layer in self.layers:

@@ -24,7 +24,7 @@ logger = logging.getLogger("aiter_like")
 
 def drop_row(op: Declaration, row: Row, why: Exception | str) -> None:
     """Takes a row out of use, with one warning."""
-    if row.source in op.bad_rows:  # by another thread
+    if row.source in op.bad_rows:  # another thread has done it
         return
     op.bad_rows.add(row.source)
     if isinstance(why, BuildError) and not why.command:  # no compiler has run
@@ -56,8 +56,8 @@ def fits(op: Declaration, backend: Backend, row: Row, target: Target, args: tupl
 
 
 def _strange(backend: Backend, row: Row, target: Target, args: tuple) -> str:
-    """Which parameter is far from all that the tuner would try, "" where none is: some compilers take an hour, or all
-    memory, for 33 stages.
+    """Names a parameter that is far from all that the tuner would try, "" where none is: some compilers take an hour,
+    or all memory, for 33 stages.
     """
     tried: dict[str, list[int]] = {}
     for trial in backend.space(target, *args) if backend.space is not None else ():

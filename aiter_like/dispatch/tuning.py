@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a tuned row is chosen by, and what the tuner and `bench` need to know: `Op(..., key=MyOpKey)`.
+"""The key that a tuned row is chosen by, and what else the tuner and `bench` need: `Op(..., key=MyOpKey)`.
 
 `MyOpKey` is a NamedTuple: what makes one call slower than another, as text and numbers, in the order of the columns of
 tuned_csv/. rms_norm (ops/norm/rms_norm.py) is the model. It has
@@ -64,7 +64,7 @@ def columns_of(key: Any) -> dict[str, int | str]:
 
 
 def tuning_of(key: type, traffic: Callable[..., tuple[int, int]] | None, scratch: Sequence[str]) -> Tuning:
-    """What the methods of a key say, as functions of dicts, which tuned rows and the tuner have."""
+    """The methods of a key as functions of dicts, which tuned rows and the tuner have."""
 
     @with_defaults
     def case(named: Mapping[str, Any], device: torch.device, seed: int) -> tuple:

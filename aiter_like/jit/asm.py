@@ -19,15 +19,15 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like import paths
-from aiter_like.build import build, code_object, manifest, revision_cpp
-from aiter_like.build.manifest import Row
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import call_type
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit.compile_ops import Instance, register
 from aiter_like.jit.hip_runtime import ModuleRuntime
 from aiter_like.jit.planned import Planned
+from aiter_like.modules import build, code_object, manifest, revision_cpp
+from aiter_like.modules.manifest import Row
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.traced import Trace, exactly, known, text_in
 
 ALIGNMENT = 16  # bytes, of every pointer: what a dwordx4 load takes at full speed
@@ -125,7 +125,7 @@ class AsmFunction:
         return self._row(self.launch(args).facts).kernel
 
     def instances(self) -> tuple[Instance, ...]:
-        """What `aiter-like build` makes: one code object with all kernels of the source."""
+        """The module that `aiter-like build` makes: one code object with all kernels of the source."""
         return (Instance(),)
 
     def instance_spec(self, instance: Instance, platform: str, arch: str) -> ModuleSpec:
@@ -248,7 +248,7 @@ class _Bound:
             yield name, kind, args[parameters.index(name)] if name in parameters else launch.values[name]
 
     def _value(self, name: str, kind: str, value: Any) -> int | float:
-        """What goes into the argument segment.
+        """Converts a value for the argument segment.
 
         Raises:
             TypeError: `value` is of another kind than the kernel's argument.
@@ -285,7 +285,7 @@ class _Traced:
         self._bound, self._launch, self._fields = bound, launch, fields
 
     def planned(self, trace: Trace) -> Planned:
-        """What starts it in any call of the class."""
+        """Plans the launch for any call of the class."""
         bound, launch = self._bound, self._launch
         texts, values = [], []
         for name, kind, value in bound._given(launch, self._fields):

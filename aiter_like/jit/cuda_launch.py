@@ -26,8 +26,8 @@ _CONFIG = "<7I4xQQI4x"  # CUlaunchConfig: grid, block, shared memory, stream, at
 _STARTS_EARLY = ctypes.create_string_buffer(struct.pack("<I4xi60x", 6, 1))  # the attribute of launch_pdl
 _MOST_SHARED = 228 << 10  # bytes; more takes an attribute that Triton's launcher knows
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: of a thread that has used no GPU yet
-_MOST_DESCRIPTORS = 1 << 12  # of one argument: weights, and activations that the allocator places again
-_NO_INTERLEAVE, _PROMOTES_128_BYTES = 0, 2  # as Triton's launcher asks for
+_MOST_DESCRIPTORS = 1 << 12  # kept for one argument: weights, and activations that the allocator places again
+_NO_INTERLEAVE, _PROMOTES_128_BYTES = 0, 2  # Triton's launcher asks for these
 _HOST_TYPES = {8: 10, 9: 8, 10: 9}  # CUtensorMapDataType where the compiler counts otherwise
 
 
@@ -46,9 +46,9 @@ def _opened(signature: Iterable[Any], descriptors: Iterator[Any]) -> Iterator[st
 
 
 def starter(compiled: CompiledKernel, parameters: list[str | dict[str, Any]]) -> Callable[..., None] | None:
-    """What starts a compiled kernel on the current device and stream: a function of the grid's three counts and of the
-    arguments that are no constexpr, a descriptor's shape and strides behind it. None where only Triton's launcher knows
-    how: clusters, cooperative grids, scratch memory, half-precision numbers.
+    """Makes a function that starts a compiled kernel on the current device and stream. It takes the grid's three counts
+    and the arguments that are no constexpr, a descriptor's shape and strides behind it. None where only Triton's
+    launcher knows how: clusters, cooperative grids, scratch memory, half-precision numbers.
 
     Raises, when called:
         RuntimeError: the driver refuses.
@@ -71,8 +71,8 @@ def _formats(parameter: str | dict[str, Any]) -> tuple[str | None, ...]:
 
 
 def descriptor_maker(meta: dict[str, Any], traced: Any) -> Callable[..., bytes] | None:
-    """What encodes a descriptor like `traced`, of an address, a shape and strides. It keeps the latest: nothing else is
-    in one. None for a kind that only Triton's launcher encodes.
+    """Makes a function that encodes descriptors like `traced` from an address, a shape and strides, and keeps the
+    latest ones. None for a kind that only Triton's launcher encodes.
     """
     if meta["fp4_padded"] or meta.get("is_im2col") or getattr(traced, "round_f32_to_tf32", False):
         return None

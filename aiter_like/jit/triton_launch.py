@@ -59,12 +59,12 @@ class Launch:
 
     @property
     def target(self) -> Target:
-        """Where it runs."""
+        """The device on which it runs."""
         return target_of(next(each.device for each in self.arguments if isinstance(each, Tensor)))
 
     def _run(self, target: Target, is_warmup: bool = False) -> CompiledKernel:
-        """Where the kernel has a constexpr argument OVERLAPS, which it hands to await_stream, Hopper may start it
-        early."""
+        """Runs or compiles the kernel. Hopper may start one early that has a constexpr argument OVERLAPS, which it
+        hands to await_stream."""
         options = {"enable_fp_fusion": True, **self.options}  # Triton's default, which a later version reverses
         if target.platform != "hip":
             options = {name: value for name, value in options.items() if name not in _AMD_ONLY}
@@ -78,10 +78,10 @@ class Launch:
         own = {"OVERLAPS": overlaps(target)} if "OVERLAPS" in self.kernel.arg_names else {}
         return {**self.constants, **own}
 
-    # ---- of stand-ins
+    # ---- launches of stand-ins
 
     def planned(self, trace: Trace) -> Planned:
-        """What starts it in any call of the class that `trace` stands for; the kernel is compiled, not started.
+        """Plans the launch for any call of the class that `trace` stands for; the kernel is compiled, not started.
 
         Raises:
             Untraceable: an argument is neither the call's nor memory that the launcher asked for.
@@ -178,8 +178,8 @@ class _Descriptor:
 
 
 def _packed(compiled: CompiledKernel, arguments: list[_Argument], trace: Trace) -> tuple[str, list[str]] | None:
-    """What starts a kernel by one call of the CUDA driver, and the texts of its arguments; None where only Triton's own
-    launcher can.
+    """The name of a function that starts a kernel by one call of the CUDA driver, and the texts of its arguments; None
+    where only Triton's own launcher can.
     """
     parameters = cuda_launch.parameters(compiled)
     start = cuda_launch.starter(compiled, parameters)
@@ -209,7 +209,7 @@ def _maker(kind: type, facts: Mapping[str, Any]) -> Callable[[Any, list, list], 
 
 
 class _Address:
-    """What Triton reads an address from, in the place of a descriptor's tensor."""
+    """Stands for a descriptor's tensor; Triton reads the address from it."""
 
     __slots__ = ("_address",)
 
@@ -243,7 +243,7 @@ class Launcher:
 
 
 def starter(compiled: CompiledKernel, grid: tuple[int, ...], target: Target) -> Callable[..., None]:
-    """What launches a compiled kernel over `grid`: a function of all arguments of the kernel, in order. It takes
+    """Makes a function that launches a compiled kernel over `grid`. It takes all arguments of the kernel in order, with
     addresses for tensors.
     """
     places = (*grid, 1, 1)[:3]
@@ -253,7 +253,7 @@ def starter(compiled: CompiledKernel, grid: tuple[int, ...], target: Target) -> 
 
 
 class _Started:
-    """As a compiled kernel, which `[grid]` launches; it asks anew which simulated device is the current one."""
+    """Acts like a compiled kernel, which `[grid]` launches, but asks anew which simulated device is the current one."""
 
     __slots__ = ("_compiled", "_target")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the package's tests, benchmarks and demo share, and what users may test their own kernels with."""
+"""Tools that the package's tests, benchmarks and demo share, with which users may test their own kernels, too."""
 
 from aiter_like.dtypes import ROUNDINGS
 from aiter_like.testing.compare import (

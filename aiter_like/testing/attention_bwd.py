@@ -73,7 +73,7 @@ def check_attention_gradients(call: AttentionBackwardCall, rounding: str = "rtne
         got = getattr(call, name)
         worst = max(worst, assert_within(name, got, gradient.expected, gradient.limit))
         size, bound = gradient.expected.norm().item(), gradient.limit.norm().item()
-        if name == "dsink" or size <= bound:  # of one key dP − δ is 0 and rounding is all that there is
+        if name == "dsink" or size <= bound:  # with one key dP − δ is 0 and only rounding is left
             continue
         error, largest = relative_l2(got, gradient.expected), max(least, bound / size / 24)
         if error > largest:

@@ -17,7 +17,7 @@ def double(tensor: Tensor) -> Tensor:
 
 
 def quantised_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
-    """What the quantisers write on this device."""
+    """The dtypes that the quantisers write on this device."""
     return dtypes.fp8_of(target_of(device).arch), torch.int8
 
 

@@ -101,7 +101,7 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/", "pow": "**",
                "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
 _PARTIAL = {"//": True, "%": True, "/": True, "<<": False, ">>": False, "**": False}
-"""What has no value, or one of another type, where the second number is 0 (True) or below 0 (False)."""
+"""Operations without a value, or with one of another type, where the second number is 0 (True) or below 0 (False)."""
 
 
 def _compared(sign: str) -> Callable:
@@ -188,7 +188,7 @@ class Number:
 
     @property
     def text(self) -> str:
-        """What has the value in any call of the class."""
+        """The expression that has the value in any call of the class."""
         text = self.base
         if self.scale != 1:
             text = f"({text} * {self.trace.constant(self.scale)})"
@@ -301,7 +301,7 @@ class Number:
         return self
 
     def bit_length(self) -> Number:
-        """As of an int."""
+        """Like int.bit_length."""
         return Number.made(self.trace, self.value.bit_length(), f"({self.text}).bit_length()", self.leaves)
 
     def __bool__(self) -> bool:
@@ -344,5 +344,6 @@ for _name, _sign in _ARITHMETIC.items():
 
 
 def _rank(number: Number) -> tuple:
-    """By which of two equal numbers both are known: one of the call, a size before a stride; a short expression."""
+    """Ranks equal numbers by how they should be named: one of the call first, a size before a stride; then a short
+    expression."""
     return number.text not in number.leaves, number.text[0], len(number.text)

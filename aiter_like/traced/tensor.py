@@ -17,7 +17,7 @@ _SHUT = frozenset((
     "_base", "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_conj", "is_cpu", "is_cuda",
     "is_floating_point", "is_leaf", "is_meta", "is_neg", "is_nested", "is_quantized", "is_sparse", "itemsize", "layout",
     "ndim", "requires_grad"))
-"""What no class leaves open of a tensor; the real one tells it."""
+"""Attributes that no class leaves open; the real tensor has them."""
 
 
 class Traced:
@@ -61,23 +61,23 @@ class Traced:
     # ---- numbers
 
     def size(self, dim: int | None = None) -> Any:
-        """As of a tensor."""
+        """Like Tensor.size."""
         return self.shape if dim is None else self.shape[dim]
 
     def stride(self, dim: int | None = None) -> Any:
-        """As of a tensor."""
+        """Like Tensor.stride."""
         return self.strides if dim is None else self.strides[dim]
 
     def __len__(self) -> int:
         return operator.index(self.shape[0])
 
     def numel(self) -> Any:
-        """As of a tensor."""
+        """Like Tensor.numel."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> Any:
-        """As of a tensor."""
+        """Like Tensor.nbytes."""
         return self.numel() * self.itemsize
 
     def extent(self) -> Any:
@@ -87,24 +87,24 @@ class Traced:
         return self.itemsize * (1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides)))
 
     def data_ptr(self) -> Any:
-        """As of a tensor; of memory that each call has of its own only alignment can be asked."""
+        """Like Tensor.data_ptr; memory that each call has of its own answers questions of alignment only."""
         return _Aligned(self.offset) if self.root[0] == "m" else self.address()
 
     def storage_offset(self) -> Any:
-        """As of a tensor."""
+        """Like Tensor.storage_offset."""
         if self._index is None:
             raise Untraceable("where a view begins in its memory")
         return Number(self.trace, self.real.storage_offset(), f"arg{self._index}.storage_offset()",
                       frozenset((f"c{self._index}",)))
 
     def address(self) -> Number:
-        """Where it begins; of memory that a call allocates with the text of its place."""
+        """The address at which it begins; in memory that a call allocates, with the text of its place."""
         offset = self.offset
         text = self.root if type(offset) is int and offset == 0 else f"({self.root} + {text_in(self.trace, offset)})"
         return Number(self.trace, self.real.data_ptr(), text, getattr(offset, "leaves", NONE) | {self.root})
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        """As of a tensor."""
+        """Like Tensor.is_contiguous."""
         if memory_format is not torch.contiguous_format:
             is_last = self.ndim > 2 and self.permute(0, *range(2, self.ndim), 1).is_contiguous()
             if is_last != self.real.is_contiguous(memory_format=memory_format):
@@ -142,7 +142,7 @@ class Traced:
         return made
 
     def view(self, *shape: Any) -> Traced:
-        """As of a tensor; nothing is copied."""
+        """Like Tensor.view; nothing is copied."""
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             return self._in_dtype(shape[0])
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
@@ -193,7 +193,7 @@ class Traced:
         return strides
 
     def flatten(self, start: int = 0, end: int = -1) -> Traced:
-        """As of a tensor; nothing is copied."""
+        """Like Tensor.flatten; nothing is copied."""
         start, end = start % max(self.ndim, 1), end % max(self.ndim, 1)
         if start >= end:
             return self if self.ndim else self._viewed(self.real.view(1), (1,), (1,))
@@ -211,7 +211,7 @@ class Traced:
                             (*self.strides[:start], step, *self.strides[end + 1:]))
 
     def unflatten(self, dim: int, sizes: Sequence) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.unflatten."""
         dim %= self.ndim
         rest = math.prod(each for each in sizes if known(each) != -1)
         sizes = [self.shape[dim] // rest if known(each) == -1 else each for each in sizes]
@@ -220,14 +220,14 @@ class Traced:
                             (*self.strides[:dim], *steps, *self.strides[dim + 1:]))
 
     def unsqueeze(self, dim: int) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.unsqueeze."""
         place = dim % (self.ndim + 1)
         step = self.shape[place] * self.strides[place] if place < self.ndim else 1
         return self._viewed(self.real.unsqueeze(dim), (*self.shape[:place], 1, *self.shape[place:]),
                             (*self.strides[:place], step, *self.strides[place:]))
 
     def squeeze(self, dim: int) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.squeeze."""
         place = dim % self.ndim
         if self.shape[place] != 1:
             return self
@@ -235,26 +235,26 @@ class Traced:
                             (*self.strides[:place], *self.strides[place + 1:]))
 
     def permute(self, *dims: Any) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.permute."""
         dims = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
         return self._viewed(self.real.permute(dims), [self.shape[dim] for dim in dims],
                             [self.strides[dim] for dim in dims])
 
     def transpose(self, one: int, other: int) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.transpose."""
         dims = list(range(self.ndim))
         dims[one], dims[other] = dims[other], dims[one]
         return self.permute(dims)
 
     def t(self) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.t."""
         return self.transpose(0, 1) if self.ndim == 2 else self
 
     mT = property(lambda self: self.transpose(-2, -1))
     T = property(t)
 
     def expand(self, *shape: Any) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.expand."""
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         more = len(shape) - self.ndim
         sizes, strides = list(shape), [0] * len(shape)
@@ -264,7 +264,7 @@ class Traced:
         return self._viewed(self.real.expand(known(shape)), sizes, strides)
 
     def __getitem__(self, index: Any) -> Traced:
-        """As of a tensor, by ints, slices with step 1, None and one Ellipsis."""
+        """Like Tensor's, with ints, slices with step 1, None and one Ellipsis."""
         index = index if isinstance(index, tuple) else (index,)
         if any(each is Ellipsis for each in index):
             place = next(place for place, each in enumerate(index) if each is Ellipsis)
@@ -312,15 +312,15 @@ class Traced:
         return bound if bound <= size else size
 
     def select(self, dim: int, index: Any) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.select."""
         return self[(*[slice(None)] * (dim % self.ndim), index)]
 
     def narrow(self, dim: int, start: Any, length: Any) -> Traced:
-        """As of a tensor."""
+        """Like Tensor.narrow."""
         return self[(*[slice(None)] * (dim % self.ndim), slice(start, start + length))]
 
     def unbind(self, dim: int = 0) -> tuple[Traced, ...]:
-        """As of a tensor."""
+        """Like Tensor.unbind."""
         return tuple(self.select(dim, index) for index in range(operator.index(self.shape[dim])))
 
     def __getattr__(self, name: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What was asked of the stand-ins of one call. Read through the package."""
+"""Keeps the questions that were asked of the stand-ins of one call. Read through the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ reads."""
 
 
 class Trace:
-    """What was asked of the stand-ins of one call.
+    """The questions that were asked of the stand-ins of one call.
 
     Attributes:
         fields: of the call: a stand-in for each tensor, int and float, else the value itself.
@@ -110,7 +110,7 @@ class Trace:
             self._steps.append(("unlike", (number.base, value), number.leaves))
 
     def steps(self) -> Iterator[Step]:
-        """What was asked, in order: what bounds say anyway is left out, and what exact numbers say."""
+        """The questions in order, without those that bounds or exact numbers answer anyway."""
         for kind, what, leaves in self._steps:
             if kind == "let":
                 yield (*what, leaves)
@@ -165,7 +165,7 @@ class Trace:
         key = ("object", id(value))
         if key not in self._names:
             self._names[key] = f"o{len(self._names)}"
-            self.constants[self._names[key]] = value  # which keeps it, and its id
+            self.constants[self._names[key]] = value  # this keeps it, and its id
         return self._names[key]
 
     def leaf(self, name: str, value: float) -> Any:
@@ -186,7 +186,7 @@ class Trace:
 
 
 def _least(base: str, leaves: frozenset) -> int | None:
-    """What an expression is not below in any call: sizes and strides are not negative."""
+    """The lower bound of an expression in any call: sizes and strides are not negative."""
     return 0 if base in leaves and base[0] in "st" else None
 
 

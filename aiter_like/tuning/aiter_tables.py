@@ -50,7 +50,7 @@ _BACKENDS = {"ck": "ck", "cktile": "ck", "asm": "asm", "triton": "triton", "torc
 
 @dataclass
 class Imported:
-    """What came of one file.
+    """The result of importing one file.
 
     Attributes:
         op: name of the operator that its rows would be for; "" where no table is known by that name.

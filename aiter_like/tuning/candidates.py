@@ -50,7 +50,7 @@ class Trial:
         return " ".join(filter(None, (self.backend, self.kernel, params)))
 
     def candidate(self, op: Op) -> Candidate:
-        """What `Backend.bind` takes.
+        """The candidate in the form that `Backend.bind` takes.
 
         Raises:
             StopIteration: the operator has no such backend.
@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Plan:
-    """What there is to try for one call.
+    """The candidates for one call.
 
     Attributes:
         trials: all candidates, the operator's present choice (`incumbent`) first.
@@ -98,7 +98,7 @@ class Plan:
         return dataclasses.replace(self, trials=kept, default=place, left_out=self.left_out | left_out)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The plan in a form that JSON can hold."""
         return dataclasses.asdict(self)
 
     @classmethod

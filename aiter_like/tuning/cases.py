@@ -19,7 +19,7 @@ Key = Mapping[str, Any]
 
 
 class Cases:
-    """Of one operator and key.
+    """The calls of one operator and key.
 
     Attributes:
         sets: the arguments of the calls that are timed.

@@ -29,7 +29,7 @@ _HOPELESS = 1.5  # a contender that is so much slower than the first after two r
 
 @dataclass(frozen=True)
 class Contender:
-    """What a clock times.
+    """A call that a clock times.
 
     Attributes:
         calls: the same call, for each set of arguments.
@@ -44,7 +44,7 @@ class Contender:
 
 
 class Clock(Protocol):
-    """What says how long calls take.
+    """Says how long calls take.
 
     Attributes:
         unit: of what `finals` returns: "us", or which us.
@@ -76,7 +76,7 @@ class Clock(Protocol):
         """
 
     def finals(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
-        """As `rounds`, for the few contenders that are left."""
+        """Like `rounds`, for the few contenders that are left."""
 
 
 def interleaved(once: Sequence[Callable[[], float]], count: int) -> list[list[float]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where trials run: the device, its clock, and how a bound function is called. One per worker process."""
+"""The place where trials run: the device, its clock, and how a bound function is called. One per worker process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Harness:
         return False
 
     def memory_bytes(self) -> int:
-        """Of the device; 0 where it has none of its own."""
+        """The device's memory; 0 where it has none of its own."""
         return torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
 
     def wait(self) -> None:

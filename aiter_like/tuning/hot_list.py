@@ -34,7 +34,7 @@ def keys(op: Op) -> list[dict[str, Any]]:
 
 
 def _of_models(op: Op, names: dict[str, int], tokens: list[int]) -> Iterator[dict[str, Any]]:
-    """Of all models for each number of tokens; a model that does without the operator has none."""
+    """The shapes of all models for each number of tokens; a model that does without the operator has none."""
     if op.tuning is not None and op.tuning.shapes is not None:
         for count, (name, tp) in itertools.product(tokens, names.items()):
             yield from op.tuning.shapes(models.load(name), tp, count)

@@ -25,7 +25,7 @@ _FEW = 0.01  # part of 8-bit integers that may differ: they round to the other s
 
 @dataclass(frozen=True)
 class Output:
-    """What one output must be.
+    """The expected values of one output.
 
     Attributes:
         is_kept: the operator also reads it, or leaves parts of it as they are: it cannot be poisoned.
@@ -111,7 +111,7 @@ def check(made: Case, function: Callable[..., Any]) -> tuple[float, str | None]:
 
 
 def _run(op: Op, args: tuple, indices: list[int], poison: bool) -> tuple[dict[int, Tensor], bool]:
-    """What the reference writes, in float64 where it takes that; and whether it did."""
+    """Runs the reference, in float64 where it takes that. Returns its outputs, and whether it took float64."""
     for widen in (True, False):
         fresh = [poisoned(arg) if poison and index in indices else arg for index, arg in enumerate(args)]
         fresh = [arg.double() if widen and isinstance(arg, Tensor) and arg.dtype in _WIDENED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which modules the calls of a model or of recorded shapes take, asked of the operators without data and without a GPU.
+"""Finds the modules that calls of a model or of recorded shapes take, by asking the operators without data or a GPU.
 
 Read by `aiter-like build`.
 """
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.dispatch.without_memory import call_of, quiet
 from aiter_like.errors import TuningError
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.tuning import models, shapes
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def of_recorded(folder: Path, operators: Iterable[Op]) -> Callable[[Op], Keys | 
 
 
 def of_keys(op: Op, keys: Keys, target: Target) -> Iterator[tuple[Backend, ModuleSpec]]:
-    """What calls with these keys load, with the tuned rows and, for a machine where these are stale, without.
+    """The modules that calls with these keys load, with the tuned rows and, for a machine where these are stale,
+    without.
 
     The first compiled backend counts, also behind others, and so does the first tuned row of one: they serve where the
     vendor's library or Triton does not.

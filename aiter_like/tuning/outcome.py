@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tuner is asked to do and what comes of it. Used by tuner.py, trials.py and report.py."""
+"""The tuner's options and results. Used by tuner.py, trials.py and report.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass
 class Result:
-    """What came of one shape.
+    """The result for one shape.
 
     Attributes:
         results: for each trial of `plan`, in order: status ok, wrong, failed, refused, crashed, hung or skipped, with
@@ -79,7 +79,7 @@ class Result:
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """The results of a run.
 
     Attributes:
         device: what the worker says about its device (arch, cu_num, name, and of its clock what

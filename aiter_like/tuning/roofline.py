@@ -150,7 +150,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def _labels(results: Sequence[Result]) -> Iterator[str]:
-    """What tells the shapes of a plot apart: those fields of the key that differ."""
+    """Labels that tell the shapes of a plot apart: those fields of the key that differ."""
     varying = [name for name in results[0].key if len({result.key[name] for result in results}) > 1]
     for result in results:
         yield " ".join(f"{name}={result.key[name]}" for name in varying or list(result.key)[:1])

@@ -27,7 +27,7 @@ _MEMORY = ("global", "flat", "scratch", "mubuf")
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one launch.
+    """The estimated cost of one launch.
 
     Attributes:
         clk: that it takes, roughly: good for an order of candidates and for nothing else.
@@ -39,7 +39,7 @@ class Estimate:
 
 
 def estimate(launch: Mapping[str, Any], useful_bytes: int) -> Estimate:
-    """What a launch takes.
+    """Estimates a launch's cycles.
 
     Args:
         launch: its counts (csrc/sim/MODEL.md, "Counters"), of all its workgroups or of a sample.

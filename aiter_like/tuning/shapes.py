@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the tuner's shapes come from: a CSV file, the recorder's files (record.py), a model's configuration."""
+"""Reads the tuner's shapes: from a CSV file, the recorder's files (record.py), or a model's configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: Path, op: str, fields: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def read_hinted(path: Path, op: str, fields: Sequence[str]) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """As `read`, each key with its hints: the columns hint_backend, hint_<parameter> (aiter_tables.py).
+    """Like `read`, each key with its hints: the columns hint_backend, hint_<parameter> (aiter_tables.py).
 
     Raises:
         TuningError: as `read`.

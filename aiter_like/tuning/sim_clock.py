@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the simulated MI300X says of time: the clock beside clock.GpuClock. Everything here is modelled.
+"""The simulated MI300X as a clock, beside clock.GpuClock. Everything here is modelled.
 
 A round is an estimate from counts and occupancy (screening.py); a final is what the cycle model says. Both run the
 operator's own random inputs at the full shape, never dry ones, but of large launches only a sample of the workgroups.
@@ -27,7 +27,7 @@ from aiter_like.tuning import judge, screening
 from aiter_like.tuning.clock import Contender
 
 _SAMPLE = 16  # workgroups of a launch, for an estimate
-_FEW = 4  # … of a launch of a judged call, which has more
+_FEW = 4  # … if the call is judged: it has more launches
 _ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
 
@@ -88,8 +88,8 @@ class SimClock:
 
 
 def kernels(call: Callable[[], Any]) -> list[list[Any]]:
-    """What a call launches: the machine code's hash, the kernel, and the launch's sizes but the grid's. Little of it
-    runs.
+    """Identifies the launches of a call: the machine code's hash, the kernel, and all sizes but the grid's. Little of
+    the call runs.
     """
     return [[*_kernel(launch)] for launch in _counted(call, 1)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tuner does with one shape: tries every candidate, lets the best few meet, and chooses. Used by tuner.py."""
+"""Tunes one shape: tries every candidate, lets the best few meet, and chooses. Used by tuner.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOR_TRIALS = 0.5  # trials may take this part of a shape's time; the finals hav
 
 
 class Run(Protocol):
-    """What one shape asks of the run that it is part of (tuner.Run).
+    """The part of tuner.Run that the trials of one shape use.
 
     Attributes:
         hello: what the worker says about its device.
@@ -41,7 +41,7 @@ class Run(Protocol):
 
     def ask(self, worker: Worker, what: str, result: Result, trials: Sequence[Trial] = (),
             timeout: float | None = None, **more: Any) -> dict[str, Any]:
-        """What a worker answers about a shape; raises Lost when it does not."""
+        """Asks a worker about a shape; raises Lost when it does not answer."""
 
     def is_over(self) -> bool:
         """Whether no further candidate may be started."""
@@ -101,7 +101,8 @@ class Trials:
         return {index: found for index, found in enumerate(self.result.results) if found["status"] == "ok"}
 
     def _seconds_left(self, share: float = 1.0) -> float:
-        """Of a part of the time that a shape may take, beginning now where it may take any."""
+        """Seconds left of a part of the time that a shape may take; where that is not limited, a trial's time limit
+        from now."""
         seconds = self.device["shape_seconds"]
         return self.options.timeout if seconds is None else self.start + share * seconds - time.monotonic()
 
@@ -178,8 +179,8 @@ class Trials:
     # ---- modelled: one finalist after the other, until the time for the shape is spent
 
     def _decide_modelled(self) -> None:
-        """Of those that the model can tell from the operator's own choice, and not from the best, the first in the
-        operator's order. No row where there is none, or where the own choice has no figure.
+        """Chooses among candidates that the model can tell from the operator's own choice, and not from the best, the
+        first in the operator's order. There is no row where none is such, or where the own choice has no figure.
         """
         result, default = self.result, self.plan.default
         notes = [f"judged at {_fields(self.plan.judged)}"] if self.plan.judged else []

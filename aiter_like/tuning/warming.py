@@ -12,7 +12,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from aiter_like.build import build
+from aiter_like.modules import build
 from aiter_like.tuning import pool
 from aiter_like.tuning.candidates import Trial
 from aiter_like.tuning.outcome import Options, Result
@@ -30,7 +30,7 @@ Unit = tuple[Result, Sequence[Trial]]
 
 
 class Run(Protocol):
-    """What this phase asks of the run that it is part of (tuner.Run)."""
+    """The part of tuner.Run that this phase uses."""
 
     options: Options
     hello: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Run(Protocol):
 
     def ask(self, worker: Worker, what: str, result: Result, trials: Sequence[Trial] = (),
             timeout: float | None = None, **more: Any) -> dict[str, Any]:
-        """What a worker answers about a shape; raises Lost when it does not."""
+        """Asks a worker about a shape; raises Lost when it does not answer."""
 
     def is_over(self, part: float = 1.0) -> bool:
         """Whether no further candidate may be started, for `part` of the budget is spent."""
@@ -72,7 +72,7 @@ def _units(results: Sequence[Result]) -> list[Unit]:
 
 
 def _processes(run: Run, units: Sequence[Unit]) -> int:
-    """As many as there are compilers at a time, but no more than half of a GPU's memory holds."""
+    """The number of compilers at a time, but no more than half of a GPU's memory holds."""
     gpus = len(run.options.gpus)
     each = max(result.plan.bytes for result, _ in units) + _OVERHEAD_BYTES
     room = max(int(run.hello["memory_bytes"] / 2 / each), 1) * gpus

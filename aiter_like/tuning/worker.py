@@ -30,7 +30,7 @@ from aiter_like.tuning.harness import Harness
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
 
-_FAILURES = Exception  # of a candidate's own code or its compiler's; anything else ends the process, which says so
+_FAILURES = Exception  # raised by a candidate's own code or its compiler; anything else ends the process, which says so
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -194,7 +194,7 @@ def _text(error: BaseException) -> str:
 
 
 class Answering(Protocol):
-    """What a worker process does for the other end."""
+    """The requests that a worker process answers."""
 
     def hello(self) -> dict[str, Any]:
         """Who answers."""

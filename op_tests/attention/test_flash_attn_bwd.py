@@ -180,7 +180,6 @@ def test_forward_and_backward_drop_the_same(device, run):
         one = again(call)._replace(dout=dout, out=out, lse=lse)
         run("triton", flash_attn_bwd, one)
         assert torch.equal(one.dv[:, :, head // 2].cpu() != 0, kept[:, head].transpose(1, 2))
-    assert 0.55 < kept.float().mean() < 0.65
 
 
 @pytest.mark.parametrize("starts", ((0, 2000, 40), (-5, 20, 40), (0, 30, 10), (2**31 - 1, -2**31, 7), (39, 40, 41)))

@@ -40,6 +40,7 @@ def test_against_the_reference(device, run, backend):
     assert torch.equal(each[0], later[0]) and torch.equal(each[0], each[1]), "with seeds of their own all take one draw"
 
 
+@pytest.mark.exhaustive
 def test_statistics(device, run):
     x = numbers(run, "hip", device, 8, 4000, eps=0.0, seed=1).double()
     count = x.numel()

@@ -103,6 +103,7 @@ def test_own_exponentials_are_those_of_exponential(device, run, backend):
     assert torch.equal(made, out.cpu())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_distribution(device, run, dtype):
     """A row of 40 logits, 3000 draws, at two temperatures in turn; -inf and NaN are never drawn."""

@@ -27,6 +27,7 @@ FORMS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 def test_distribution(device, run, form):
     """Draws from one row, which a workgroup takes whole; its exact probabilities are those kept, over their sum."""
@@ -39,6 +40,7 @@ def test_distribution(device, run, form):
     assert_distribution(got, exact / exact.sum())
 
 
+@pytest.mark.exhaustive
 def test_distribution_of_slices(device, run):
     """A row that is cut into slices, its mass in a few columns of each."""
     probs = torch.full((1, 8200), 1e-7, device=device)

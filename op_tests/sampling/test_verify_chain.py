@@ -39,6 +39,7 @@ def test_decisions_are_those_of_the_reference(device, run, unseen, columns):
     assert len(seen) > 2, "chains of several lengths"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_sure", (False, True))
 def test_distribution(device, run, is_sure):
     """The first token of a chain, and the second after each first one, are the target's: drafts leave no trace."""

@@ -93,6 +93,7 @@ def test_final_coins_at_and_beyond_their_ends(device, run, backend):
     assert outs[0].view(-1, 6)[:, 0].tolist() == [0, 0, 0, 7, 7, 7]
 
 
+@pytest.mark.exhaustive
 def test_distribution(device, run):
     """What follows the root is distributed as the target, whatever the children are."""
     count = 800

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
-import rotation
 from damages import bits, damaged
-from public_calls import SEQUENCES, call_of, public_names, tensors
+from public_calls import call_of, called_by_tensors, sampled, tensors
 
 from aiter_like import device, use_backend
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops import index
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +27,8 @@ def named_in(words, parameters):
     return any(re.search(rf"\b{each.name}\b", words) for each in parameters)
 
 
-def functions():
-    """Every function; those that are not of this turn are marked `exhaustive`."""
-    names = [name for name in public_names() if name not in SEQUENCES and name != "get_rope"]
-    families = {name: index.PUBLIC[name].split(".")[0] for name in names}
-    others = rotation.left_out(families, rotation.turn_of(Path(__file__).parent))
-    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in others else name for name in names]
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("name", sampled(called_by_tensors()))
 def test_one_damaged_argument(name):
     function, args = call_of(name)
     parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "backend"]

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-import rotation
 import torch
 from damages import bits
-from public_calls import call_of, public_names, tensors
+from public_calls import call_of, public_names, sampled, tensors
 
 import aiter_like
 from aiter_like import device, use_backend
 from aiter_like.dispatch import OPS, self_check
-from aiter_like.ops import index
 
 CPU = torch.device("cpu")
 
@@ -43,12 +40,6 @@ def simulated():
     device.reset()
 
 
-def turn(families):
-    """Names of operators or functions; those that are not of this turn are marked `exhaustive`."""
-    others = rotation.left_out(families, rotation.turn_of(Path(__file__).parent))
-    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in others else name for name in sorted(families)]
-
-
 def copies(args):
     return [arg.clone() if isinstance(arg, torch.Tensor) else [*map(torch.clone, arg)] if tensors(arg) else arg
             for arg in args]
@@ -58,7 +49,7 @@ def results(op, args):
     return [*map(bits, tensors([args[index] for index in op.result_indices]))]
 
 
-OPERATORS = turn({name: OPS[name].home.split(".")[2] for name in OPS})
+OPERATORS = sampled(OPS.names())
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -89,7 +80,7 @@ def test_references(name):
             assert results(op, given) == results(op, expected), (case, setting)
 
 
-@pytest.mark.parametrize("name", turn({name: index.PUBLIC[name].split(".")[0] for name in public_names()}))
+@pytest.mark.parametrize("name", sampled(public_names()))
 def test_public_functions(name):
     with use_backend("torch"):
         function, args = call_of(name)

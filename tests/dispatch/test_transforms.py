@@ -6,20 +6,17 @@ refused. What is written says so to autograd.
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import pytest
-import rotation
 import torch
 from damages import bits
-from public_calls import SEQUENCES, call_of, public_names, tensors
+from public_calls import call_of, called_by_tensors, sampled, tensors
 from torch.autograd import forward_ad
 
 import aiter_like
 from aiter_like import device
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops import index
 
 SMOOTH = (torch.float32, torch.bfloat16, torch.float16)
 REFUSALS = (UnsupportedError, NotImplementedError, ValueError, TypeError)
@@ -30,14 +27,6 @@ def simulated():
     device.use_simulator(True)
     yield
     device.reset()
-
-
-def functions():
-    """Every function; those that are not of this turn are marked `exhaustive`."""
-    names = [name for name in public_names() if name not in SEQUENCES and name != "get_rope"]
-    others = rotation.left_out({name: index.PUBLIC[name].split(".")[0] for name in names},
-                               rotation.turn_of(Path(__file__).parent))
-    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in others else name for name in names]
 
 
 def results(name, place, x):
@@ -68,7 +57,7 @@ def tangents(run, x, direction):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("name", sampled(called_by_tensors()))
 def test_tangents_are_right_or_refused(name):
     """They are the change between two calls, or, where there is a derivative by reverse mode, its product."""
     for place, x in enumerate(call_of(name)[1]):
@@ -128,7 +117,7 @@ def test_what_is_written_says_so(name):
                 assert (args[place]._version > before[place]) == (place in op.write_indices), field
 
 
-@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("name", sampled(called_by_tensors()))
 def test_what_a_function_writes_says_so(name):
     """Also in inference mode, where torch's views of another dtype have versions of their own."""
     with aiter_like.use_backend("torch"):

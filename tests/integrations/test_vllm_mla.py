@@ -108,18 +108,29 @@ def test_greedy_tokens():
     assert tokens.dtype == torch.int64 and torch.equal(tokens, logits.argmax(-1))
 
 
+def sampled(k, p):
+    """400 tokens of probabilities .1, .4, .2, .3."""
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(400, 1)
+    torch.manual_seed(0)
+    tokens, rest = sampler.sample(vllms(), logits, {}, k, None if p is None else torch.full((400,), p))
+    assert rest is None and tokens.dtype == torch.int64
+    return tokens
+
+
 def test_p_is_a_share_of_what_top_k_keeps():
     """Probabilities .4, .3, .2, .1: of the best three, .9, the first two are .78, so that 0.7 keeps two and 0.8 three;
     as shares of all four, 0.8 would keep three, too, and 0.75 three instead of two."""
-    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(400, 1)
     three = torch.full((400,), 3, dtype=torch.int32)
-    torch.manual_seed(0)
     for k, p, kept in ((three, 0.75, {1, 3}), (None, 0.75, {1, 3, 2}), (three, None, {1, 3, 2}),
                        (None, None, {0, 1, 2, 3})):
-        tokens, rest = sampler.sample(vllms(), logits.clone(), {}, k, None if p is None else torch.full((400,), p))
-        assert rest is None and tokens.dtype == torch.int64 and set(tokens.tolist()) == kept
-        weights = torch.tensor([0.1, 0.4, 0.2, 0.3])[sorted(kept)]
-        shares = torch.bincount(tokens, minlength=4)[sorted(kept)] / 400
+        assert set(sampled(k, p).tolist()) == kept
+
+
+@pytest.mark.exhaustive
+def test_shares_of_tokens():
+    for p, kept in ((0.75, [1, 2, 3]), (None, [0, 1, 2, 3])):
+        weights = torch.tensor([0.1, 0.4, 0.2, 0.3])[kept]
+        shares = torch.bincount(sampled(None, p), minlength=4)[kept] / 400
         assert (shares - weights / weights.sum()).abs().max() < 0.1  # four standard deviations
 
 

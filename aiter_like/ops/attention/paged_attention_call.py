@@ -19,7 +19,7 @@ from aiter_like.ops.attention.checks import MIN_SCALE, check_heads
 from aiter_like.traced import computed
 
 OP = "paged_attention"
-_DTYPES = (*FLOATS, *FP8, torch.int8)  # of q and of the cache
+_DTYPES = (*FLOATS, *FP8, torch.int8)  # dtypes of q and of the cache
 _MAX_BATCH = 65535
 
 
@@ -129,7 +129,8 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Of K and V: "rows"; "packed", K in packs of a key's elements; "shuffled", V in packs of keys too."""
+        """The layout of K and V: "rows"; "packed", K in packs of a key's elements; "shuffled", V in packs of keys
+        too."""
         if self.v.ndim == 5:
             return "shuffled"
         return "packed" if self.k.ndim == 5 else "rows"
@@ -145,7 +146,7 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a kernel must have besides pages and lse, by short names, sorted."""
+        """Features that a kernel must have besides pages and lse: short names, sorted."""
         found = {"alibi": self.alibi_slopes is not None, "sink": self.sink is not None, "softcap": self.softcap > 0,
                  "tree": self.tree_mask is not None, "window": self.window_left >= 0}
         return tuple(name for name, is_on in found.items() if is_on)
@@ -245,7 +246,8 @@ def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
 
 
 def decoding_space() -> Iterator[dict[str, int]]:
-    """What a tuner tries with the Triton kernel: 16 keys of a tile at least for each wave, which then has its own."""
+    """Settings that a tuner tries with the Triton kernel: at least 16 keys of a tile for each wave, which then has its
+    own."""
     for block_n, num_warps, num_stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 6)):
         if block_n >= 16 * num_warps:
             yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
@@ -258,8 +260,8 @@ def workspace_bytes(call: PagedAttentionCall, parts: Parts | None = None) -> int
 
 
 def check_paged_attention(call: PagedAttentionCall) -> object:
-    """What metadata can tell beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within the
-    tensors.
+    """Checks a call by metadata, beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within
+    the tensors.
 
     Raises:
         TypeError: an argument is of another dtype.

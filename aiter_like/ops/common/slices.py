@@ -11,8 +11,9 @@ from typing import NamedTuple
 from aiter_like.device import Target, arch_facts
 from aiter_like.ops.common.headers import constant
 
-LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
-_DEFAULT_BYTES = (2**15, 2**14)  # of it, the longest first: 64 bytes of each lane leave room for several workgroups
+LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # sizes of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
+# Default sizes, the longest first: 64 bytes of each lane leave room for several workgroups
+_DEFAULT_BYTES = (2**15, 2**14)
 
 
 class Slices(NamedTuple):

@@ -30,7 +30,7 @@ struct Recorded {
   bool dma = false;
   u64 lanes = 0;
   std::array<u64, kLanes> at{};                // address or offset
-  // who wrote the first dword that a lane reads: wave * 64 + lane, -1 = none
+  // Who wrote the first dword that a lane reads: wave * 64 + lane, -1 = none
   std::array<i32, kLanes> writers{};
   u32 clk = 0, conflict_clk = 0, segments64 = 0, segments128 = 0;
 };

@@ -43,7 +43,7 @@ class LineTable {
 
  private:
   friend class UnitReader;
-  // views into `sections_`; relative ones start at the one before
+  // Views into `sections_`; relative ones start at the one before
   struct File { std::string_view base, folder, name; };
   struct Row { u64 address; u32 file, line; bool is_statement; };
   struct Sequence { u64 begin, end; size_t first, count; };   // code without gaps: its rows, addresses ascending

@@ -330,7 +330,7 @@ def _products(call: AttentionBackwardCall, params: dict[str, int], delta: Tensor
 
 
 def _grid(blocks: int, heads: int, call: AttentionBackwardCall) -> tuple[int, int, int]:
-    """As place_of_program reads it."""
+    """The grid, in the order that place_of_program reads."""
     batch, is_causal = call.forward.batch, _limit(call.window_right, call.max_seqlen_q) is not None
     if is_causal and target_of(call.q.device).arch == "gfx942":
         return heads, batch, blocks

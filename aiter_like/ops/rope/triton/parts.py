@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Triton kernels of rope, rope_2d and fused_qk_rope_cache share: angles, pairs of heads, tiles."""
+"""Shared by the Triton kernels of rope, rope_2d and fused_qk_rope_cache: angles, pairs of heads, tiles."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def copy_rest(out, x, out_head, x_head, heads, first_head, begin, count, BLOCK_H
 
 
 def constants(call: Any, head_dim: int, width: int, tensors: list) -> tuple[list[int], dict[str, int | bool]]:
-    """What of a head is rotated and copied, as integers; the constexpr arguments that both kernels share.
+    """The parts of a head that are rotated and copied, as integers; the constexpr arguments that both kernels share.
 
     Args:
         call: RopeCall or Rope2dCall.
