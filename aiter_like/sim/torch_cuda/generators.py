@@ -88,25 +88,6 @@ class Generator(torch.Generator):
         self.offset = offset
         return self
 
-    def clone_state(self) -> torch.Generator:
-        """Another one, which goes on as this one would."""
-        other = Generator(self.device)
-        other.manual_seed(self.initial_seed())
-        other.draw_as(self.drawn())
-        other.offset = self.offset
-        return other
-
-    def graphsafe_get_state(self) -> torch.Generator:
-        """Itself, which a graph's replays draw from, too."""
-        return self
-
-    def graphsafe_set_state(self, state: torch.Generator) -> torch.Generator:
-        """Goes on as that generator would."""
-        self.manual_seed(state.initial_seed())
-        self.draw_as(state.drawn())
-        self.offset = state.offset
-        return self
-
     def drawn(self) -> torch.Tensor:
         """What torch draws next, as a state of the CPU."""
         return super().get_state()

@@ -24,7 +24,7 @@ class _Marking(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
-        marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
+        marks.follow(results, marks.tensors((args, kwargs)))
         return results
 
 
