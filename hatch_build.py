@@ -48,7 +48,7 @@ class SimulatorHook(BuildHookInterface):
     def _built(self) -> Any:
         sys.path.insert(0, self.root)
         try:
-            from aiter_like.build import build
+            from aiter_like.modules import build
             from aiter_like.sim import library
         finally:
             sys.path.remove(self.root)
@@ -57,7 +57,7 @@ class SimulatorHook(BuildHookInterface):
 
     def _write_meta(self, path: Path, entry: Any) -> None:
         """The entry's facts without those of this machine: its compiler, its system headers, its name and the time."""
-        from aiter_like.build import cache
+        from aiter_like.modules import cache
 
         kept = {name: entry.meta[name] for name in ("module", "inputs", "output", "seconds", "toolchain")}
         headers = [record for record in entry.meta["headers"] if not Path(record[0]).is_absolute()]

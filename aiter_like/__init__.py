@@ -2,7 +2,7 @@
 """GPU operators for AMD MI300X. Importing this compiles, probes and configures nothing; it loads no operator, no torch.
 
 A public function is imported with its module when it is first asked for (ops/index.py). AITER's other names, as
-attributes of `import aiter_like as aiter`, come from integrations/aiter_names.py.
+attributes of `import aiter_like as aiter`, come from integrations/aiter/names.py.
 """
 
 import importlib as _importlib
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> _Any:
     else:
         value = _module(name)
         if value is None:
-            from aiter_like.integrations import aiter_names
+            from aiter_like.integrations.aiter import names as aiter_names
 
             value = aiter_names.attribute(name)
     globals()[name] = value
@@ -60,6 +60,6 @@ def _module(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    from aiter_like.integrations import aiter_names
+    from aiter_like.integrations.aiter import names as aiter_names
 
     return sorted({*globals(), *__all__, *(name.partition(".")[0] for name in aiter_names.top_level())})

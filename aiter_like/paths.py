@@ -33,8 +33,8 @@ def configs() -> Path:
 
 
 def shim() -> Path:
-    """The folder of a package `aiter` (integrations/shim.py)."""
-    return Path(__file__).resolve().parent / "integrations" / "shim_path"
+    """The folder of a package `aiter` (integrations/aiter/shim.py)."""
+    return Path(__file__).resolve().parent / "integrations" / "aiter" / "shim_path"
 
 
 def prebuilt() -> Path:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from aiter_like import dispatch
-from aiter_like.build import recipe
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
+from aiter_like.modules import recipe
 from aiter_like.tuning import judge
 
 FLAGS = ("-DCHECK_ALIGNMENT", "-Xclang", "-fsanitize=alignment", "-Xclang", "-fsanitize-trap=alignment")

@@ -16,9 +16,9 @@ import torch
 
 import aiter_like  # noqa: F401  (declares the operators)
 from aiter_like import sim
-from aiter_like.build import build, code_object
 from aiter_like.dispatch import OPS
 from aiter_like.jit.compile_ops import JitFunction
+from aiter_like.modules import build, code_object
 
 BYTES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2, "dword": 4, "dwordx2": 8,
          "dwordx3": 12, "dwordx4": 16}

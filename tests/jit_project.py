@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aiter_like import paths
-from aiter_like.build import cache, toolchain
-from aiter_like.build.recipe import ModuleSpec
+from aiter_like.modules import cache, toolchain
+from aiter_like.modules.recipe import ModuleSpec
 
 # Copies its source to the output and names the quoted includes in the depfile: a compiler as far as the JIT can tell.
 _FAKE_COMPILER = r"""#!/bin/sh

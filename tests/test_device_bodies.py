@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 
 from aiter_like import paths, sim
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 
 OPS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm", "rms_norm_quant": "RmsNormQuant",
        "fused_rms_quant": "FusedRmsQuant", "fused_qk_rmsnorm": "QkRmsNorm", "gated_rms_norm": "GatedRmsNorm",

@@ -149,7 +149,7 @@ def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
 _KERNEL = """
 import importlib.util, torch, triton, triton.language as tl
 from aiter_like import sim
-from aiter_like.build import build, toolchain
+from aiter_like.modules import build, toolchain
 from aiter_like.errors import BuildError
 
 @triton.jit

@@ -30,7 +30,7 @@ RUN_BY = {  # the tests that run a page's Python, block after block; those of vL
     "README.md": "tests/test_readme.py", "aiter_like/sim/README.md": "tests/test_readme.py",
     "aiter_like/README.md": "tests/cli/test_authors.py", "aiter_like/ops/README.md": "tests/cli/test_authors.py",
     "aiter_like/ENVIRONMENT.md": "tests/cli/test_explain.py", "aiter_like/HARDWARE.md": "tests/cli/test_hardware.py",
-    "aiter_like/build/README.md": "tests/cli/test_build_served.py", "aiter_like/dispatch/README.md": HERE,
+    "aiter_like/modules/README.md": "tests/cli/test_build_served.py", "aiter_like/dispatch/README.md": HERE,
     "aiter_like/tuning/README.md": "tests/tuning/test_bench.py", "CHANGELOG.md": HERE,
     "op_tests/bench/MEASURED.md": "tests/ops/test_measured_page.py",
     "hsa/README.md": HERE,
@@ -42,9 +42,9 @@ RUN_BY = {  # the tests that run a page's Python, block after block; those of vL
     **{f"csrc/sim/hip/{page}.md": HERE for page in ("DEVICES", "MEMORY", "README", "STREAMS")},
     **{f"csrc/sim/tutorials/{page}.md": "tests/sim/test_tutorials.py"
        for page in ("ASSEMBLY", "ATTENTION", "HIP", "TRITON")},
-    **{f"{FOLDER}/{page}.md": HERE for page in (
-        "AITER", "names/ATTENTION", "names/EXPERTS", "names/MX_FORMATS", "names/NORMS", "names/OTHERS",
-        "names/PRODUCTS", "names/ROPE", "names/TESTS_H100", "names/TESTS_SIM", "names/TESTS_SIM_TRITON")},
+    **{f"{FOLDER}/aiter/{page}.md": HERE for page in (
+        "AITER", "pages/ATTENTION", "pages/EXPERTS", "pages/MX_FORMATS", "pages/NORMS", "pages/OTHERS",
+        "pages/PRODUCTS", "pages/ROPE", "pages/TESTS_H100", "pages/TESTS_SIM", "pages/TESTS_SIM_TRITON")},
     f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
     f"{FOLDER}/TRANSFORMERS.md": "tests/integrations/test_transformers_page.py",
     f"{FOLDER}/vllm/README.md": "tests/integrations/test_vllm.py",

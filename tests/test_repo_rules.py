@@ -142,7 +142,7 @@ def test_functions_keep_their_budgets():
 
 # Functions over the budget, which are to be cut: nothing is added here.
 LONG_IN_CPP = {
-    "csrc/activation/act_and_mul_quant.hip", "csrc/attention/paged_attention.hip",
+    "csrc/attention/paged_attention.hip",
     "csrc/attention/paged_attention_merge.h", "csrc/gemm/gemm_body.h",
     "csrc/kv_cache/reshape_and_cache_with_block_quant.hip", "csrc/kv_cache/reshape_and_cache_with_pertoken_quant.hip",
     "csrc/mla/mla_plan.h", "csrc/moe/moe_sorting_body.h", "csrc/moe/topk_gating_body.h",

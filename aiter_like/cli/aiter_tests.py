@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from aiter_like.integrations import aiter_test_runs as runs
+    from aiter_like.integrations.aiter.tests import runs
 
     files = _files(args)
     settings, about = _settings(args, files)
@@ -106,8 +106,8 @@ def _settings(args: argparse.Namespace, files: Sequence[Path]) -> tuple[object, 
     import torch
 
     from aiter_like import device
-    from aiter_like.integrations.aiter_test_runs import Settings
-    from aiter_like.integrations.aiter_uses import Uses
+    from aiter_like.integrations.aiter.tests.runs import Settings
+    from aiter_like.integrations.aiter.uses import Uses
 
     if args.limit <= 0 or args.jobs < 1 or (args.memory is not None and args.memory <= 0):
         raise ValueError("--limit, --jobs and --memory must be above 0")

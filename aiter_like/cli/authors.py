@@ -83,7 +83,7 @@ def _index(modules: dict[str, ModuleType], operators: dict[str, Declaration]) ->
         return "".join(f'    "{name}": "{module}",\n' for name, module in sorted(table.items()))
 
     return ("# SPDX-License-Identifier: MIT\n"
-            '"""Which module of ops/ declares an operator, and which has a public function. Written by '
+            '"""The module of ops/ that declares an operator, and the one of a public function. Written by '
             '`aiter-like generate`."""\n\n'
             f"OPERATORS = {{\n{lines(home)}}}\n\nPUBLIC = {{\n{lines(public)}}}\n")
 

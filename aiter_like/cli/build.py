@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import env
-from aiter_like.build import build, cache, processes, progress
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.dispatch import OPS
 from aiter_like.errors import BuildError, did_you_mean
+from aiter_like.modules import build, cache, processes, progress
+from aiter_like.modules.recipe import ModuleSpec
 
 if TYPE_CHECKING:
     from aiter_like.device import Target

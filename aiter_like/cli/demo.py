@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from aiter_like import __version__, device, sim
-from aiter_like.build import build, progress
 from aiter_like.dispatch import explain
 from aiter_like.errors import AiterLikeError
+from aiter_like.modules import build, progress
 from aiter_like.ops.attention.flash_attn import flash_attn_func
 from aiter_like.testing.attention import attention_float64, check_attention
 

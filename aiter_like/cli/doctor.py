@@ -84,7 +84,7 @@ def _private(value: Any, own: Mapping[str, str]) -> Any:
 
 def _own_names() -> dict[str, str]:
     """Lists the patterns of paths and of the names of the user and the machine, and what is shown for them."""
-    from aiter_like.build import cache
+    from aiter_like.modules import cache
 
     given = {part for name in _FOLDERS for part in os.environ.get(name, "").split(os.pathsep)}
     known = given | {str(Path.home()), str(Path.cwd()), sys.prefix, str(paths.data_root()), str(cache.cache_root())}
@@ -132,7 +132,7 @@ def _lines_of_environment(found: dict[str, Any]) -> Iterator[str]:
 def _software(problems: list[str], notes: list[str]) -> dict[str, Any]:
     import torch
 
-    from aiter_like.build import cache, toolchain
+    from aiter_like.modules import cache, toolchain
 
     packages = {name: _version(name) for name in ("apache-tvm-ffi", "ninja", "filelock", "triton")}
     if importlib.util.find_spec("triton") is None:
@@ -162,7 +162,7 @@ def _lines_of_software(found: dict[str, Any]) -> Iterator[str]:
 
 def _unusable_folders() -> Iterator[str]:
     """Notes on the folders that were asked for and cannot be had: processes go on without them."""
-    from aiter_like.build import cache
+    from aiter_like.modules import cache
 
     try:
         cache.chosen_root()
@@ -179,7 +179,7 @@ def _unusable_folders() -> Iterator[str]:
 
 def _prebuilt(problems: list[str]) -> str:
     """Describes the modules in AITER_LIKE_PREBUILT_DIR that serve these sources; "" where there is none."""
-    from aiter_like.build import build, cache
+    from aiter_like.modules import build, cache
 
     folder = env.get("AITER_LIKE_PREBUILT_DIR")
     if not folder:
@@ -215,7 +215,7 @@ def _targets() -> dict[str, Any]:
 def _devices(problems: list[str], notes: list[str]) -> dict[str, str]:
     import torch
 
-    from aiter_like.build import toolchain
+    from aiter_like.modules import toolchain
 
     found, targets = {}, _targets()
     for name, target in targets.items():

@@ -33,7 +33,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 def _names(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401 (declares the operators)
-    from aiter_like.integrations import aiter_table
+    from aiter_like.integrations.aiter import table as aiter_table
 
     if args.against:
         return _against(args.against)
@@ -51,7 +51,7 @@ def _names(args: argparse.Namespace) -> int:
 
 
 def _against(root: Path) -> int:
-    from aiter_like.integrations.aiter_sources import compare
+    from aiter_like.integrations.aiter.sources import compare
 
     found = compare(root)
     for line in found.different:
@@ -68,7 +68,7 @@ def _against(root: Path) -> int:
 
 
 def _calls(path: Path, output: Path | None) -> int:
-    from aiter_like.integrations import aiter_calls
+    from aiter_like.integrations.aiter import calls as aiter_calls
 
     found = aiter_calls.written(aiter_calls.sources(path))
     text = aiter_calls.text_of("Written by `aiter-like names --calls`: calls and names of AITER's, and first places.",

@@ -128,8 +128,8 @@ def _import(files: list[Path], folder: Path) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401  (declares the operators)
-    from aiter_like.build.cache import cache_root
     from aiter_like.dispatch import find_op
+    from aiter_like.modules.cache import cache_root
     from aiter_like.tuning import report, writer
     from aiter_like.tuning.tuner import Options, tune
 

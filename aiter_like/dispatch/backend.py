@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import env
-from aiter_like.build import revision_python
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.surroundings import with_defaults, without_autocast
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.modules import revision_python
+from aiter_like.modules.recipe import ModuleSpec
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -96,7 +96,7 @@ class Backend:
         return frozenset(self.kernel_names(None, (), {}))
 
     def revision(self, platform: str) -> str:
-        """The hash of what the device runs, for "hip" or "cuda" (build/revision.py): the begin of a tuned row's
+        """The hash of what the device runs, for "hip" or "cuda" (modules/revision.py): the begin of a tuned row's
         kernel_rev; "" for a function in Python."""
         if platform not in self._revisions:
             self._revisions[platform] = self._revision(platform)
@@ -121,7 +121,7 @@ class Backend:
         if not self.is_jit:
             package = "triton" if isinstance(self.function, str) else "torch"
             return f"{package} {'.'.join(importlib.import_module(package).__version__.split('.')[:2])}"
-        from aiter_like.build import build, toolchain
+        from aiter_like.modules import build, toolchain
 
         try:
             found = toolchain.find(platform)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The docstring of a public function as `help` shows it: what its file says, and what all of them promise.
 
-A file says what differs. `As `name`` before a docstring's sections takes over what another function says, parameter
+A file says what differs. `Like `name`` before a docstring's sections takes over what another function says, parameter
 by parameter and section by section; what all operators have in common stands here alone.
 """
 
@@ -18,7 +18,7 @@ from aiter_like.dispatch.declaration import Declaration
 SECTIONS = ("Args", "Returns", "Raises", "Notes", "Source")
 _HEADING = re.compile(rf"^({'|'.join(SECTIONS)}):[ ]*(.*)$")
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): ")
-_SIBLING = re.compile(r"\bAs `(\w+)`")
+_SIBLING = re.compile(r"\bLike\s+`(\w+)`")
 _OUT = "tensor to write, of the result's shape and dtype; default: a new contiguous one."
 _RAISES = {
     "TypeError": "an argument is of another kind or dtype.",

@@ -165,7 +165,7 @@ def _not_buildable(target: Target, backend: Backend) -> str | None:
     """Why a module that may have to be built cannot be: no compiler. Prebuilt directories are taken at their word."""
     if not backend.is_jit or env.get("AITER_LIKE_PREBUILT_DIR"):
         return None
-    from aiter_like.build import toolchain
+    from aiter_like.modules import toolchain
 
     try:
         toolchain.find(target.platform)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""How a tuned row's kernel is launched for the row's own key: the second part of its revision (build/revision.py is the
-first). It is asked of the operator without data and without a GPU, in a few ms; calls never ask.
+"""How a tuned row's kernel is launched for the row's own key: the second part of its revision, of which
+modules/revision.py is the first. It is asked of the operator without data and without a GPU, in a few ms; calls do not.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like import device
-from aiter_like.build import revision, revision_python
 from aiter_like.device import Target
 from aiter_like.dispatch.backend import Candidate
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.dispatch.without_memory import call_of, quiet
+from aiter_like.modules import revision, revision_python
 
 logger = logging.getLogger("aiter_like")
 _OF_DESCRIPTOR = ("base", "shape", "strides", "block_shape", "layout")

@@ -148,7 +148,7 @@ class Op(Declaration):
         return None
 
     def _differentiable(self, chosen: Any, args: tuple) -> Callable:
-        """The function for a call that torch.func transforms, or whose tensors have tangents; nothing else may serve it.
+        """The function for calls that torch.func transforms, or whose tensors have tangents; nothing else may serve it.
 
         Raises:
             UnsupportedError: there is no such backend, or it is not the forced one.

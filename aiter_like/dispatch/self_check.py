@@ -150,21 +150,21 @@ def _module_key(candidate: Candidate, target: Target, args: tuple) -> str:
 
 
 def _path(key: tuple[str, str]) -> Path:
-    from aiter_like.build.cache import cache_root
+    from aiter_like.modules.cache import cache_root
 
     module, name = ("".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in part) for part in key)
     return cache_root() / "verified" / name / f"{module}.json"
 
 
 def _load(key: tuple[str, str]) -> dict[str, Any] | None:
-    from aiter_like.build.cache import read_json
+    from aiter_like.modules.cache import read_json
 
     stored = read_json(_path(key))
     return stored if stored is not None and "failure" in stored else None
 
 
 def _save(key: tuple[str, str], stored: dict[str, Any]) -> None:
-    from aiter_like.build.cache import write_json
+    from aiter_like.modules.cache import write_json
 
     _verdicts[key] = stored["failure"]
     try:

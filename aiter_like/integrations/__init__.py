@@ -20,7 +20,7 @@ from aiter_like.integrations import takeover, versions
 logger = logging.getLogger("aiter_like")
 
 # Engine → its adapter here, which has install() and uninstall(). AMD's own aiter comes first: the engines look into it.
-_ADAPTERS = {"aiter": "overlay", "vllm": "vllm", "sglang": "sglang", "sglang.multimodal_gen": "sglang.diffusion",
+_ADAPTERS = {"aiter": "aiter.overlay", "vllm": "vllm", "sglang": "sglang", "sglang.multimodal_gen": "sglang.diffusion",
              "transformers": "transformers"}
 _USERS_OF_AITER = ("vllm", "sglang")
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from aiter_like import env, integrations
-from aiter_like.integrations import shim, takeover, versions
+from aiter_like.integrations import takeover, versions
+from aiter_like.integrations.aiter import shim
 
 ENGINES = tuple(versions.SUPPORTED)
 _GROUPS = {"vllm": ("vllm.general_plugins",), "transformers": (),

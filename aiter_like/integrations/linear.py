@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Linear layers of engines: gemm_a16w16 where its dispatcher puts a kernel of ours first, else the engine's product.
 
-vllm/linear.py, sglang/hooks.py and transformers_layers.py call `product`. Each number of rows is decided once, by
+vllm/linear.py, sglang/hooks.py and transformers/layers.py call `product`. Each number of rows is decided once, by
 metadata; later calls look the answer up. In a graph of torch.compile, whose rows may be any number, the operator
 `torch.ops.aiter_like.linear` does the same when it runs.
 """

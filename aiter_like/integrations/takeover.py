@@ -184,7 +184,7 @@ def unknown_names() -> list[str]:
     for name in env.get("AITER_LIKE_DISABLE"):
         if name in OPS or name.rpartition(".")[2] in NAMES:
             continue
-        from aiter_like.integrations import aiter_names
+        from aiter_like.integrations.aiter import names as aiter_names
         from aiter_like.ops.index import PUBLIC
 
         known = {*OPS.names(), *NAMES, *PUBLIC, *(row.name for row in aiter_names.table())}

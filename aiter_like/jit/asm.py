@@ -19,15 +19,15 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like import paths
-from aiter_like.build import build, code_object, manifest, revision_cpp
-from aiter_like.build.manifest import Row
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import call_type
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit.compile_ops import Instance, register
 from aiter_like.jit.hip_runtime import ModuleRuntime
 from aiter_like.jit.planned import Planned
+from aiter_like.modules import build, code_object, manifest, revision_cpp
+from aiter_like.modules.manifest import Row
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.traced import Trace, exactly, known, text_in
 
 ALIGNMENT = 16  # bytes, of every pointer: what a dwordx4 load takes at full speed

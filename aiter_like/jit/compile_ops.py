@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from aiter_like import paths
-from aiter_like.build import build, revision_cpp
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.call import call_type, signature
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
 from aiter_like.jit.hip_runtime import load_hip_runtime
+from aiter_like.modules import build, revision_cpp
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.traced import exactly
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from aiter_like import paths
-from aiter_like.build.cache import META
 from aiter_like.device import Target
 from aiter_like.errors import BuildError
+from aiter_like.modules.cache import META
 
 
 def load_hip_runtime(simulated: bool) -> ctypes.CDLL:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which module of ops/ declares an operator, and which has a public function. Written by `aiter-like generate`."""
+"""The module of ops/ that declares an operator, and the one of a public function. Written by `aiter-like generate`."""
 
 OPERATORS = {
     "act_and_mul": "activation.act_and_mul",

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiter_like import env, paths
-from aiter_like.build.build import load_or_build
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
+from aiter_like.modules.build import load_or_build
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.sim import output
 from aiter_like.sim.settings import CHECKS, Settings, parse_settings
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A folder laid out as ROCm is, whose runtime is the simulator: clang, CMake and makefiles that know ROCm's layout
-compile and link HIP programs by it, unchanged. Read by cli/sim_compile.py.
+compile and link HIP programs by it, unchanged. Read by cli/sim/compile.py.
 
     include/            csrc/sim/include: HIP headers of this project
     lib/                libamdhip64.so, the simulator, and its libhiprtc.so; CMake's packages hip and hip-lang
@@ -21,9 +21,9 @@ import tempfile
 from pathlib import Path
 
 from aiter_like import paths
-from aiter_like.build import cache, toolchain
-from aiter_like.build.build import load_or_build
 from aiter_like.errors import BuildError
+from aiter_like.modules import cache, toolchain
+from aiter_like.modules.build import load_or_build
 from aiter_like.sim.library import load, module_spec, rtc_spec
 
 ARCH = "gfx942"

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.dispatch.without_memory import call_of, quiet
 from aiter_like.errors import TuningError
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.tuning import models, shapes
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tuner's end of a worker process: starts it, watches it, replaces it. Used by tuner.py and cli/hardware."""
+"""The tuner's end of a worker process: starts it, watches it, replaces it. Used by tuner.py and cli/sim/hardware."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from aiter_like.build import processes
 from aiter_like.errors import TuningError
+from aiter_like.modules import processes
 
 _START_SECONDS = 600.0  # the simulator may have to be built first
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
-from aiter_like.build.progress import Left
+from aiter_like.modules.progress import Left
 
 _TERMINAL_SECONDS, _LOG_SECONDS = 1.0, 30.0  # between two lines, where nothing happens
 

@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.build import processes
 from aiter_like.dispatch import table
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError
+from aiter_like.modules import processes
 from aiter_like.sim import modelling
 from aiter_like.tuning import journal, pool, warming, writer
 from aiter_like.tuning.candidates import Plan, Trial
@@ -177,7 +177,7 @@ class Run:
         return (self.hello["arch"], self.hello["cu_num"], *key.values())
 
     def _journal_path(self) -> Path:
-        from aiter_like.build.cache import cache_root
+        from aiter_like.modules.cache import cache_root
 
         place = journal.identity(str(self.folder.resolve()), self.hello["name"])
         return cache_root() / "tuning" / f"{self.op.name}.{self.hello['arch']}.{place}.jsonl"
@@ -223,8 +223,8 @@ class Run:
 
     def _build(self, results: Sequence[Result]) -> None:
         """All modules of all trials, several at a time."""
-        from aiter_like.build import build
-        from aiter_like.build.recipe import ModuleSpec
+        from aiter_like.modules import build
+        from aiter_like.modules.recipe import ModuleSpec
 
         modules = {trial.module["name"]: trial.module for result in results if result.plan
                    for trial in result.plan.trials if trial.module is not None}

@@ -12,7 +12,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from aiter_like.build import build
+from aiter_like.modules import build
 from aiter_like.tuning import pool
 from aiter_like.tuning.candidates import Trial
 from aiter_like.tuning.outcome import Options, Result

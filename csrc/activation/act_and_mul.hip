@@ -11,10 +11,8 @@
 // Bound: memory. Per element of out 2 sizeof(ELEMENT) bytes read and sizeof(OUT) written for 15 instructions (gelu: 24;
 // counted on sm_90; a limit takes 3 more): 8192 × 8192 bf16 = 403 MB, 76 us at 5.3 TB/s.
 #include "aiter_like/ffi.h"
-#include "activation.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
+#include "activation.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(BIAS) || !defined(ACTIVATION) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_GATED) || !defined(HAS_SCALE) || !defined(HAS_BIAS)
@@ -57,7 +55,7 @@ struct Place {
 // kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
 #if defined(__HIP__)
 template <int kVec>
-__global__ __launch_bounds__(kThreads) void act_and_mul_kernel(AITER_LIKE_PRELOADED, ActAndMulArgs args) {
+__global__ __launch_bounds__(kThreads) void act_and_mul_kernel(AITER_LIKE_PRELOADED(ActAndMulArgs)) {
   take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   const Divider row_vectors = args.row_vectors;
 #else
@@ -83,9 +81,7 @@ __global__ __launch_bounds__(kThreads, 8) void act_and_mul_kernel(ActAndMulArgs 
     gate[v].load(input);
     if constexpr (IS_GATED) up[v].load(input + args.columns);
   }
-#if defined(__HIP__)
   await_arguments(args.out_stride);
-#endif
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (first + v * kThreads >= end) break;

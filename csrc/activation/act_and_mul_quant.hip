@@ -12,12 +12,10 @@
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: memory. A row moves columns · (2 sizeof(ELEMENT) + 1) bytes for about 15 instructions per element:
 // 8192 × 8192 bf16 = 336 MB, 63 us at 5.3 TB/s.
+#include "aiter_like/preload.h"
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/scales.h"
 #include "activation.h"
-#if defined(__HIP__)
-#include "aiter_like/preload.h"
-#endif
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(ACTIVATION) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(WEIGHT) || !defined(WEIGHTS) || \
@@ -36,26 +34,18 @@ struct ActAndMulQuantArgs {
   int64_t rows;
   int columns;
   float limit;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = ActAndMulQuantArgs;
     return {offsetof(A, rows), offsetof(A, columns), offsetof(A, input.data), offsetof(A, input.stride),
             offsetof(A, out.data), offsetof(A, out.stride), offsetof(A, scale)};
   }
-#endif
 };
 
-#if defined(__HIP__)
-template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads) void act_and_mul_quant_kernel(AITER_LIKE_PRELOADED,
-                                                                             ActAndMulQuantArgs args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_and_mul_quant_kernel(
-    ActAndMulQuantArgs args) {
-#endif
+    AITER_LIKE_PRELOADED(ActAndMulQuantArgs)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
   const bool is_there = Layout::row() < args.rows;
@@ -67,10 +57,8 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
     RowTile<Layout, ELEMENT> gate, up;
     gate.load(args.input.row(row) + start, columns - start);
     up.load(args.input.row(row) + args.columns + start, columns - start);
-#if defined(__HIP__)
     if constexpr (IS_QUANTISED) await_arguments(args.scale_stride);
     if constexpr (GROUP > 0) await_arguments(args.group_stride);
-#endif
 #pragma unroll
     for (int v = 0; v < Layout::kVectors; ++v) {
       float g[Layout::kVec], u[Layout::kVec];
@@ -119,11 +107,8 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
 void launch_act_and_mul_quant(const ActAndMulQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(Layout::workgroups(args.rows));
-  if (is_aligned)
-    launch_overlapped(act_and_mul_quant_kernel<true>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(act_and_mul_quant_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("act_and_mul_quant_kernel");
+  const auto kernel = is_aligned ? act_and_mul_quant_kernel<true> : act_and_mul_quant_kernel<false>;
+  launch_named("act_and_mul_quant_kernel", kernel, grid, Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

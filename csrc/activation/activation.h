@@ -18,9 +18,9 @@ __device__ inline float polynomial(const float (&terms)[kTerms], float x) {
 }
 
 /// x · Φ(x), Φ of the normal distribution: (16 + 2 x²) ε relative, the lower tail included, where 1 + erf would cancel;
-/// kIsShort: 2^-17 besides, which a result in bf16 does not show. As max(x, 0) − |x| Φ(−|x|), the latter
-/// u · 2^(p(u) − x²/2 log2 e) with u = |x| / (1 + c |x|); p is fitted to log2(Φ(−a) e^(a²/2) (1 + c a)), a < 13.6, of
-/// erfcx in float64, by least squares reweighted until the largest error no longer falls: 2^-17.2 and 2^-24.4.
+/// kIsShort: 2^-17 besides, which a result in bf16 does not show. Computed as max(x, 0) − |x| Φ(−|x|), the latter u ·
+/// 2^(p(u) − x²/2 log2 e) with u = |x| / (1 + c |x|); p is fitted to log2(Φ(−a) e^(a²/2) (1 + c a)), a < 13.6, of erfcx
+/// in float64, by least squares reweighted until the largest error no longer falls: 2^-17.2 and 2^-24.4.
 template <bool kIsShort>
 __device__ inline float gelu(float x) {
   constexpr float kShort[] = {-0x1.fffec4p-1f, -0x1.4b04bap-1f, -0x1.9b0f4cp-5f,

@@ -35,7 +35,7 @@ struct ElementwiseArgs {
   const typename Config::Input* input;
   const typename Config::Other* other;
   int64_t steps[3][kDims];  // elements from index to index of out, input and other; the last dimension is the fastest
-  Divider sizes[kDims];     // of the last dimension in vectors
+  Divider sizes[kDims];     // the last dimension's counts vectors
   uint32_t total;           // vectors
 };
 
@@ -99,8 +99,7 @@ __global__ __launch_bounds__(kThreads, 8) void elementwise_kernel(ElementwiseArg
 template <int kVec>
 void launch_vectors(const ElementwiseArgs<Config>& args, Stream stream) {
   const uint32_t groups = (args.total + kThreads * kVectors - 1) / (kThreads * kVectors);
-  launch_overlapped(elementwise_kernel<kVec>, dim3(groups), kThreads, stream, args);
-  check_launch("elementwise_kernel");
+  launch_named("elementwise_kernel", elementwise_kernel<kVec>, dim3(groups), kThreads, stream, args);
 }
 
 // Both passes compile this function: the device pass emits a kernel only where a launch of it is instantiated.

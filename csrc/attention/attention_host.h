@@ -47,7 +47,7 @@ void take_lengths(Match& match, Args& args, int64_t batch, const OptionalTensor&
   args.seqlens_k = match.take<const int32_t>(seqlens_k, {batch}, "seqlens_k");
 }
 
-/// What ALiBi subtracts by distance: [heads], or [batch, heads].
+/// Slopes of ALiBi, subtracted by distance: [heads], or [batch, heads].
 struct Slopes {
   const float* data;
   int64_t batch;  // elements from sequence to sequence

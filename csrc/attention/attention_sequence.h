@@ -26,7 +26,7 @@ struct RowRange {
 /// sees all keys.
 template <bool LIMITED>
 struct Visibility {
-  int keys;         // of the sequence
+  int keys;         // the sequence's
   int delta;        // keys − queries: row i stands at key i + delta
   int left, right;  // reach of the window; −1: no limit
   int sink;

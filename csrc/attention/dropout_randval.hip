@@ -16,7 +16,7 @@ namespace aiter_like {
 struct RandvalArgs {
   uint8_t* out;
   const int64_t* rng_state;
-  const int* starts;  // of packed sequences; null where each has `seqlen_q` rows
+  const int* starts;  // packed sequences' starts; null where each has `seqlen_q` rows
   int64_t batch_stride, head_stride, row_stride;
   uint32_t heads;
   int rows, batch, seqlen_q, columns;
@@ -33,7 +33,7 @@ struct Place {
   bool is_there;      // false: a row of no sequence
 };
 
-/// Where a row lies: in the last sequence that begins at it or before it, if that one is long enough.
+/// The place of a row: in the last sequence that begins at it or before it, if that one is long enough.
 __device__ inline Place place_of(const RandvalArgs& args, int row) {
   if (args.starts == nullptr) return {row / args.seqlen_q, row % args.seqlen_q, true};
   if (args.batch == 0) return {0, 0, false};

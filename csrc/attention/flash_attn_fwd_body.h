@@ -114,7 +114,7 @@ struct BlockWalk {
   }
 };
 
-/// What workgroup `workgroup` of a launch does with its kThreads work-items. `tiles` is kLdsBytes of LDS, from a
+/// Runs workgroup `workgroup` of a launch with its kThreads work-items. `tiles` is kLdsBytes of LDS, from a
 /// multiple of 1024 on; all waves must meet before it is used again. Inlined before all else, the body is compiled
 /// like a kernel.
 template <class Config>
@@ -152,7 +152,7 @@ __device__ __attribute__((always_inline)) void forward_body(const ArgsOf<Shape<C
     store_partial(state, args, task);
 }
 
-/// What workgroup `workgroup` of the merge does: it merges kMergeRows rows of a split query block.
+/// Runs workgroup `workgroup` of the merge: merges kMergeRows rows of a split query block.
 template <class Config>
 __device__ void merge_body(const ArgsOf<Shape<Config>>& args, int workgroup) {
   using Shape = flash_attn::Shape<Config>;

@@ -99,7 +99,7 @@ struct ScoreMap {
   Bias<typename Shape::BiasElement> bias;
   Alibi<Shape::kHasAlibi> alibi;
 
-  /// What is left to multiply scores with after the map.
+  /// The factor that is left for scores after the map.
   __device__ float scale() const { return Shape::kIsScaling ? softcap.inner : 1.f; }
 
   __device__ void operator()(Scores& scores, int first_key) const {
@@ -166,7 +166,7 @@ __device__ void mask(Scores& scores, const Visibility<LIMITED>& visible, int fir
   }
 }
 
-/// What a wave has in registers for its rows, and what it does with a block of keys.
+/// A wave's registers for its rows, and its work on a block of keys.
 template <class Shape>
 struct WaveRows {
   using Element = typename Shape::Element;
@@ -346,7 +346,7 @@ __device__ void finish(const typename Shape::Args& args, WaveRows<Shape>& rows,
     store_transposed<Shape::kRounding>(window, rows.out[g], g * Shape::kSlice);
 }
 
-/// What workgroup `workgroup` (block of rows, head, sequence) of a launch does with its kThreads work-items. `pipeline`
+/// Runs workgroup `workgroup` (block of rows, head, sequence) of a launch with its kThreads work-items. `pipeline`
 /// lies in LDS and is a QrKsVs or a QrAsync of Shape<Config>; all waves must meet before it is used again. Inlined
 /// before all else, the body is compiled like a kernel.
 template <class Config, class Pipeline>

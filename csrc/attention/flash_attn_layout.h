@@ -43,17 +43,17 @@ struct Shape : Config {
   /// head dimension 64 has too little of it. At 128 the registers take 48 rows a wave, which 32 do not divide.
   static constexpr int kWidth = kHeadDim == 128 ? 16 : 32;
   static constexpr int kGroups = kWaveSize / kWidth;
-  static constexpr int kParts = kWidth * kWidth / kWaveSize / 4;  // of four elements, in an accumulator
+  static constexpr int kParts = kWidth * kWidth / kWaveSize / 4;  // parts of four elements in an accumulator
   using Accumulators = decltype(Mfma<typename Config::Element, kWidth>::multiply({}, {}, {}));
 
   static constexpr int kRowTiles = kHeadDim == 128 ? 3 : 2;     // tiles of kWidth query rows per wave
   static constexpr int kBlockM = kWidth * kRowTiles * kWaves;   // 384 | 512 query rows per workgroup
   static constexpr int kKeyTiles = kBlockN / kWidth;
-  static constexpr int kFragments = kKeyTiles * kParts;         // of P in a row tile
+  static constexpr int kFragments = kKeyTiles * kParts;         // fragments of P in a row tile
   static constexpr int kChunks = kHeadDim / (8 * kGroups);      // 16 bytes of each lane: a row of K, Q or out
   static constexpr int kDimGroups = kHeadDim / (2 * kWidth);
   static constexpr int kSteps = kKeyTiles * kChunks;            // A step of a product takes 16 bytes of K or V.
-  static constexpr int kTileSteps = kSteps / kKeyTiles;         // of a key tile
+  static constexpr int kTileSteps = kSteps / kKeyTiles;         // steps of a key tile
   static_assert(kSteps == kFragments * kDimGroups);
   static constexpr int kMergeRows = kThreads / (kHeadDim / 8);  // A work-item merges 8 elements of a row.
 
@@ -87,11 +87,11 @@ struct ValueBlocks {
   static constexpr int kStepBytes = 16 * kWaveSize;
   static constexpr int kValueBytes = Shape::kSteps * kStepBytes;
 
-  /// Where the 16 bytes of a lane are within a step, in units of 16 bytes: lanes that write at once write even and odd
+  /// The place of a lane's 16 bytes within a step, in units of 16 bytes: lanes that write at once write even and odd
   /// units, and so touch more banks.
   __device__ static constexpr int unit(int lane) { return lane ^ ((lane >> 3) & 1); }
 
-  /// Where the keys 4 keys … 4 keys + 3 of columns 2 pair and 2 pair + 1 go, after the beginning of V; `pair` is even.
+  /// The place of keys 4 keys … 4 keys + 3 of columns 2 pair and 2 pair + 1, after the beginning of V; `pair` is even.
   __device__ static int place_of(int keys, int pair) {
     const int f = keys / Shape::kGroups, group = keys % Shape::kGroups;
     const int step = f * Shape::kDimGroups + pair / Shape::kWidth;
@@ -115,11 +115,11 @@ struct Blocks<Shape, 16> : ValueBlocks<Shape> {
   static constexpr int kLdsBytes = kValues + 2 * ValueBlocks<Shape>::kValueBytes;
 
   __device__ static int key_place(int row, int byte) { return row * Shape::kRowBytes + (byte ^ 16 * (row & 7)); }
-  /// … of the row 4 i further down, if bit 2 of the row is 0.
+  /// … and that of the row 4 i further down, if bit 2 of the row is 0.
   __device__ static int key_place_below(int place, int i) { return (place ^ 64 * (i % 2)) + 4 * i * Shape::kRowBytes; }
   __device__ static int value_place(int keys, int pair) { return kValues + ValueBlocks<Shape>::place_of(keys, pair); }
 
-  /// Where this lane reads step 0.
+  /// The place at which this lane reads step 0.
   __device__ static int key_offset(int lane) { return key_place(lane % 16, 16 * (lane / 16)); }
   __device__ static int value_offset(int lane) { return kValues + 16 * ValueBlocks<Shape>::unit(lane); }
 

@@ -12,7 +12,7 @@
 
 namespace aiter_like::flash_attn {
 
-/// Where a wave's rows of K or of V lie: row behind row, block after block.
+/// The places of a wave's rows of K or of V: row behind row, block after block.
 template <class Shape>
 struct RowsOfBlocks {
   const char* block;     // first row of the next block; a 64-bit address, so that no span of keys is too long
@@ -20,7 +20,7 @@ struct RowsOfBlocks {
   int rows, block_rows;  // rows from the next block to the end of the sequence; rows from one block to the next
   int bytes;             // that the next block's rows inside the sequence span
   int row_bytes;         // from row to row
-  int first_row;         // where the wave's rows begin in each block
+  int first_row;         // the wave's first row in each block
 
   __device__ void start(const Task<Shape>& task, const FlashAttnArgs&, const FlashAttnTensor& tensor, int first_block,
                         int wave_row) {
@@ -67,7 +67,7 @@ struct RowsOfPages {
   int first_row;         // 0: an address is that of the wave's own first row
   int key, block_rows;   // the wave's first key of the next block; keys from one block to the next
   int keys, lowest;      // how many the sequence has; the first that a row of the workgroup sees
-  int page;              // where the next block's keys are
+  int page;              // the next block's keys are there
   int entry;             // the page after it, as it is loaded: to look at it is to wait for it
 
   __device__ void start(const Task<Shape>& task, const PagedFlashAttnArgs& args, const FlashAttnTensor& tensor,
@@ -91,15 +91,16 @@ struct RowsOfPages {
     take_ahead();
   }
 
-  /// Of the rows that the sequence has and a row of the workgroup sees: what else is in their page may be anything, and
-  /// a weight of zero does not hide a NaN.
+  /// A buffer of the rows that the sequence has and a row of the workgroup sees. The rest of their page may hold
+  /// anything, and a weight of zero does not hide a NaN.
   __device__ tile::BufferDescriptor buffer() const {
     const int at = inside(key), place = at - static_cast<int>(page_size.divide(at) * page_size.divisor);
     const int skipped = hidden_rows(), end = clamped(keys - key, 0, ROWS);
     return tile::make_buffer(pages + page * page_bytes + (place + skipped) * row_bytes,
                              end <= skipped ? 0 : (end - skipped - 1) * row_bytes + Shape::kRowBytes);
   }
-  /// Of the wave's first row from the buffer's beginning: negative where that row is hidden, and so beyond its end.
+  /// The distance of the wave's first row from the buffer's beginning: negative where that row is hidden, and so beyond
+  /// its end.
   __device__ int offset() const { return -hidden_rows() * row_bytes; }
 
   __device__ void look_ahead() {
@@ -122,15 +123,15 @@ struct BlockMover {
   using Places = Blocks<Shape>;
   static constexpr int kRows = kBlockN / Groups::kGroupWaves;
   static constexpr int kLoads = 4;
-  static constexpr int kWords = Shape::kRowBytes / 64;  // of a lane in a row
+  static constexpr int kWords = Shape::kRowBytes / 64;  // words of a lane in a row
   static_assert(kRows == 16 && (kWords == 2 || kWords == 4));
   using Words = __attribute__((ext_vector_type(kWords))) uint32_t;
 
   std::conditional_t<Shape::kIsPaged, RowsOfPages<Shape, kRows>, RowsOfBlocks<Shape>> rows;
   int load_bytes;        // from load to load
   int key_mask;          // all ones in group A, 0 in group B
-  int source;            // of this lane in a block
-  int lds;               // where this lane writes the next block
+  int source;            // this lane's place in a block
+  int lds;               // this lane writes the next block there
   Words words[kLoads];   // on their way
 
   __device__ bool is_group_b() const { return key_mask == 0; }

@@ -9,7 +9,8 @@
 
 namespace aiter_like::flash_attn {
 
-/// What is done to a score, in this order; `join` takes two. A fence is a place that the compiler moves nothing across.
+/// Steps of work on a score, in this order; `join` takes two. A fence is a place that the compiler moves nothing
+/// across.
 enum class SoftmaxWork : uint8_t { scale, exponential, add, round, join, fence };
 
 /// How kScores scores, an even number, become elements of P; rounding one takes kRounding instructions.

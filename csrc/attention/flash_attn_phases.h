@@ -17,17 +17,17 @@ constexpr int kFetched = 6;  // fragments that the softmax phase requests: V's f
 // Steps (2 kRowTiles MFMA each: 96 | 128 clk) from a fragment's request to its use.
 constexpr int kAhead = 5;
 
-/// What a wave keeps over the blocks.
+/// Registers that a wave keeps over the blocks.
 template <class Shape>
 struct RowState {
   Fragment q[Shape::kRowTiles][Shape::kChunks][2];
   typename Shape::Accumulators out[Shape::kRowTiles][Shape::kDimGroups][2];
-  float maximum[Shape::kRowTiles];  // of the scaled scores in base 2; all lanes of a row have the same
-  float sum[Shape::kRowTiles];      // of this lane's probabilities
+  float maximum[Shape::kRowTiles];  // maximum of the scaled scores in base 2; all lanes of a row have the same
+  float sum[Shape::kRowTiles];      // sum of this lane's probabilities
   bool is_far;                      // whether a maximum of the wave is far from 0 (scaled_if_far)
 };
 
-/// Where this lane reads step 0 of K and of V: byte offsets into LDS, buffer included.
+/// Byte offsets into LDS at which this lane reads step 0 of K and of V, buffer included.
 template <class Shape>
 struct ReadOffsets {
   int keys, values;
@@ -39,7 +39,7 @@ struct ReadOffsets {
   __device__ void flip_values() { values ^= Blocks<Shape>::kOtherBuffer; }
 };
 
-/// What a wave has in registers.
+/// The registers of a wave.
 template <class Shape>
 struct WaveState {
   RowState<Shape> rows;
@@ -112,8 +112,8 @@ __device__ void matrix_steps(WaveState<Shape>& wave, const SCALARS& scalars) {
   }
 }
 
-/// Zeros that are in registers from here on. As an operand of products that a branch may leave out, a constant would
-/// take these registers too, and beside those of the result.
+/// Zeros that are in registers from here on. A constant as operand of products that a branch may leave out would take
+/// these registers too, and beside those of the result.
 template <class ACCUMULATORS>
 __device__ inline void begin_scores(ACCUMULATORS& scores) {
   scores = {};

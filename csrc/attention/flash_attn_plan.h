@@ -15,10 +15,10 @@
 
 namespace aiter_like {
 
-constexpr int kXcds = 8;              // of an MI300X, which deals workgroups to them round-robin
+constexpr int kXcds = 8;              // an MI300X's, which deals workgroups to them round-robin
 constexpr int kBlockN = 64;           // keys per block
 constexpr int kMostPartsPerCu = 2;    // bounds the workspace
-constexpr int kMostRoundsOfAll = 3;   // … where all query blocks are split: as many parts on each CU
+constexpr int kMostRoundsOfAll = 3;   // the same on each CU where all query blocks are split
 constexpr int kLeastSplitBlocks = 16; // key blocks below which a query block is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // time of prologue and epilogue, in key blocks
@@ -50,8 +50,8 @@ __host__ __device__ inline int end_of_seen_blocks(int query, int above, int bloc
 /// or the groups of packed heads of all sequences; each has `slots` query blocks. Later slots see more keys.
 struct CausalLaunch {
   int slots, columns;
-  int queries, keys, pack;  // of a sequence
-  int rows;                 // of a query block
+  int queries, keys, pack;  // a sequence's
+  int rows;                 // a query block's
   int window_right;
 
   /// How many key blocks a slot sees any key of.
@@ -82,7 +82,7 @@ struct CausalLaunch {
 /// How a launch is split.
 struct KeySplit {
   int whole;  // workgroups that take all keys of their query block; the other query blocks are split
-  int parts;  // of a split query block; 1: no query block is split
+  int parts;  // parts of a split query block; 1: no query block is split
 
   /// The split without a mask. query_blocks: of the whole launch; key_blocks: of the longest sequence; most_parts: 0
   /// for no limit.

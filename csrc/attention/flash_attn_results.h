@@ -99,8 +99,8 @@ __device__ void store_rows(const RowState<Shape>& state, const FlashAttnArgs& ar
   }
 }
 
-/// What a part of the keys gives, in fp32: out [kBlockM, kHeadDim], not divided by the sum, and the maxima and sums of
-/// the kBlockM rows.
+/// The result of a part of the keys, in fp32: out [kBlockM, kHeadDim], not divided by the sum, and the maxima and sums
+/// of the kBlockM rows.
 template <class Shape>
 struct PartialResult {
   static constexpr int kFloats = Shape::kBlockM * (Shape::kHeadDim + 2);

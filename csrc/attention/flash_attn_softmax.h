@@ -19,7 +19,7 @@ namespace aiter_like::flash_attn {
 // special case.
 constexpr float kMinimum = -1e30f;
 constexpr float kMaskedScore = -3e38f;
-constexpr float kFar = 0x1p27f;  // of a maximum in base 2: its rounding is up to 8
+constexpr float kFar = 0x1p27f;  // a maximum in base 2: its rounding is up to 8
 constexpr float kSlack = 8.f;    // P of f16 stays below 2^(8 + 4): the rounding of a maximum that is not far is 4
 
 /// `x`, out of reach of the compiler's vectoriser, which would add up two row tiles at once by packed instructions.
@@ -82,8 +82,9 @@ __device__ bool is_far(const RowState<Shape>& state, int t) {
   return wave_any(__builtin_fabsf(state.maximum[t]) >= kFar && state.maximum[t] != kMinimum);
 }
 
-/// What exponentiate multiplies the scores of row tile t with: `scale`; or 1, and they are scaled now. For the fma of
-/// the highest score leaves what the rounding of the maximum took: 128 and more from 2^31 on, where 2^128 is infinite.
+/// The factor by which exponentiate multiplies the scores of row tile t: `scale`; or 1, and they are scaled now. The
+/// fma of the highest score leaves what the rounding of the maximum took: 128 and more from 2^31 on, where 2^128 is
+/// infinite.
 template <class Shape>
 __device__ float scaled_if_far(WaveState<Shape>& wave, int t, float scale) {
   if (__builtin_expect(!wave.rows.is_far, true)) return scale;
@@ -127,7 +128,7 @@ struct Rounder<f16, Rounding::kTowardZero> {
   }
 };
 
-/// What is known of the scores of the row tiles [kFirst, kEnd) on their way to P.
+/// The scores of the row tiles [kFirst, kEnd) on their way to P.
 template <int kFirst, int kEnd, class Shape>
 struct Exponentials {
   using Rounds = Rounder<typename Shape::Element, Shape::kRounding>;

@@ -17,11 +17,12 @@ struct FlashAttnTensor {
   int64_t batch, row, head;
 };
 
-/// What a launch works on. A varlen launch has `batch` sequences of different lengths behind one another in one tensor.
+/// The arguments of a launch. A varlen launch has `batch` sequences of different lengths behind one another in one
+/// tensor.
 struct FlashAttnArgs {
   FlashAttnTensor q, k, v, out;    // [batch, rows, heads, kHeadDim], varlen [rows, heads, kHeadDim]
   float* lse;                      // [batch, num_heads, seqlen_q], varlen [num_heads, total_q]; or null
-  float* partials;                 // of split query blocks, see PartialResult
+  float* partials;                 // split query blocks' results, see PartialResult
   const int* cu_seqlens_q;         // [batch + 1], as cu_seqlens_k; both are null unless varlen
   const int* cu_seqlens_k;
   const int* seqlens_k;            // [batch], or null
@@ -37,8 +38,8 @@ struct FlashAttnArgs {
   LongestFirst order;              // with a mask
 };
 
-/// … of a launch whose keys lie in pages: k and v are [pages, page_size, kv_heads, kHeadDim], and their `batch` is from
-/// page to page. q and out are varlen.
+/// The arguments of a launch whose keys lie in pages: k and v are [pages, page_size, kv_heads, kHeadDim], and their
+/// `batch` is from page to page. q and out are varlen.
 struct PagedFlashAttnArgs : FlashAttnArgs {
   paged::Lengths lengths;
   const int* block_table;
@@ -57,13 +58,13 @@ template <class Shape>
 struct Task {
   using Args = ArgsOf<Shape>;
   int sequence, head, kv_head;  // head: the first one of packed heads
-  int first_query, queries;     // of the sequence: where they begin in q, and how many there are
+  int first_query, queries;     // the sequence's: where they begin in q, and how many there are
   int first_key, keys;
-  int rows;                     // of the sequence: queries · packed heads
+  int rows;                     // the sequence's: queries · packed heads
   int row;                      // first row of the block; not below `rows` for a slot that no row needs
   int part, parts;
   int tail;                     // index among the split query blocks
-  int first_entry;              // of the sequence's pages, in its row of the block table
+  int first_entry;              // the sequence's first page, in its row of the block table
 
   __device__ static Task of(const Args& args, int id) {
     Task task;

@@ -14,12 +14,12 @@ namespace aiter_like::flash_attn {
 template <class Shape>
 __device__ inline int tile_row(int t, int column) { return Shape::kWidth * (wave_index() + kWaves * t) + column; }
 
-/// Which keys the rows of a wave see.
+/// The keys that the rows of a wave see.
 template <class Shape>
 struct WaveVisibility {
   const Divider& pack;
   int first_row;     // in tile 0
-  int keys;          // of the sequence
+  int keys;          // the sequence's
   int below, above;  // query i sees keys i + below … i + above
   int lowest[Shape::kRowTiles], highest[Shape::kRowTiles];  // keys that any row of a tile sees, the same in all lanes
 
@@ -53,7 +53,7 @@ struct WaveVisibility {
   __device__ void mask(WaveState<Shape>& wave, int t, int block) const {
     if (is_whole(t, block)) return;
     const int lane = fresh_lane();
-    const int key = kBlockN * block + 4 * group_of<Shape>(lane);  // of element 0
+    const int key = kBlockN * block + 4 * group_of<Shape>(lane);  // element 0's
     const int query = query_of(t, column_of<Shape>(lane));
     const int last = Shape::kLimitsRight ? smaller(query + above, keys - 1) : keys - 1;
 #pragma unroll

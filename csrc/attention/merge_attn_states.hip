@@ -53,7 +53,7 @@ __device__ void merge_body(const MergeArgs<Config>& args) {
   a.load(at(args.a) + vector * kVec);
   b.load(at(args.b) + vector * kVec);
   const float infinity = __builtin_inff();
-  // What saw no key says -inf, or +inf as some kernels do.
+  // Rows without keys have -inf, or +inf from some kernels.
   const float a_lse = *at(args.a_lse) == infinity ? -infinity : *at(args.a_lse);
   const float b_lse = *at(args.b_lse) == infinity ? -infinity : *at(args.b_lse);
   const float maximum = __builtin_fmaxf(a_lse, b_lse);

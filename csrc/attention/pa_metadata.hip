@@ -60,8 +60,8 @@ struct Pieces {
   int first_part, count;
 };
 
-/// Of a sequence whose blocks begin at `origin`. One without blocks has a piece too: its rows are to be written; it
-/// lies in the part of the block before it.
+/// The pieces of a sequence whose blocks begin at `origin`. One without blocks has a piece too, as its rows are to be
+/// written; it lies in the part of the block before it.
 __device__ inline Pieces pieces_of(const Edges& edges, int origin, const Sequence& own) {
   if (own.blocks == 0) return {origin > 0 ? edges.part_of(origin - 1) : 0, 1};
   const int first = edges.part_of(origin);

@@ -221,7 +221,7 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   const int64_t sums_of_slots = slots * heads * max_seqlen_q * (head_dim_v + 2);
   args.sums = slots * heads * max_seqlen_q * head_dim_v;
   const int64_t bytes = slots > 0 ? sums_of_slots * 4 + batch * sizeof(paged::Split) : 0;
-  // Where there may be many parts, and rows do not fill the device, a row takes all of a workgroup.
+  // A row takes all of a workgroup where there may be many parts, and rows do not fill the device.
   const int64_t merged_rows = slots > 0 ? batch * heads * max_seqlen_q : 0;
   const bool is_wide = most > kPartsPerWave && (share == 0 || share > kPartsPerWave) &&
                        merged_rows <= int64_t{kMergesPerCu} * num_compute_units(q.device().device_id);

@@ -59,7 +59,7 @@ struct PagedAttentionArgs {
   const QueryElement* q;
   OutElement* out;
   float *lse, *parts;  // each may be null
-  paged::Split* splits;  // of each sequence; null where none is split
+  paged::Split* splits;  // one per sequence; null where none is split
   int64_t q_row, q_head, out_row, out_head, lse_head, lse_row;
   const CacheElement *k, *v;
   int64_t k_page, k_place, k_head, v_page, v_place, v_head;  // elements
@@ -75,7 +75,7 @@ struct PagedAttentionArgs {
   const uint8_t* tree;  // or null
   int64_t sums;  // elements of `parts` before weights and maxima
   float softmax_scale, softcap;
-  paged::Packs packs;  // where V has them, v_place is that of a block of keys
+  paged::Packs packs;  // if V has them, v_place is that of a block of keys
   const float* q_scale;  // or null
   int64_t q_scale_row, q_scale_head;  // 0 of one number
 };
@@ -101,14 +101,14 @@ struct Shape : Config {
   using CacheElement = typename Config::CacheElement;
   using OutElement = typename Config::OutElement;
   using Args = PagedAttentionArgs<QueryElement, CacheElement, OutElement>;
-  /// Of P and of V in registers. Scales of keys count as factors of P, which may leave the range of fp16.
+  /// The element of P and of V in registers. Scales of keys count as factors of P, which may leave the range of fp16.
   using ValueElement = std::conditional_t<Config::kHasTokenScales, bf16, Element>;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV, kRows = Config::kRows;
   static constexpr int kLargest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
   /// Twice the rows take registers that half a tile gives back. A tile of bytes has as many keys as one of 16 bits:
   /// half of the bytes under way of a wave, of which then three fit a SIMD.
   static constexpr int kFit = 4096 / kLargest / (kRows / 16);
-  static constexpr int kKeys = kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;  // of a tile
+  static constexpr int kKeys = kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;  // keys of a tile
   static constexpr int kKeyStrips = kKeys / 16, kStrips = kRows / 16, kThreads = kWaves * kWaveSize;
   static constexpr int kStep = kWaves * kKeys;
   /// Elements of a key that a lane has at a time: 16 bytes, with bytes 8 where the dimensions are no multiple of 64.
@@ -120,7 +120,7 @@ struct Shape : Config {
   using QuerySlice = RegTile<Element, kRows, kDepth, OperandByRow<kKeyRun>>;
   using Scores = RegTile<float, kKeys, kRows, Product<>>;
   using Softmax = OnlineSoftmax<Scores>;
-  static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // of half a piece of rows of V
+  static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // width of half a piece of rows of V
   using Merge = SplitMerge<kWaves, kRows, kWidth>;
   using Tiles = TilesOf<Shape, Config::kForm>;
   static constexpr bool kIsPadded = Config::kForm == Form::kElements;
@@ -135,14 +135,14 @@ struct Shape : Config {
   __device__ static int width(const Args& args) { return kIsPadded ? args.packs.head_dim_v : kHeadDimV; }
 };
 
-/// Where a block of rows is in the call.
+/// The place of a block of rows in the call.
 struct RowBlock {
-  int first, count;  // of the sequence's rows times heads of the group
+  int first, count;  // counted in the sequence's rows times heads of the group
   int sequence, kv_head;
   Lengths::Sequence lengths;
   int first_own;  // key of the sequence's first query
 
-  /// Of a row: query and head.
+  /// The query and the head of a row.
   __device__ int query(const Divider& group, int row) const { return static_cast<int>(group.divide(first + row)); }
   __device__ int head(const Divider& group, int row) const {
     const int at = first + row;
@@ -168,9 +168,9 @@ struct Wave {
   const RowBlock& rows;
   Source source;
   typename Shape::QuerySlice queries[Shape::kSlices];
-  Accumulator out[kStrips][kRun];  // of element e of piece p: 16 head dimensions by 16 rows, number first(p) + e
+  Accumulator out[kStrips][kRun];  // element e of piece p: 16 head dimensions by 16 rows, number first(p) + e
   typename Shape::Softmax softmax;
-  int position[kStrips], query[kStrips];  // of this lane's rows
+  int position[kStrips], query[kStrips];  // this lane's rows'
   float slope[kStrips], q_scale[kStrips];
   float scale;
   int end, first_visible;  // keys of the part; first key that any row sees
@@ -239,8 +239,8 @@ struct Wave {
     }
   }
 
-  /// Of this lane's own key, by which scores and probabilities are multiplied. One of K and V may have no scales: then
-  /// the other's data are read, and when it comes to that not used.
+  /// Scales of this lane's own key, factors of scores and probabilities. One of K and V may have none: then the other's
+  /// data are read and not used.
   struct KeyScales {
     float k, v;
   };
@@ -283,8 +283,8 @@ struct Wave {
     }
   }
 
-  /// Hides what rows do not see. Not needed where every row sees every key. Returns which of this lane's keys any row
-  /// of the block sees, a bit for each element, as far as a mask of queries decides it.
+  /// Hides what rows do not see. Nothing needs hiding where every row sees every key. Returns which of this lane's keys
+  /// any row of the block sees, a bit for each element, as far as a mask of queries decides it.
   __device__ uint32_t mask(Scores& scores, int first_key) const {
     static_assert(Scores::kPerStrip < 32, "a bit for each element of a lane");
     uint32_t seen = 0;
@@ -359,7 +359,7 @@ struct Wave {
     }
   }
 
-  /// What is under way: K and V of a tile, and where the keys of the next one are.
+  /// Loads under way: K and V of a tile, and the places of the next one's keys.
   struct UnderWay {
     Tiles tiles;
     KeyScales scales;
@@ -434,7 +434,7 @@ struct Wave {
     step<true>(lds, now, key);
   }
 
-  /// By what lanes have as KeyPlaces says.
+  /// Multiplies scores by each key's factor, which lanes have as KeyPlaces says.
   __device__ static void multiply(Scores& scores, float own) {
     for_constants<Scores::kPerStrip>([&]<int E>() {
 #pragma unroll
@@ -443,7 +443,7 @@ struct Wave {
   }
 };
 
-/// What sums are multiplied by in the end.
+/// The factor of the sums in the end.
 template <class Shape>
 __device__ float value_scale(const typename Shape::Args& args, int sequence, int kv_head) {
   float scale = 1.f;
@@ -532,7 +532,7 @@ template <class Config>
 __device__ __attribute__((always_inline)) void attend_body(const typename Shape<Config>::Args& args,
                                                            typename Shape<Config>::Lds& lds) {
   using S = Shape<Config>;
-  // What the first load of a length or page needs, in one wait.
+  // One wait for all that the first load of a length or page needs.
   asm volatile("" ::"s"(args.blocks.factor), "s"(args.kv_heads.factor), "s"(args.plan.is_split), "s"(args.plan.share),
                "s"(args.plan.by_share.factor), "s"(args.plan.lengths.batch), "s"(args.plan.lengths.seqlens_k),
                "s"(args.k), "s"(args.q_row), "s"(args.group.factor), "s"(args.splits));

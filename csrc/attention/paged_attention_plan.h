@@ -11,7 +11,7 @@ namespace aiter_like::paged {
 struct Plan {
   Lengths lengths;
   int window_left;
-  int share, most, least;  // of Parts; the least keys of a part where the lengths decide
+  int share, most, least;  // those of Parts; the least keys of a part where the lengths decide
   Divider by_share;
   int is_split;
 
@@ -48,7 +48,7 @@ __device__ inline uint32_t wave_scan(uint32_t x) {
   return x;
 }
 
-/// What lane `from` has, the same lane for all.
+/// The value of lane `from`, the same lane for all.
 __device__ inline int lane_value(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
 
 /// The wave's sum.
@@ -56,7 +56,8 @@ __device__ inline uint32_t wave_sum(uint32_t x) {
   return static_cast<uint32_t>(lane_value(static_cast<int>(wave_scan(x)), kWaveSize - 1));
 }
 
-/// What find says: the sequence (the batch's size: there is none), parts and slots before it, its parts and lengths.
+/// The result of find: the sequence (the batch's size: there is none), parts and slots before it, its parts and
+/// lengths.
 struct Found {
   int sequence, parts_before, slots_before, parts;
   Lengths::Sequence lengths;
@@ -73,7 +74,7 @@ __device__ inline int chunk_of(const Plan& plan, const Lengths::Sequence& own) {
     if (s.rows > 0 && visible > 0) low += visible & 0xFFFF, high += visible >> 16;
   }
   const uint64_t total = (uint64_t{wave_sum(high)} << 16) + wave_sum(low) + plan.share - 1;
-  constexpr uint64_t kMostDivided = uint64_t{1} << 31;  // by multiplication
+  constexpr uint64_t kMostDivided = uint64_t{1} << 31;  // larger ones are divided without multiplication
   const auto chunk = static_cast<int>(total < kMostDivided ? plan.by_share.divide(static_cast<uint32_t>(total))
                                                            : total / static_cast<uint32_t>(plan.share));
   return chunk > plan.least ? chunk : plan.least;
@@ -83,7 +84,7 @@ __device__ inline int chunk_of(const Plan& plan, const Lengths::Sequence& own) {
 template <int TILE>
 __device__ inline Found find(const Plan& plan, int number) {
   const int lane = lane_index(), batch = plan.lengths.batch;
-  Lengths::Sequence own{};  // of one of 64 sequences
+  Lengths::Sequence own{};  // one of 64 sequences'
   if (lane < batch) own = plan.lengths.of(lane);
   const int chunk = chunk_of<TILE>(plan, own);
   Found found{};
@@ -109,7 +110,7 @@ __device__ inline Found find(const Plan& plan, int number) {
   return found;
 }
 
-/// What the merge knows of a sequence: where its partial sums are. Written by the sequence's first part.
+/// A sequence's entry for the merge: where its partial sums are. Written by the sequence's first part.
 struct Split {
   int first_slot, parts;
 };

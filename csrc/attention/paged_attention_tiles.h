@@ -23,7 +23,7 @@ struct Packs {
   int k_shift, v_shift, head_dim, head_dim_v;
 };
 
-/// What a wave reads: pages of a sequence, and K and V of one head in them.
+/// The pages of a sequence that a wave reads, and K and V of one head in them.
 struct Source {
   PageTable table;
   PagedHead k, v;
@@ -59,7 +59,7 @@ struct RowTiles {
   /// Zeros in the values of the keys outside first … end − 1, counted from the tile's first one.
   __device__ void keep(int first, int end) { values.keep(first, end); }
 
-  /// Of the lane's four keys of a strip, the values of column_of its place among 16 and element e of piece p.
+  /// The values of the lane's four keys of a strip, in the column_of its place among 16 and element e of piece p.
   template <class R>
   __device__ Fragment column(const Lds&, int key_strip, int p, int e) const {
     return {values.template pair<R>(key_strip, 0, p, e), values.template pair<R>(key_strip, 2, p, e)};
@@ -81,7 +81,7 @@ struct PackedTiles {
   using T = typename Shape::CacheElement;
   static constexpr int kSize = sizeof(T), kPack = 16 / kSize;  // elements of a pack
   static constexpr int kKeyStrips = Shape::kKeyStrips, kColumns = Shape::kHeadDimV;
-  static constexpr int kBlocks = Shape::kKeys / kPack;  // of keys, a pack of each column
+  static constexpr int kBlocks = Shape::kKeys / kPack;  // blocks of keys, a pack of each column
   static constexpr int kBlocksAtOnce = kBlocks < 4 ? kBlocks : 4, kColumnsAtOnce = kWaveSize / kBlocksAtOnce;
   static constexpr int kBlocksOfLane = kBlocks / kBlocksAtOnce, kColumnsOfLane = kColumns / kColumnsAtOnce;
   static_assert(kBlocks % kBlocksAtOnce == 0, "whole packs of keys");
@@ -197,7 +197,7 @@ struct PackedTiles {
   }
 };
 
-/// As RowTiles, of pages of whatever strides and head dimensions: element by element, zeros behind the last.
+/// Like RowTiles, for pages of whatever strides and head dimensions: element by element, zeros behind the last.
 template <class Shape>
 struct ElementTiles : RowTiles<Shape> {
   using Base = RowTiles<Shape>;

@@ -90,7 +90,7 @@ struct Bias<void> {
 /// Subtracts slope · |row + delta − column|.
 template <bool IS_ON>
 struct Alibi {
-  float slope;  // of alibi_slope
+  float slope;  // from alibi_slope
   int delta;
 
   /// The slope of one row's elements, by their distance from `first_column`, as floats: exact up to 2^24.

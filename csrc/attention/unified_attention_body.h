@@ -70,7 +70,7 @@ struct QrKsVsPaged {
   }
 };
 
-/// As forward_body.
+/// Like forward_body.
 template <class Config>
 __device__ __attribute__((always_inline)) void unified_body(
     const UnifiedAttentionArgs<typename Config::Element, typename Config::OutElement>& args, WorkgroupIndex workgroup,

@@ -16,7 +16,7 @@ struct Call {
   ffi::Match match{"unified_attention"};
   ffi::Size rows{"total_q", kMost}, heads{"num_heads", kGridLimit}, kv_heads{"num_kv_heads"};
   ffi::Size pages{"pages"}, page_size{"page_size"}, batch{"batch", kGridLimit};
-  ffi::Size entries{"entries"};  // of a row of the block table; with page_starts of the table
+  ffi::Size entries{"entries"};  // entries of a row of the block table; with page_starts of the table
   bool is_ragged;                // whether there are page_starts
   int64_t longest;               // sequence of queries
   const int* block_table;
@@ -42,7 +42,7 @@ struct Call {
     ffi::check_scale(match, softmax_scale);
   }
 
-  int64_t most_keys() const { return entries * page_size; }  // of a sequence
+  int64_t most_keys() const { return entries * page_size; }  // a sequence's
   bool is_empty() const { return batch <= 0 || longest == 0 || heads == 0 || pages == 0; }
 
   /// The lengths of sequences and where their keys are, into a pipeline's arguments.

@@ -81,7 +81,7 @@ struct CausalConv {
   const CausalConvArgs<Config>& args;
   int start, length, first, channel;  // the sequence's in x; the chunk's first token of it; the workgroup's channel
   bool is_there, has_state;
-  Element* state;  // of the sequence; null: there is none
+  Element* state;  // the sequence's; null: there is none
 
   /// Element of token `t` of the sequence, which may be one before it or behind it.
   __device__ Element at(int t, int c) const {
@@ -201,13 +201,12 @@ __global__ __launch_bounds__(kThreads) void causal_conv1d_kernel(CausalConvArgs<
 void launch_causal_conv1d(const CausalConvArgs<Config>& args, Stream stream) {
   const uint32_t chunks = static_cast<uint32_t>(args.tokens / CausalConv<Config>::kOut + args.sequences);
   const uint32_t groups = static_cast<uint32_t>((args.dim + kChannels - 1) / kChannels);
-  launch_overlapped(causal_conv1d_kernel, dim3(chunks, groups), kThreads, stream, args);
-  check_launch("causal_conv1d_kernel");
+  launch_named("causal_conv1d_kernel", causal_conv1d_kernel, dim3(chunks, groups), kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS
 
-/// Where the results of `tokens` tokens and `size` channels go.
+/// Takes the output for the results of `tokens` tokens and `size` channels.
 Config::Element* result(ffi::Match& match, const ffi::Tensor& out, ffi::Size& tokens, const ffi::Dim& size,
                         int64_t* stride, bool* is_paired) {
   const auto rows = match.take<Config::Element>(out, {tokens, size}, "q, k or v");

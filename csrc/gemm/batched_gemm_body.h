@@ -12,9 +12,9 @@ struct BatchedGemmArgs {
   tile::GlobalView<typename Config::OutElement, 3> out;      // [batch, m, n]
   gemm::VectorPerMatrix<typename Config::BiasElement> bias;  // n each; read where the build has one
   gemm::VectorPerMatrix<float> a_scale, b_scale;             // m and n each; read where the build has them
-  gemm::Partials<typename Config::Sum> partials;             // where the depth is split
-  tile::TileOrder order;                                     // of each matrix
-  int64_t split_depth;                                       // of k for each split, a multiple of Shape::kDepth
+  gemm::Partials<typename Config::Sum> partials;             // used where the depth is split
+  tile::TileOrder order;                                     // order of each matrix's tiles
+  int64_t split_depth;                                       // k of each split, a multiple of Shape::kDepth
 };
 
 namespace batched_gemm {
@@ -33,7 +33,7 @@ struct Body {
     return {args.a_scale.at(matrix), args.b_scale.at(matrix), args.bias.at(matrix)};
   }
 
-  /// What workgroup `workgroup` (tile of a matrix, 0, split) does.
+  /// Runs workgroup `workgroup` (tile of a matrix, 0, split).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const uint32_t tiles = args.order.count();
@@ -46,7 +46,7 @@ struct Body {
                       args.partials.template of_matrix<Shape::kSplits>(matrix), finish_of(args, matrix), lds.sums);
   }
 
-  /// What workgroup `workgroup` (elements, matrix) of the second kernel does.
+  /// Runs workgroup `workgroup` (elements, matrix) of the second kernel.
   __device__ static void sum(const Args& args, WorkgroupIndex workgroup) {
     const int64_t matrix = workgroup.y;
     sum_partials<Config::kSplits>(args.partials.template of_matrix<Config::kSplits>(matrix),

@@ -6,7 +6,7 @@
 
 namespace aiter_like::gemm {
 
-constexpr int kScaleBlock = 128;  // of the depth and of the columns: what shares a scale
+constexpr int kScaleBlock = 128;  // elements of the depth, and columns, that share a scale
 
 /// An fp32 matrix of scales of any strides.
 struct ScaleMatrix {
@@ -45,7 +45,7 @@ class AddScaledBlocks {
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) offsets_[s] = Layout::owned(s) * row_bytes;
   }
-  /// Of rows(i) of a's scales, which have a_rows and lie within 2^31 bytes, for rows i of the tile, and of columns(i)
+  /// Reads rows(i) of a's scales, which have a_rows and lie within 2^31 bytes, for rows i of the tile, and columns(i)
   /// of b's rows.
   template <class Rows, class Columns>
   __device__ AddScaledBlocks(const ScaleMatrix& a_scale, int64_t a_rows, const Rows& rows, const ScaleMatrix& b_scale,
@@ -79,9 +79,9 @@ class AddScaledBlocks {
       next_b_[half] = load_float(make_buffer(b_scale_[half] + block * b_stride_, is_inside ? sizeof(float) : 0), 0);
   }
 
-  /// What was fetched becomes the current step's. Opaque: the compiler would copy it to where the former step's was as
-  /// soon as that is used up, and wait for the loads there. Twice: it makes packed instructions of two elements, which
-  /// read two registers, of which the other one may be what the next loads go to.
+  /// Makes the fetched scales the current step's. Opaque: the compiler would copy them to where the former step's were
+  /// as soon as these are used up, and wait for the loads there. Twice: it makes packed instructions of two elements,
+  /// which read two registers, and the next loads may go to the other one.
   __device__ void publish() {
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) {

@@ -23,7 +23,7 @@ struct ChosenColumns {
   }
 };
 
-/// As MainLoop. Each operand lies within 2^31 bytes.
+/// Like MainLoop. Each operand lies within 2^31 bytes.
 template <class Shape, int BAND, bool PIPELINED = MainLoop<Shape, BAND>::kIsPipelined>
 struct ChosenLoop {
   using Base = MainLoop<Shape, BAND>;
@@ -65,7 +65,7 @@ struct ScalesOfBlocks {
   ScaleMatrix a, b;
 };
 
-/// As ScaledLoop. Each operand, and the scales of a, lie within 2^31 bytes. HALVES 2: columns are those of GateRows.
+/// Like ScaledLoop. Each operand, and the scales of a, lie within 2^31 bytes. HALVES 2: columns are those of GateRows.
 template <class Shape, int BAND, int HALVES, bool PIPELINED = ScaledLoop<Shape, BAND>::kIsPipelined>
 struct ChosenScaledLoop {
   using Base = ScaledLoop<Shape, BAND>;

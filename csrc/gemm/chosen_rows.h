@@ -7,7 +7,7 @@
 
 namespace aiter_like::gemm {
 
-/// What a lane, another one for each, has of 32 bits.
+/// The 32 bits of `lane`, another one for each lane.
 template <class T>
 __device__ inline T from_lane(T value, int lane) {
   static_assert(sizeof(T) == 4, "a register");
@@ -25,7 +25,7 @@ struct RowIndex {
   __device__ int64_t at(int64_t row) const { return has(row) ? rows[row] : -1; }
 };
 
-/// As ThroughLds, of the rows(i) of `matrix` for rows i of the tile; those of none, which are negative, are zeros. The
+/// Like ThroughLds, with the rows(i) of `matrix` for rows i of the tile; negative ones, which are none, are zeros. The
 /// matrix lies within 2^31 bytes.
 template <class Shape, int BLOCK, int ROWS>
 class ChosenRows {

@@ -9,11 +9,11 @@ namespace aiter_like::gemm {
 
 constexpr int kGateBand = 16;
 
-/// Which rows of b [2 columns of out, depth] a tile has. kIsInterleaved: gates are the even rows and what they let
+/// The rows of b [2 columns of out, depth] of a tile. kIsInterleaved: gates are the even rows and what they let
 /// through the odd ones, in place of one half each. Past the end it is the last column's.
 template <bool kIsInterleaved>
 struct GateRows {
-  int64_t first, columns;  // of out
+  int64_t first, columns;  // columns of out
 
   __device__ int64_t operator()(int row) const {
     const int64_t at = first + row / (2 * kGateBand) * kGateBand + row % kGateBand;
@@ -22,7 +22,7 @@ struct GateRows {
   }
 };
 
-/// Where a lane's gates are in a strip of sums with COLUMNS rows of b, kSumColumns neighbours of a row of out: what
+/// The place of a lane's gates in a strip of sums with COLUMNS rows of b, kSumColumns neighbours of a row of out: what
 /// they let through is kGateBand further. Lanes that LDS serves at once have two rows, 4 apart, which SwizzledByRow
 /// puts into different banks.
 template <int COLUMNS>
@@ -36,7 +36,7 @@ struct GatePlace {
   int run = lane_index() % kBandRuns * kSumColumns;
 
   __device__ int tile_column() const { return band * 2 * kGateBand + run; }
-  __device__ int column() const { return band * kGateBand + run; }  // of out
+  __device__ int column() const { return band * kGateBand + run; }  // in out
 };
 
 /// use(row, gates, ups) for the runs of this lane, of which `row` is that of the wave's first lane; strip by strip

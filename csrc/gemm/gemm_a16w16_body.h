@@ -14,9 +14,9 @@ struct GemmA16w16Args {
   tile::MatrixView<OutElement> out;             // [m, n]
   tile::MatrixView<const OutElement> residual;  // [m, n]; read where the build has one
   const BiasElement* bias;                      // one for each row of b; read where the build has one
-  gemm::Partials<float> partials;               // where the depth is split
+  gemm::Partials<float> partials;               // used where the depth is split
   tile::TileOrder order;
-  int64_t split_depth;                          // of k for each split, a multiple of Shape::kDepth
+  int64_t split_depth;                          // k of each split, a multiple of Shape::kDepth
 };
 
 namespace gemm_a16w16 {
@@ -60,7 +60,7 @@ struct Body {
     }
   };
 
-  /// What workgroup `workgroup` (tile, 0, split) does.
+  /// Runs workgroup `workgroup` (tile, 0, split).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const TilePlace tile = args.order.at(workgroup.x);
@@ -74,7 +74,7 @@ struct Body {
       store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, finish, lds.sums);
   }
 
-  /// What workgroup `workgroup` of the second kernel does.
+  /// Runs workgroup `workgroup` of the second kernel.
   __device__ static void sum(const Args& args, uint32_t workgroup) {
     const Finish finish{args};
     if constexpr (Config::kIsGated) sum_gated_partials<Config::kSplits>(args.partials, args.out, workgroup, finish);

@@ -36,9 +36,9 @@ struct Shape : Config {
   using Sums = typename Unit::Sums;
   static constexpr int kThreads = Config::kWaves * kWaveSize;
   static constexpr int kHalves = Config::kIsGated ? 2 : 1;
-  static constexpr int kColumnUnits = Config::kBlockN / Unit::kColumns;  // of out
+  static constexpr int kColumnUnits = Config::kBlockN / Unit::kColumns;  // units of columns of out
   static constexpr int kUnitsN = kHalves * kColumnUnits, kUnitsM = (Config::kBlockM + Unit::kRows - 1) / Unit::kRows;
-  static constexpr int kRowRuns = (Config::kBlockM + Unit::kRunRows - 1) / Unit::kRunRows / kUnitsM;  // of a unit
+  static constexpr int kRowRuns = (Config::kBlockM + Unit::kRunRows - 1) / Unit::kRunRows / kUnitsM;  // runs of a unit
   static constexpr int kTiles = kUnitsN * kUnitsM, kTileFloats = 4 * kWaveSize;
   static_assert(kColumnUnits * Unit::kColumns == Config::kBlockN, "whole units");
 
@@ -49,7 +49,7 @@ struct Shape : Config {
   };
 };
 
-/// What a lane has of the operands for Unit::kDepth of the depth.
+/// A lane's part of the operands for Unit::kDepth of the depth.
 template <class Shape>
 struct Step {
   Run weights[Shape::kUnitsN][Shape::Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kRowRuns];
@@ -69,7 +69,7 @@ struct Step {
   }
 };
 
-/// Where a lane reads.
+/// Reads a lane's operands.
 template <class Shape, bool kIsAligned>
 class Reader {
  public:
@@ -98,7 +98,8 @@ class Reader {
   /// Starts the loads of the step at `k`, which lies within the depth.
   __device__ void load(Step<Shape>& step, uint32_t k) const { load_from(step, k + Unit::depth()); }
 
-  /// As load, for a step that reaches beyond the depth; complete() follows. Lanes beyond read what begins a row.
+  /// Like load(), for a step that reaches beyond the depth; complete() follows. Lanes beyond it read the beginning of a
+  /// row.
   __device__ void load_part(Step<Shape>& step, uint32_t k) const {
     const uint32_t at = k + Unit::depth();
     load_from(step, at + Unit::kRun <= depth_ ? at : 0);
@@ -159,7 +160,7 @@ __device__ void multiply(const SkinnyArgs<Shape>& args, uint32_t first_column, u
                          typename Shape::Sums (&sums)[Shape::kTiles], typename Shape::Memory& lds) {
   using Unit = typename Shape::Unit;
   constexpr uint32_t kStages = Shape::kStages, kDepth = Unit::kDepth;
-  constexpr uint32_t kApart = Shape::kWaves * kDepth, kRound = kStages * kApart;  // of the depth
+  constexpr uint32_t kApart = Shape::kWaves * kDepth, kRound = kStages * kApart;  // counted along the depth
   const Reader<Shape, kIsAligned> reader(args, first_column);
 
   const uint32_t steps = (args.depth + kDepth - 1) / kDepth, share = (steps + Shape::kSplits - 1) / Shape::kSplits;
@@ -190,7 +191,7 @@ __device__ void multiply(const SkinnyArgs<Shape>& args, uint32_t first_column, u
     for (uint32_t s = 0; s < kStages; ++s) current[s].multiply(sums, lds);
     settle_before_branch();
   }
-  // What is left: less than a round, or one whose last step reaches beyond the depth, or all of a short depth.
+  // The rest is less than a round, or one whose last step reaches beyond the depth, or all of a short depth.
   for (; k < end; k += kRound) {
     const auto step = [&](uint32_t s) { return k + s * kApart < end ? k + s * kApart : args.depth; };
 #pragma unroll
@@ -223,7 +224,7 @@ __device__ void finish(const SkinnyArgs<Shape>& args, float (&x)[Shape::kHalves]
   args.out[uint64_t{row} * args.out_row + uint64_t{column} * args.out_column] = from_float<OutElement>(y);
 }
 
-/// What workgroup (block of columns, split) does.
+/// Runs a workgroup (block of columns, split).
 template <class Shape, bool kIsAligned>
 __device__ __forceinline__ void product_body(const SkinnyArgs<Shape>& args, WorkgroupIndex workgroup,
                                              typename Shape::Memory (&lds)[Shape::kWaves]) {

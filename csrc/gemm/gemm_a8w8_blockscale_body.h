@@ -11,9 +11,9 @@ struct GemmA8w8BlockscaleArgs {
   tile::MatrixView<const fp8> a, b;    // [m, k], [n, k]
   tile::MatrixView<OutElement> out;    // [m, n]
   gemm::ScaleMatrix a_scale, b_scale;  // [m, ceil(k / 128)], [ceil(n / 128), ceil(k / 128)]
-  gemm::Partials<float> partials;      // where the depth is split
+  gemm::Partials<float> partials;      // used where the depth is split
   tile::TileOrder order;
-  int64_t split_depth;                 // of k for each split, a multiple of Shape::kDepth
+  int64_t split_depth;                 // k of each split, a multiple of Shape::kDepth
 };
 
 namespace gemm_a8w8_blockscale {
@@ -33,7 +33,7 @@ struct Body {
     __device__ float operator()(float x, int64_t, int64_t) const { return x; }
   };
 
-  /// What workgroup `workgroup` (tile, 0, split) does.
+  /// Runs workgroup `workgroup` (tile, 0, split).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const WavePlace<Shape> wave(args.order.at(workgroup.x));
@@ -42,7 +42,7 @@ struct Body {
     store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, Finish{}, lds.sums);
   }
 
-  /// What workgroup `workgroup` of the second kernel does.
+  /// Runs workgroup `workgroup` of the second kernel.
   __device__ static void sum(const Args& args, uint32_t workgroup) {
     sum_partials<Config::kSplits>(args.partials, args.out, workgroup, Finish{});
   }

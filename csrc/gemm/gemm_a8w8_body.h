@@ -18,11 +18,11 @@ template <class Element, class Sum, class OutElement, class BiasElement>
 struct GemmA8w8Args {
   tile::MatrixView<const Element> a, b;  // [m, k], [n, k]; shuffled, b may have more columns
   tile::MatrixView<OutElement> out;      // [m, n]
-  GemmScales a_scale, b_scale;           // of rows and columns of out
+  GemmScales a_scale, b_scale;           // scales of rows and columns of out
   const BiasElement* bias;               // [n]; read where the build has one
-  gemm::Partials<Sum> partials;          // where the depth is split
+  gemm::Partials<Sum> partials;          // used where the depth is split
   tile::TileOrder order;
-  int64_t split_depth;                   // of k for each split, a multiple of Shape::kDepth
+  int64_t split_depth;                   // k of each split, a multiple of Shape::kDepth
 };
 
 namespace gemm_a8w8 {
@@ -50,7 +50,7 @@ struct Body {
     }
   };
 
-  /// What workgroup `workgroup` (tile, 0, split) does.
+  /// Runs workgroup `workgroup` (tile, 0, split).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const WavePlace<Shape> wave(args.order.at(workgroup.x));
@@ -59,7 +59,7 @@ struct Body {
     store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, Finish{args}, lds.sums);
   }
 
-  /// What workgroup `workgroup` of the second kernel does.
+  /// Runs workgroup `workgroup` of the second kernel.
   __device__ static void sum(const Args& args, uint32_t workgroup) {
     sum_partials<Config::kSplits>(args.partials, args.out, workgroup, Finish{args});
   }

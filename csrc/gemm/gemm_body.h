@@ -57,15 +57,15 @@ struct Shape : Config {
 
   using Sums = RegTile<Sum, kWaveN, kWaveM, Product<>>;
 
-  /// What sums need in LDS: a strip of each part on its way to memory, and those of the waves that share a part with
-  /// its first one.
+  /// The sums' place in LDS: a strip of each part on its way to memory, and the sums of the waves that share a part
+  /// with its first one.
   static constexpr int kStripRows = kWaveM < 32 ? kWaveM : 32;
   struct WaveSums : SharedPart<typename Sums::Piece, (Config::kWavesK - 1) * kParts, Sums::kStrips * Sums::kPieces> {
     LdsTile<Sum, kStripRows, kWaveN, SwizzledByRow> strips[kParts];
   };
 };
 
-/// What a workgroup has in LDS: the operands of a step, then the sums of the waves that share a part.
+/// A workgroup's LDS: the operands of a step, then the sums of the waves that share a part.
 template <class Shape, class Left, class Right>
 union Memory {
   struct {
@@ -80,7 +80,7 @@ template <class Shape>
 struct WavePlace {
   int part = wave_index() % Shape::kParts, depth = wave_index() / Shape::kParts;
   int tile_row = part / Shape::kWavesN * Shape::kWaveM, tile_column = part % Shape::kWavesN * Shape::kWaveN;
-  int64_t first_row, first_column;  // of the workgroup's tile
+  int64_t first_row, first_column;  // the workgroup's tile's
 
   __device__ explicit WavePlace(TilePlace tile)
       : first_row(int64_t{tile.row} * Shape::kBlockM), first_column(int64_t{tile.column} * Shape::kBlockN) {}
@@ -109,7 +109,7 @@ struct AnyRows {
     const auto used_bytes = static_cast<uint32_t>((span.end - span.first) * sizeof(T));
     buffer = make_buffer(matrix.data + span.first, matrix.sizes[0] > 0 ? above * row_bytes + used_bytes : 0);
   }
-  /// Where a row begins; a negative one means none, which reads as zeros.
+  /// The beginning of a row; a negative one means none, which reads as zeros.
   __device__ uint32_t offset(int64_t row) const {
     return row < 0 ? kOutOfRange : static_cast<uint32_t>(row) * row_bytes;
   }
@@ -142,7 +142,7 @@ class ThroughLds {
   __device__ void fetch(int64_t k) {
     staged_.load(TileWindow<const Element, BLOCK, Shape::kDepth>(matrix_, first_row_, k));
   }
-  /// What was fetched becomes the current step; a barrier follows.
+  /// Makes the fetched step the current one; a barrier follows.
   __device__ void publish(Memory& lds) { staged_.store(lds); }
   /// Slice `s` of the current step, for this wave: all of its rows, or PART of them from `row` on.
   template <int PART = ROWS>
@@ -225,7 +225,7 @@ class Preshuffled {
   }
 
   BufferDescriptor buffer_;
-  uint32_t rows_[Slice::kStrips];  // where the row of a strip that this lane has begins
+  uint32_t rows_[Slice::kStrips];  // the beginning of this lane's row of a strip
   int64_t end_;
   int wave_depth_;
   Chunk next_[Shape::kSlices][Slice::kStrips];
@@ -361,7 +361,7 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
 
 constexpr int kSumThreads = 256, kSumColumns = 4;  // neighbours in a row of out that one lane has
 
-/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4; of a batch, one after another.
+/// The memory for the sums of splits: [splits, rows, columns], columns a multiple of 4; a batch has one after another.
 template <class Sum>
 struct Partials {
   Sum* data;
@@ -377,11 +377,11 @@ struct Partials {
   }
 };
 
-/// Where a lane's runs of kSumColumns neighbours in a row of out are, in a part of COLUMNS columns: neighbouring lanes
-/// have neighbouring runs, so that they write whole lines of memory.
+/// The place of a lane's runs of kSumColumns neighbours in a row of out, in a part of COLUMNS columns: neighbouring
+/// lanes have neighbouring runs, so that they write whole lines of memory.
 template <int COLUMNS>
 struct RunPlace {
-  static constexpr int kRuns = COLUMNS / kSumColumns, kRowsAtOnce = kWaveSize / kRuns;  // of all lanes
+  static constexpr int kRuns = COLUMNS / kSumColumns, kRowsAtOnce = kWaveSize / kRuns;  // rows of all lanes
   static_assert(kWaveSize % kRuns == 0, "whole rows");
   int row = lane_index() / kRuns, column = lane_index() % kRuns * kSumColumns;
 };
@@ -463,8 +463,8 @@ __device__ void store_part(const Sums& sums, const WavePlace<Shape>& wave, int64
   }
 }
 
-/// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
-/// writes them, as store_part does.
+/// Ends a tile with the sums of a wave: adds up the waves along the depth; the first one of each part writes them, like
+/// store_part.
 template <class Shape, class Sums, class Out, class Finish>
 __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
                            const Partials<typename Shape::Sum>& partials, Finish finish,
@@ -514,7 +514,7 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
   });
 }
 
-/// What the kernel of a body does. Where two steps are under way, the lines of its arguments are waited for at once.
+/// The kernel of a body. It waits for all lines of its arguments at once where two steps are under way.
 template <class Body>
 __device__ __forceinline__ void multiply_tile(const typename Body::Args& args) {
   if constexpr (Body::Shape::kAhead > 1) fetch_arguments<typename Body::Args>();

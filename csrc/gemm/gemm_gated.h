@@ -7,8 +7,8 @@
 
 namespace aiter_like::gemm {
 
-/// As ThroughLds, of b [2 columns of out, depth]: of BLOCK rows half are gates, from `first_row` / 2 on; of the ROWS of
-/// a wave, too.
+/// Like ThroughLds, for b [2 columns of out, depth]: half of BLOCK rows, and of the ROWS of a wave, are gates, from
+/// `first_row` / 2 on.
 template <class Shape, int BLOCK, int ROWS>
 class GatedThroughLds {
  public:
@@ -74,15 +74,15 @@ struct GatedLoop {
   }
 };
 
-/// What is left of a tile where gate and up have met.
+/// The half of a tile that is left when gate and up have met.
 template <class Shape>
 struct HalfOf : Shape {
   static constexpr int kBlockN = Shape::kBlockN / 2, kWaveN = Shape::kWaveN / 2;
 };
 
-/// As store_sums, for `out` with half as many columns as the tile has rows of b. finish.gated(gate, up, column) lets
-/// the sums of an element meet, finish.last(x, row, column) is what follows. Of the partial sums number 2 split is that
-/// of the gates.
+/// Like store_sums, for `out` with half as many columns as the tile has rows of b. finish.gated(gate, up, column) lets
+/// the sums of an element meet, finish.last(x, row, column) follows. The partial sums of number 2 split are those of
+/// the gates.
 template <class Shape, class Out, class Finish>
 __device__ void store_gated_sums(typename Shape::Sums& sums, TilePlace tile, int64_t split, const MatrixView<Out>& out,
                                  const Partials<typename Shape::Sum>& partials, Finish finish,
@@ -118,7 +118,7 @@ __device__ void store_gated_sums(typename Shape::Sums& sums, TilePlace tile, int
   }
 }
 
-/// As sum_partials, for what store_gated_sums left.
+/// Like sum_partials, for what store_gated_sums left.
 template <int kSplits, class Sum, class Out, class Finish>
 __device__ void sum_gated_partials(const Partials<Sum>& partials, const MatrixView<Out>& out, uint32_t workgroup,
                                    Finish finish) {

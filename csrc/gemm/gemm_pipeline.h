@@ -24,13 +24,13 @@
 
 namespace aiter_like::gemm {
 
-/// What the waves multiply: matrix instructions 32 wide, of which a lane's 16 bytes are operands of two. Those 16 wide
-/// take as long, but the compiler keeps only the wider ones' sums where they are, without copies.
+/// The waves' products: matrix instructions 32 wide; a lane's 16 bytes are operands of two. Those 16 wide take as long,
+/// but the compiler keeps only the wider ones' sums where they are, without copies.
 template <class Shape>
 struct Wide {
   static constexpr int kWidth = 32;
   using Layout = OperandByRow<Shape::kRun, kWidth>;
-  static constexpr int kRuns = Shape::kSlice / (Shape::kRun * Layout::kGroups);  // of a lane in a slice
+  static constexpr int kRuns = Shape::kSlice / (Shape::kRun * Layout::kGroups);  // runs of a lane in a slice
   using Sums = RegTile<typename Shape::Sum, Shape::kWaveN, Shape::kWaveM, Product<1, kWidth>>;
 };
 
@@ -74,7 +74,7 @@ class SlicesThroughLds {
 #pragma unroll
     for (int i = 0; i < kShare; ++i) offsets_[i] = row(i) * window.row_bytes + chunk() * sizeof(Chunk);
   }
-  /// Of the rows(i) of the matrix for rows i of the tile; those of none, which are negative, are zeros. The matrix lies
+  /// Reads the rows(i) of the matrix for rows i of the tile; negative ones, which are none, are zeros. The matrix lies
   /// within 2^31 bytes.
   template <class Rows>
   __device__ SlicesThroughLds(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, Span span)
@@ -93,7 +93,7 @@ class SlicesThroughLds {
     const uint32_t past = chunk() * Shape::kRun + s * Shape::kSlice < left_ ? 0 : kOutOfRange;
     staged_[s][i] = load_chunk(buffer_, (offsets_[i] | past) + s * Shape::kSlice * sizeof(Element), step_bytes_);
   }
-  /// What is loaded from here on is the step after that. The buffer's bound less `step_bytes_` must not wrap around,
+  /// Goes on to the step after that one. The buffer's bound less `step_bytes_` must not wrap around,
   /// whichever of them the hardware compares an offset with: beyond the depth, lanes are out of range by their offsets.
   __device__ void advance() {
     left_ -= Shape::kDepth;
@@ -113,7 +113,7 @@ class SlicesThroughLds {
   __device__ static int chunk() { return thread_index() % kChunksPerRow; }
 
   BufferDescriptor buffer_;
-  int left_;  // of the depth, from the next step on
+  int left_;  // what is left of the depth, from the next step on
   uint32_t step_bytes_ = 0;
   int wave_row_;
   uint32_t offsets_[kShare];
@@ -138,7 +138,7 @@ class PreshuffledSlices {
   __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, int64_t tile_row, int wave_row, Span span)
       : left_(static_cast<int>(span.end - span.first)) {
     const int64_t first_row = tile_row + wave_row, rows = matrix.sizes[0] - first_row;
-    const int64_t depth = matrix.sizes[1], skipped = span.first * BAND;  // of the first band
+    const int64_t depth = matrix.sizes[1], skipped = span.first * BAND;  // elements of the first band
     const int64_t elements = (rows < ROWS ? rows : ROWS) * depth - skipped;
     buffer_ = make_buffer(matrix.data + first_row * depth + skipped,
                           rows > 0 ? static_cast<uint32_t>(elements * sizeof(Element)) : 0);
@@ -154,7 +154,7 @@ class PreshuffledSlices {
   __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, Span span)
       : left_(static_cast<int>(span.end - span.first)) {
     const auto band_bytes = static_cast<uint32_t>(BAND * matrix.sizes[1] * sizeof(Element));
-    const int64_t skipped = span.first * BAND;  // of the first band
+    const int64_t skipped = span.first * BAND;  // elements of the first band
     const int64_t elements = matrix.sizes[0] * matrix.sizes[1] - skipped;
     buffer_ = make_buffer(matrix.data + skipped, static_cast<uint32_t>(elements * sizeof(Element)));
 #pragma unroll
@@ -178,7 +178,7 @@ class PreshuffledSlices {
 
  private:
   BufferDescriptor buffer_;
-  int left_;  // of the depth, from the next step on
+  int left_;  // what is left of the depth, from the next step on
   uint32_t step_bytes_ = 0;
   uint32_t offsets_[kStrips];
 };
@@ -330,8 +330,8 @@ class Pipeline {
   Left& left;
   Right& right;
   Memory& lds;
-  Chunk rows[kRing];                        // of the left operand, of pieces to come
-  Chunk columns[Shape::kSlices][kColumns];  // of the right operand
+  Chunk rows[kRing];                        // the left operand's, for pieces to come
+  Chunk columns[Shape::kSlices][kColumns];  // the right operand's
 };
 
 /// b · aᵀ of a workgroup without anything between its products, by the loop that suits the shape. BAND: rows of the

@@ -56,7 +56,7 @@ class BlocksThroughLds {
       }
     }
   }
-  /// Of the rows(i) of the matrix for rows i of the tile; those of none, which are negative, are zeros. The matrix lies
+  /// Reads the rows(i) of the matrix for rows i of the tile; negative ones, which are none, are zeros. The matrix lies
   /// within 2^31 bytes.
   template <class Rows>
   __device__ BlocksThroughLds(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, Span span)
@@ -75,7 +75,7 @@ class BlocksThroughLds {
     const uint32_t past = chunk() * Shape::kRun < left_ ? 0 : kOutOfRange;
     staged_[p][i] = load_chunk(buffer_, offsets_[p][i] | past, step_bytes_);
   }
-  /// What is loaded from here on is the step after that. Beyond the depth lanes are out of range by their offsets.
+  /// Goes on to the step after that one. Beyond the depth lanes are out of range by their offsets.
   __device__ void advance() {
     left_ -= Shape::kDepth;
     step_bytes_ = left_ > 0 ? step_bytes_ + Shape::kDepth * sizeof(Element) : 0;
@@ -91,14 +91,14 @@ class BlocksThroughLds {
 
  private:
   __device__ static int slot_row(int i) { return thread_index() / kChunksPerRow + i * kRowsAtOnce; }
-  /// Of the tile.
+  /// A row of the tile.
   __device__ static int row(int p, int i) {
     return slot_row(i) / kPartRows * ROWS + p * kPartRows + slot_row(i) % kPartRows;
   }
   __device__ static int chunk() { return thread_index() % kChunksPerRow; }
 
   BufferDescriptor buffer_;
-  int left_;  // of the depth, from the next step on
+  int left_;  // what is left of the depth, from the next step on
   uint32_t step_bytes_ = 0;
   int slot_row_;
   uint32_t offsets_[PARTS][kShare];
@@ -114,7 +114,7 @@ class ScalesAhead {
   static constexpr int kStrips = Wide<Shape>::Sums::kStrips;
   static_assert(Shape::kDepth == kScaleBlock && kScaleBlock % Shape::kWaveN == 0, "a wave must stay in a block");
 
-  /// Of blocks of `span`, for `rows` rows of a and `columns` of out.
+  /// Reads the blocks of `span`, for `rows` rows of a and `columns` of out.
   __device__ ScalesAhead(const ScaleMatrix& a_scale, const ScaleMatrix& b_scale, const WavePlace<Shape>& wave,
                          int64_t rows, int64_t columns, Span span)
       : a_stride_(a_scale.strides[1]),
@@ -129,7 +129,7 @@ class ScalesAhead {
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) offsets_[s] = Layout::owned(s) * row_bytes;
   }
-  /// Of rows(i) of a's scales, which have a_rows and lie within 2^31 bytes, for rows i of the tile, and of columns(i)
+  /// Reads rows(i) of a's scales, which have a_rows and lie within 2^31 bytes, for rows i of the tile, and columns(i)
   /// of b's rows.
   template <class Rows, class Columns>
   __device__ ScalesAhead(const ScaleMatrix& a_scale, int64_t a_rows, const Rows& rows, const ScaleMatrix& b_scale,
@@ -158,7 +158,7 @@ class ScalesAhead {
     for (int half = 0; half < HALVES; ++half)
       b_next_[half] = load_float(make_buffer(b_scale_[half], left_ > 0 ? sizeof(float) : 0), 0);
   }
-  /// What is loaded from here on is the block after that.
+  /// Goes on to the block after that one.
   __device__ void advance() {
     left_ -= kScaleBlock;
     a_scale_ += a_stride_;
@@ -176,7 +176,7 @@ class ScalesAhead {
  private:
   const float *a_scale_, *b_scale_[HALVES];
   int64_t a_stride_, b_stride_;
-  int64_t left_;  // of the depth, from the next block on
+  int64_t left_;  // what is left of the depth, from the next block on
   uint32_t a_bytes_, offsets_[kStrips];
   float a_[kStrips], b_[HALVES], b_next_[HALVES];
 };
@@ -206,13 +206,13 @@ class ScaledPipeline {
  private:
   using Element = typename Shape::Element;
   using Piece = typename Sums::Piece;
-  static constexpr int kPhases = 2, kStrips = Left::kStrips;  // of a phase
+  static constexpr int kPhases = 2, kStrips = Left::kStrips;  // a phase's
   static constexpr int kRuns = Shape::kSlices * Wide<Shape>::kRuns, kPieces = kRuns * kStrips;
   static constexpr int kColumns = kRuns * Right::kStrips, kProducts = 2 * Right::kStrips;  // places of a piece
   static constexpr int kPlaces = kPieces * kProducts, kStripPlaces = kRuns * kProducts;
   static constexpr int kRing = kRuns, kAhead = kStrips > 1 ? kRing : kRing / 2;
   static constexpr int kBarrier = kPlaces - kAhead * kProducts, kLastStrip = kPlaces - kStripPlaces;
-  static constexpr int kElements = Sums::kPieceElements, kScaled = kElements * Right::kStrips;  // of a strip
+  static constexpr int kElements = Sums::kPieceElements, kScaled = kElements * Right::kStrips;  // elements of a strip
   static_assert(Shape::kWavesK == 1 && Shape::kSlices == 2 && Sums::kStrips == kPhases * kStrips, "the order");
 
   // When a phase's accesses begin.
@@ -220,7 +220,7 @@ class ScaledPipeline {
   // Each after the store of what its registers hold.
   static constexpr Spread kLeftLoads{kLeftStores.from, kPlaces, Left::kShare};
   static constexpr Spread kRightLoads{kRightStores.from, kPlaces, Right::kShare};
-  static constexpr Spread kPrefetches{2, kPlaces - 1, kColumns};  // of shuffled weights
+  static constexpr Spread kPrefetches{2, kPlaces - 1, kColumns};  // loads of shuffled weights
   static_assert(kLeftStores.fits() && kRightStores.fits() && kPrefetches.fits(), "a place for each access");
   static_assert(is_behind(kLeftLoads, kLeftStores) && is_behind(kRightLoads, kRightStores),
                 "registers are stored before they are loaded");
@@ -416,11 +416,11 @@ class ScaledPipeline {
   Right& right;
   Scales& scales;
   Memory& lds;
-  Chunk rows[kRing];                 // of the left operand, of pieces to come
-  Chunk columns[kColumns];           // of the right operand, a block
-  Chunk prefetched[kColumns];        // of the next block, where it does not come from LDS
+  Chunk rows[kRing];                 // the left operand's, for pieces to come
+  Chunk columns[kColumns];           // the right operand's, a block
+  Chunk prefetched[kColumns];        // the next block's, where it does not come from LDS
   Piece block[2][Right::kStrips];    // the products of a block: of the strip before, and of the current one
-  float factors[HALVES];             // of the strip before
+  float factors[HALVES];             // the strip before's
   float total[Sums::kStrips][kScaled];
 };
 
@@ -462,7 +462,7 @@ struct ScaledLoop<Shape, BAND, false> {
                                    ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>>;
   using Memory = gemm::Memory<Shape, Left, Right>;
 
-  /// What LDS holds of workgroups whose weights go through it, the compiler must leave registers for.
+  /// The compiler must leave registers for as many workgroups as LDS holds of those whose weights go through it.
   static constexpr int kLdsBytes = 65536, kStepBytes = (Shape::kBlockM + Shape::kBlockN) * Shape::kDepth;
   static constexpr int kWavesPerSimd = kLdsBytes / kStepBytes * Shape::kThreads / kWaveSize / 4;
 

@@ -26,9 +26,9 @@ struct GemmWeightOnlyArgs {
   tile::MatrixView<OutElement> out;             // [m, n]
   tile::MatrixView<const OutElement> residual;  // [m, n]; read where the build has one
   const BiasElement* bias;                      // [n]; read where the build has one
-  gemm::Partials<float> partials;               // where the depth is split
+  gemm::Partials<float> partials;               // used where the depth is split
   tile::TileOrder order;
-  int64_t split_depth;                          // of k for each split, a multiple of Shape::kDepth
+  int64_t split_depth;                          // k of each split, a multiple of Shape::kDepth
 };
 
 namespace gemm_weight_only {
@@ -164,7 +164,7 @@ class Dequantised {
  private:
   static constexpr int kRun = Shape::kRun, kGroup = Shape::kGroupSize ? Shape::kGroupSize : 1;
   static constexpr int kRowBytes = Shape::kDepth * Shape::kBits / 8;
-  static constexpr int kBytes = BLOCK * kRowBytes / Shape::kThreads;  // of a work-item
+  static constexpr int kBytes = BLOCK * kRowBytes / Shape::kThreads;  // bytes of a work-item
   static constexpr int kPieceBytes = kBytes < 16 ? kBytes : 16, kCount = kBytes / kPieceBytes;
   static constexpr int kPieceWeights = kPieceBytes * 8 / Shape::kBits, kChunks = kPieceWeights / kRun;
   static_assert(kPieceBytes >= 8 && kCount * kPieceBytes == kBytes, "whole pieces of 8 or 16 bytes");
@@ -199,9 +199,9 @@ struct FewRowsShape : gemm::Shape<Config> {
       Config::kGroupSize > 0 && Config::kGroupSize < kWaveDepth ? Config::kGroupSize : kWaveDepth;
   static constexpr int kBlocks = kWaveDepth / kBlock, kBlockSlices = kBlock / Base::kSlice, kLaneWeights = kBlock / 4;
 
-  /// Of a wave's depth, what this lane has first in slice `s`. LDS serves rows 0 to 3 of a group of lanes together with
-  /// rows 4 to 7 of its neighbour: what these two have must be no odd multiple of 64 bytes apart, which is half of all
-  /// banks, as the swizzle of the rows is.
+  /// The first of a wave's depth that this lane has in slice `s`. LDS serves rows 0 to 3 of a group of lanes together
+  /// with rows 4 to 7 of its neighbour: what these two have must be no odd multiple of 64 bytes apart, which is half of
+  /// all banks, as the swizzle of the rows is.
   __device__ static int depth(int s) {
     const int group = lane_index() / 16, place = kLaneWeights == 32 ? group >> 1 | (group & 1) << 1 : group;
     return s / kBlockSlices * kBlock + place * kLaneWeights + s % kBlockSlices * Base::kRun;
@@ -291,7 +291,8 @@ class Straight {
 
  private:
   static constexpr int kGroup = Shape::kGroupSize ? Shape::kGroupSize : 1;
-  static constexpr int kBytes = Shape::kWaveDepth * Shape::kBits / 8, kWords = kBytes / 4 / 4;  // of a row; of a lane
+  // Bytes of a row; words of a lane
+  static constexpr int kBytes = Shape::kWaveDepth * Shape::kBits / 8, kWords = kBytes / 4 / 4;
   static constexpr int kBlockWords = kWords / Shape::kBlocks, kPieceWords = kBlockWords < 4 ? kBlockWords : 4;
   static constexpr int kBlockPieces = kBlockWords / kPieceWords, kPieces = kWords / kPieceWords;
 
@@ -315,8 +316,8 @@ class Straight {
   uint32_t words_[Slice::kStrips][kWords], zeros_[Slice::kStrips][Shape::kBlocks];
 };
 
-/// Adds the products of each group of a step times its scale. Of the scales a lane needs those of the rows of the sums
-/// that its 16 neighbours have alike: each loads one, and DPP hands it to the others.
+/// Adds the products of each group of a step times its scale. A lane needs the scales of the rows of its sums, which
+/// its 16 neighbours have alike: each loads one, and DPP hands it to the others.
 template <class Shape, class ScaleElement>
 class AddScaledGroups {
   using Sums = typename Shape::Sums;
@@ -404,8 +405,8 @@ struct Body {
   using Right = typename Operands<Shape, kHasFewRows>::Right;
   using Memory = gemm::Memory<Shape, Left, Right>;
 
-  /// Of a compute unit, which registers must allow: as many as LDS has room for, but for few rows two. Where a step of
-  /// waves of 64 × 64 has two groups of products it is one, as two would spill.
+  /// The workgroups of a compute unit, which registers must allow: as many as LDS has room for, but two for few rows.
+  /// It is one where a step of waves of 64 × 64 has two groups of products: two would spill.
   static constexpr int kLdsBytes = 65536, kSimds = 4;
   static constexpr int kFitting = static_cast<int>(kLdsBytes / sizeof(Memory));
   static constexpr int kWorkgroups = kHasFewRows ? 2 : Config::kGroupSize == Shape::kSlice ? 1 : kFitting;
@@ -424,7 +425,7 @@ struct Body {
     }
   };
 
-  /// What workgroup `workgroup` (tile, 0, split) does.
+  /// Runs workgroup `workgroup` (tile, 0, split).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const WavePlace<Shape> wave(args.order.at(workgroup.x));
@@ -446,7 +447,7 @@ struct Body {
     store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, Finish{args}, lds.sums);
   }
 
-  /// What workgroup `workgroup` of the second kernel does.
+  /// Runs workgroup `workgroup` of the second kernel.
   __device__ static void sum(const Args& args, uint32_t workgroup) {
     sum_partials<Config::kSplits>(args.partials, args.out, workgroup, Finish{args});
   }

@@ -18,7 +18,7 @@ struct GroupedGemmArgs {
   gemm::VectorPerMatrix<typename Config::BiasElement> bias;  // n each; read where the build has one
   const float* a_scale;                                      // [rows of a]; read where the build has scales
   gemm::VectorPerMatrix<float> b_scale;                      // n each; likewise
-  tile::TileOrder order;                                     // of slots (GroupPlace) and columns
+  tile::TileOrder order;                                     // order of slots (GroupPlace) and columns
 };
 
 namespace grouped_gemm {
@@ -29,8 +29,8 @@ using namespace gemm;
 /// many as it needs, so that it is found without adding the sizes of those before it up, and a launch of
 /// rows / kBlock + groups of them has all.
 struct GroupPlace {
-  int64_t group, first, rows;  // of out; no rows where the number has no tile
-  uint32_t tile;               // of the group's rows
+  int64_t group, first, rows;  // rows of out; none where the number has no tile
+  uint32_t tile;               // tile of the group's rows
 
   template <int kBlock>
   __device__ static GroupPlace of(const int32_t* offsets, uint32_t groups, int64_t rows, uint32_t slot) {
@@ -39,7 +39,7 @@ struct GroupPlace {
       return value < 0 ? int64_t{0} : value < rows ? value : rows;
     };
     const auto start = [&](uint32_t i) { return static_cast<uint32_t>(offset(i) / kBlock) + i; };
-    uint32_t count = 0;  // of groups that start at or before the slot; every lane looks at some
+    uint32_t count = 0;  // groups that start at or before the slot; every lane looks at some
     for (uint32_t i = 0; i < groups; i += kWaveSize) {
       const uint32_t group = i + lane_index();
       count += __builtin_popcountll(__builtin_amdgcn_ballot_w64(group < groups && start(group) <= slot));
@@ -59,7 +59,7 @@ struct Body {
   using Shape = gemm::Shape<Config>;
   using Args = GroupedGemmArgs<Config>;
   static constexpr int kBand = Config::kIsShuffled ? 16 : 0;
-  using Loop = MainLoop<Shape, kBand>;  // of rows as they stand
+  using Loop = MainLoop<Shape, kBand>;  // for rows as they stand
   using Left = ChosenRows<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = typename MainLoop<Shape, kBand, false>::Right;
   using Memory = std::conditional_t<Config::kIsGathered, gemm::Memory<Shape, Left, Right>, typename Loop::Memory>;
@@ -77,7 +77,7 @@ struct Body {
     }
   };
 
-  /// What workgroup `workgroup` (tile) does.
+  /// Runs workgroup `workgroup` (tile).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const TilePlace tile = args.order.at(workgroup.x);

@@ -33,7 +33,7 @@ __device__ inline uint32_t pair_of(float first, float second) {
   else return __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(first, second));
 }
 
-/// What e2m1 means by its three lower bits, times a power of two, in bf16: the bytes of eight values.
+/// Values of e2m1 by its three lower bits, times a power of two, in bf16: the bytes of eight values.
 class ScaledFp4 {
  public:
   /// `exponent`: of the power of two, biased by 127; 255 means NaN.
@@ -58,7 +58,7 @@ class ScaledFp4 {
   /// 0, 1/2, 1, 3/2, 2, 3, 4, 6 in bf16 are 0, 3F00, 3F80, 3FC0, 4000, 4040, 4080, 40C0. Another power of two adds to
   /// the exponent, whose lowest bit is in the lower byte.
   __device__ void start_normal(uint32_t exponent) {
-    const bool is_odd = exponent & 1;  // as 127, which means 1
+    const bool is_odd = exponent & 1;  // 127, which means 1, is odd
     low_[0] = is_odd ? 0xC0800000u : 0x40008000u, low_[1] = is_odd ? 0xC0804000u : 0x4000C080u;
     const uint32_t half = exponent / 2;
     high_[0] = half * 0x01010100u + (is_odd ? 0u : 0xFFFFFF00u);
@@ -139,11 +139,12 @@ struct PackedUnit : Unit<Element> {
   static constexpr int kBits = FORMAT == Format::int8 || FORMAT == Format::fp8 ? 8 : 4;
   static constexpr int kRun = 8 * kRunBytes / kBits;        // weights
   static constexpr int kDepth = 16 * kRun;
-  static constexpr int kParts = kDepth / Base::kDepth;      // of the depth, by which rows of a are exchanged
+  static constexpr int kParts = kDepth / Base::kDepth;      // parts of the depth, by which rows of a are exchanged
   static constexpr int kPartRuns = Base::kSteps / kParts;   // a lane's runs of the weights for a part
 
   __device__ static int depth() { return lane_index() % 16 * kRun; }
-  /// Where a lane reads a row of a for a part: each four lanes what goes with runs of the weights that one lane has.
+  /// The place at which a lane reads a row of a for a part: each four lanes read what goes with runs of the weights
+  /// that one lane has.
   __device__ static int row_depth(int part) {
     constexpr int kPartDepth = kPartRuns * kRun;
     return lane_index() % 16 / 4 * (Base::kSteps * kRun) + part * kPartDepth + lane_index() % 4 * Base::kRun;
@@ -204,7 +205,7 @@ struct PackedUnit : Unit<Element> {
   }
 };
 
-/// As PackedUnit, where each kGroup of the depth have a scale, and sums over them are scaled. The lanes of an
+/// Like PackedUnit, but each kGroup of the depth have a scale, and sums over them are scaled. The lanes of an
 /// instruction then share a group: each has eight weights of 32 that follow one another, and rows of a as they are.
 template <class Element, Format FORMAT, int kGroup>
 struct GroupedUnit : PackedUnit<Element, FORMAT> {

@@ -41,8 +41,8 @@ __device__ Run load_run(const char* address) {
   }
 }
 
-/// Of `count` columns, where the kSize of a unit begin that has those from `first` on: earlier where there are not as
-/// many left, so that a unit's place is the same for all lanes.
+/// The first of the kSize columns, of `count`, of a unit that has those from `first` on: earlier where not as many are
+/// left, so that a unit's place is the same for all lanes.
 template <int kSize>
 __device__ uint32_t unit_begin(uint32_t first, uint32_t count) {
   const uint32_t last = count > kSize ? count - kSize : 0;
@@ -155,7 +155,7 @@ struct Unit {
     for (int run = 0; run < kRuns; ++run) lds.at(run * kRunRows + lane / 16, lane % 16) = runs[run];
     wave_barrier();
   }
-  /// Of the lane's row four runs that lie `apart`.
+  /// Takes four runs that lie `apart` of the lane's row.
   __device__ static Operand taken(Exchange& lds, int first, int apart) {
     Operand result;
 #pragma unroll

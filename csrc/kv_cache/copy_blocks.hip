@@ -19,8 +19,8 @@
 namespace aiter_like {
 
 constexpr uint32_t kThreads = 256, kWords = 4;
-constexpr int kMostCaches = 256;  // of a launch: keys and values of 128 layers, 2 of the 4 KB of arguments
-constexpr int kDims = 4;  // of a block, after merging; the last is contiguous
+constexpr int kMostCaches = 256;  // caches of a launch: keys and values of 128 layers, 2 of the 4 KB of arguments
+constexpr int kDims = 4;  // dimensions of a block, after merging; the last is contiguous
 
 /// Caches of one layout.
 template <int kCount>
@@ -33,8 +33,8 @@ struct CopyBlocksArgs {
   const void* mapping;  // [pairs, 2] int64_t or int32_t: from, to
   int64_t to_block, from_block, to_blocks, from_blocks;        // words from block to block; blocks
   int64_t to_stride[kDims - 1], from_stride[kDims - 1];        // words
-  uint32_t size[kDims];                                        // of the last in words; 1 where there is no dimension
-  uint32_t words, parts;                                       // of a block: words, workgroups
+  uint32_t size[kDims];                                        // the last one's in words; 1 where there is no dimension
+  uint32_t words, parts;                                       // a block's words, workgroups
   bool is_wide;
 };
 

@@ -75,7 +75,7 @@ template <class Shape>
 struct Lds {
   typename Shape::KeyTile keys;
   int64_t places[2][kBlockN];  // bytes from the cache's first to a block's keys; −1: there is none
-  uint32_t there[4];           // which keys of a block there are
+  uint32_t there[4];           // the keys of a block that there are
 };
 
 /// Four fp8 of a word as two words of Element, exactly.
@@ -188,7 +188,7 @@ struct Item {
   bool is_causal = false;
 };
 
-/// What a wave has in registers for its rows, and what it does with a block of keys.
+/// A wave's registers for its rows, and its work on a block of keys.
 template <class Shape>
 struct WaveRows {
   using Element = typename Shape::Element;
@@ -197,8 +197,8 @@ struct WaveRows {
   typename Shape::QuerySlice queries[Shape::kSlices];
   typename Shape::OutSlice out[Shape::kOutSlices];
   OnlineSoftmax<typename Shape::Scores> softmax;
-  float inner, softcap;     // of a score
-  int token, head;          // of this lane's row
+  float inner, softcap;     // a score's
+  int token, head;          // this lane's row's
   bool is_row, any_row;
   int last, everyones_last;  // last key that this lane's row sees, and all rows of the wave
 
@@ -358,7 +358,7 @@ __device__ void attend(const MlaDecodeArgs& args, const Item& item, int first_ro
   rows.finish(args, item, first_column, value_scale);
 }
 
-/// What workgroup `workgroup` of a launch does: all items of its part, for its tile of rows.
+/// Runs workgroup `workgroup` of a launch: all items of its part, for its tile of rows.
 template <class Config>
 __device__ __attribute__((always_inline)) void body(const MlaDecodeArgs& args, uint32_t workgroup,
                                                     Lds<Shape<Config>>& lds) {

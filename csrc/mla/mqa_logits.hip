@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The logits by which sparse attention chooses its keys, on the matrix cores of gfx942; mqa_logits_body.h has the
 // steps. One build per heads, head dimension, and rows of a workgroup.
-//
-// Bound: of decoding, memory: HEAD_DIM + 4 bytes per key, which all rows of a sequence share. Of prompts, the matrix
-// cores: 2 · HEADS · HEAD_DIM operations per pair of row and key.
+// Bound: memory in decoding, HEAD_DIM + 4 bytes per key, which all rows of a sequence share; the matrix cores in
+// prompts, 2 · HEADS · HEAD_DIM operations per pair of row and key.
 #include "aiter_like/ffi.h"
 #include "mqa_logits_body.h"
 
@@ -46,7 +45,7 @@ int64_t splits_of(int64_t tiles, int64_t keys, int64_t compute_units) {
   return splits > 1 ? splits : 1;
 }
 
-/// Which keys each row, or each sequence, has.
+/// Sets the keys of each row, or of each sequence.
 void set_keys(ffi::Match& match, mqa::Args& args, ffi::Size& rows, ffi::Size& batch, ffi::Size& entries,
               const ffi::OptionalTensor& starts, const ffi::OptionalTensor& ends,
               const ffi::OptionalTensor& context_lens, const ffi::OptionalTensor& block_table,

@@ -40,10 +40,10 @@ struct Args {
   int64_t weights_row;
   const int32_t *starts, *ends;  // Each row has its own; they are null with a table.
   const int32_t* context_lens;   // Each sequence has its own.
-  const int32_t* table;          // of a paged call; else all keys are one page
+  const int32_t* table;          // a paged call's; else all keys are one page
   int64_t table_row;
-  const int32_t* page_starts;    // where a sequence's entries of the table begin; null: at multiples of table_row
-  int num_entries;               // of such a table
+  const int32_t* page_starts;    // beginnings of the sequences' entries in the table; null: multiples of table_row
+  int num_entries;               // such a table's
   Divider page_size, tiles_of_sequence, tiles;
   uint32_t num_pages;
   int rows_of_sequence, width, num_keys;  // num_keys: that a row of the table, or the one page, has room for
@@ -81,7 +81,7 @@ struct Shape {
   using Strip = tile::RegTile<fp8, 16, kDim, tile::OperandByRow<16>>;
   using Scores = tile::RegTile<float, kHeads, 16, tile::Product<>>;
   static constexpr int kHeadsOfLane = Scores::kPerStrip;
-  static constexpr int kChunks = kDim / 16;                       // of 16 bytes, of a row
+  static constexpr int kChunks = kDim / 16;                       // chunks of 16 bytes in a row
   static constexpr int kRowsAtOnce = kWaveSize / kChunks, kLoads = kKeys / kRowsAtOnce;
   using WaveLds = tile::LdsTile<fp8, kKeys, kDim, tile::SwizzledByRow>;
 };
@@ -114,7 +114,7 @@ struct Rows {
   }
 };
 
-/// Where this lane's key of a block is: the table's entry stays as it was loaded until it is used.
+/// The place of this lane's key of a block: the table's entry stays as it was loaded until it is used.
 struct Place {
   uint32_t entry, place;
   bool is_listed;  // the table has a column for it
@@ -207,7 +207,7 @@ struct Row {
   }
 };
 
-/// By value: of two elements of an array the compiler would choose the index, and registers have none.
+/// Chooses by value: between two elements of an array the compiler would choose the index, and registers have none.
 __device__ inline float either(bool condition, float yes, float no) { return condition ? yes : no; }
 
 /// The sums over groups of lanes, of four strips: each lane has that of its own key among the 64.
@@ -224,7 +224,7 @@ template <class S>
 struct Tile {
   const Args& args;
   int sequence, first_row;  // in the sequence
-  const int32_t* entries;   // of the sequence, with room for so many keys
+  const int32_t* entries;   // the sequence's, with room for so many keys
   int num_keys, context;    // context: its length, with a table
   int fill_end;             // columns before it that a row does not see become −inf
 
@@ -241,7 +241,8 @@ struct Tile {
   __device__ int64_t row_of(int row) const { return int64_t{sequence} * args.rows_of_sequence + first_row + row; }
   __device__ bool has(int row) const { return first_row + row < args.rows_of_sequence; }
 
-  /// What row `row` of the tile sees. A length that is not one, as below the rows' number, leaves early rows nothing.
+  /// The keys that row `row` of the tile sees. A wrong length, such as one below the rows' number, leaves early rows
+  /// nothing.
   __device__ Range range_of(int row) const {
     if (!has(row)) return {0x7FFFFFFF, 0};
     int64_t first = 0, end = 0;

@@ -24,7 +24,7 @@ struct MoeGemmArgs {
   int32_t slots, block;
   bool is_of_pairs;                                          // a has a row for each pair
   float limit;
-  tile::TileOrder order;                                     // of all places
+  tile::TileOrder order;                                     // order of all places
 };
 
 namespace moe_gemm {
@@ -70,7 +70,7 @@ struct Body {
   using Columns = std::conditional_t<Config::kIsGated, GateRows<Config::kIsInterleaved>, RowsInOrder>;
   static_assert(Config::kSplits == 1, "blocks of many experts share the depth with nobody");
 
-  /// What a row of the tile becomes: facts that do not depend on the column.
+  /// Facts about a row of the tile that do not depend on the column.
   struct Row {
     int32_t pair;
     float scale, weight;
@@ -146,7 +146,7 @@ struct Body {
     }
   };
 
-  /// What workgroup `workgroup` (tile) does.
+  /// Runs workgroup `workgroup` (tile).
   __device__ __attribute__((always_inline)) static void multiply(const Args& args, WorkgroupIndex workgroup,
                                                                  Memory& lds) {
     const int64_t valid = args.valid[0], end = valid < args.places ? valid : args.places;

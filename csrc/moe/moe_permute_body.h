@@ -23,7 +23,7 @@ struct MoePermuteArgs {
   int64_t output_scales_stride, token_scales_stride, group_scales_stride;
   int64_t tokens;
   int32_t slots, groups;
-  uint32_t units;  // of a row
+  uint32_t units;  // a row's
 };
 
 template <class Unit_>

@@ -19,7 +19,7 @@
 
 namespace aiter_like {
 
-/// What is written for a pair: slot << 24 | token with its weight, or its number token · slots + slot.
+/// The form of a pair in the results: slot << 24 | token with its weight, or its number token · slots + slot.
 enum class PairForm { kPacked, kNumber };
 
 template <class Config>
@@ -30,10 +30,10 @@ struct MoeSortingArgs {
   const typename Config::Id* ids;  // [tokens, slots]
   uint32_t* counts;                // [chunks, experts]; null for one chunk
   int64_t ids_stride;
-  uint32_t pairs, chunk;  // of all tokens, and of a workgroup: a multiple of kThreads
+  uint32_t pairs, chunk;  // all tokens', and a workgroup's: a multiple of kThreads
   int tokens, slots, experts, block, chunks;
 
-  // Of kPacked.
+  // For kPacked.
   float* sorted_weights;        // [capacity], 0 in padding
   const float* weights;         // [tokens, slots]
   const int32_t* mask;          // [experts]: 0 where an expert is another device's; null: all are here
@@ -44,13 +44,13 @@ struct MoeSortingArgs {
   uint32_t weighted;  // pairs of tokens that have weights; those of others do not count
   int clearing;       // workgroups beyond the chunks
 
-  // Of kNumber; each may be null.
+  // For kNumber; each may be null.
   int32_t* block_pairs;  // [capacity / block]: pairs of the block's expert from this block on
   int32_t* inverse;      // [pairs]: where each pair is, or -1
   int64_t* first;        // [experts + 1]: where an expert's pairs begin
   const int32_t* map;    // [mapped]: the expert here of each number in ids; null: they are the same
   int mapped;
-  int64_t places;  // of sorted_ids that are written: those beyond the padded pairs as if they were padding
+  int64_t places;  // places of sorted_ids that are written: those beyond the padded pairs as if padding
 };
 
 template <class Config>
@@ -65,9 +65,9 @@ struct MoeSortingBody {
   struct Lds {
     uint32_t next[kWaves][kExperts];  // pairs of a wave, then where its next one goes
     uint32_t total[kExperts];
-    uint32_t first[kExperts];         // where an expert's pairs begin
+    uint32_t first[kExperts];         // the beginning of an expert's pairs
     uint32_t local[kExperts];         // experts that are here before it
-    uint32_t sums[2][kWaves];         // of the padded pairs of a wave's experts, and of those that are here
+    uint32_t sums[2][kWaves];         // a wave's experts' padded pairs, and experts that are here
   };
 
   __device__ static uint32_t valid_pairs(const Args& args) {
@@ -286,8 +286,8 @@ __global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(typename
   Body::run_place(args);
 }
 
-/// How the pairs are shared out among workgroups, and the words of `counts` that they need. Of few pairs there are more
-/// workgroups than pairs need, since they share the experts' padding and blocks.
+/// How the pairs are shared out among workgroups, and the words of `counts` that they need. Few pairs get more
+/// workgroups than they need, since these share the experts' padding and blocks.
 template <class Config>
 int64_t share_pairs(MoeSortingArgs<Config>& args) {
   constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads, kFew = 2048, kChunk = 4 * kThreads, kMostChunks = 256;

@@ -76,7 +76,7 @@ struct MoeSumBody {
       for (int e = 0; e < kVec; ++e) sum[e] = __builtin_fmaf(factor[i], x[i].at(e), sum[e]);
   }
 
-  /// As add, of all lanes of a set of at most kCount.
+  /// Like add, for all lanes of a set of at most kCount.
   template <int kCount>
   __device__ static void add_rest(const Args& args, const Element* column, uint64_t lanes, int32_t row, float weight,
                                   float (&sum)[kVec]) {

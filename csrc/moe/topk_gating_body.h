@@ -9,10 +9,8 @@
 
 #include "aiter_like/math.h"
 #include "aiter_like/ordered.h"
-#include "aiter_like/reduce.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
+#include "aiter_like/reduce.h"
 
 namespace aiter_like {
 
@@ -36,13 +34,11 @@ struct TopkGatingArgs {
   bool has_sum_of_two;    // a group counts as the sum of its two best; else as its best
   bool is_renormalized;
   float scale, shared_weight;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = TopkGatingArgs;
     return {offsetof(A, gating), offsetof(A, gating_stride), offsetof(A, tokens), offsetof(A, k),
             offsetof(A, bias), offsetof(A, id_columns), offsetof(A, best_groups)};
   }
-#endif
 };
 
 template <class Config>
@@ -186,10 +182,8 @@ struct TopkGatingBody {
       const uint32_t key = ordered_key(x[i]);  // scores rise with logits, so that these tell which is the best
       keys[i] = expert >= args.experts ? 0 : key > kNanKey ? key : kNanKey;
     }
-#if defined(__HIP__)
     await_arguments(args.weights, args.weights_stride, args.ids, args.ids_stride, args.bias_kind, args.scale,
                     int{args.has_sum_of_two}, args.shared_weight);
-#endif
     to_scores(args, x);
     if (args.bias_kind != Bias::kNone) {
 #pragma unroll
@@ -232,15 +226,10 @@ struct TopkGatingBody {
   }
 };
 
-#if defined(__HIP__)
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads) void topk_gating_kernel(AITER_LIKE_PRELOADED, typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void topk_gating_kernel(typename Body::Args args) {
-#endif
+__global__ __launch_bounds__(Body::kThreads, 2) void topk_gating_kernel(AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run(args);
 }
 

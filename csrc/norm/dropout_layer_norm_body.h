@@ -33,7 +33,7 @@ struct DropoutLayerNormArgs {
   float epsilon;
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct DropoutLayerNormBody {
   using Element = typename Config::Element;
@@ -104,8 +104,7 @@ void launch_dropout_layer_norm(const DropoutLayerNormArgs<Config>& args, bool is
   using Layout = typename Config::template Layout<true>;
   const auto kernel = is_aligned ? dropout_layer_norm_kernel<DropoutLayerNormBody<Config, true>>
                                  : dropout_layer_norm_kernel<DropoutLayerNormBody<Config, false>>;
-  launch_overlapped(kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-  check_launch("dropout_layer_norm_kernel");
+  launch_named("dropout_layer_norm_kernel", kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

@@ -12,10 +12,8 @@
 // 2 · sizeof(Element) bytes per element.
 #pragma once
 
-#include "aiter_like/rows/rows.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
+#include "aiter_like/rows/rows.h"
 
 namespace aiter_like {
 
@@ -36,7 +34,7 @@ struct QkRmsNormArgs {
   Side<Config> q, k;
   int64_t q_rows;  // rounded up to whole workgroups
 #if defined(__HIP__)
-  uint32_t rows[2];  // of q and of k, in one word to be preloaded
+  uint32_t rows[2];  // q's and k's, in one word to be preloaded
   static constexpr Preload preload() {
     using A = QkRmsNormArgs;
     return {offsetof(A, rows), offsetof(A, q.input.data), offsetof(A, q.input.stride), offsetof(A, q.hidden),
@@ -45,7 +43,7 @@ struct QkRmsNormArgs {
 #endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct QkRmsNormBody {
   using Element = typename Config::Element;
@@ -82,9 +80,7 @@ struct QkRmsNormBody {
 
     RowTile<Layout, Element> x;
     x.load(side.input.row(row), hidden);
-#if defined(__HIP__)
     await_arguments(side.weight, side.out.data, side.out.stride);
-#endif
     const float squares = lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(side.hidden);
     x.drop_floats();
@@ -97,21 +93,17 @@ struct QkRmsNormBody {
   }
 };
 
-#if defined(__HIP__)
 template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads) void fused_qk_rmsnorm_kernel(AITER_LIKE_PRELOADED,
-                                                                                  typename Body::Args args) {
+__global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void fused_qk_rmsnorm_kernel(
+    AITER_LIKE_PRELOADED(typename Body::Args)) {
+  await_stream();
   take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+#if defined(__HIP__)
   constexpr uint32_t kRows = Body::Layout::kRows;
   args.q.rows = args.rows[0];
   args.k.rows = args.rows[1];
   args.q_rows = (args.rows[0] + kRows - 1) / kRows * kRows;
-#else
-template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void fused_qk_rmsnorm_kernel(
-    typename Body::Args args) {
 #endif
-  await_stream();
   Body::run(args);
 }
 
@@ -126,8 +118,7 @@ void launch_fused_qk_rmsnorm(QkRmsNormArgs<Config> args, bool is_aligned, Stream
 #endif
   const auto kernel = is_aligned ? fused_qk_rmsnorm_kernel<QkRmsNormBody<Config, true>>
                                  : fused_qk_rmsnorm_kernel<QkRmsNormBody<Config, false>>;
-  launch_overlapped(kernel, q_workgroups + k_workgroups, Layout::kThreads, stream, args);
-  check_launch("fused_qk_rmsnorm_kernel");
+  launch_named("fused_qk_rmsnorm_kernel", kernel, q_workgroups + k_workgroups, Layout::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

@@ -15,17 +15,15 @@
 // element of second.
 #pragma once
 
-#include "aiter_like/quant.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
+#include "aiter_like/quant.h"
 
 namespace aiter_like {
 
 /// How y is quantised: not at all, by a scale in memory, or by scales found per row or per kGroup columns (quant.h).
 enum class Quant { none, fixed, found };
 
-/// What the operator takes of either matrix.
+/// The arguments of either matrix.
 template <class Config>
 struct NormSide {
   using Element = typename Config::Element;
@@ -49,16 +47,14 @@ struct FusedRmsQuantArgs {
   float* scale;                        // [1] if Quant::fixed
   int64_t scale_stride, group_stride;  // scales from row to row, from group to group
   int64_t first_rows;                  // rounded up to whole workgroups
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = FusedRmsQuantArgs;
     return {offsetof(A, first_rows), offsetof(A, first.rows), offsetof(A, first.hidden), offsetof(A, first.input.data),
             offsetof(A, first.input.stride), offsetof(A, first.weight), offsetof(A, out.data)};
   }
-#endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct FusedRmsQuantBody {
   using Element = typename Config::Element;
@@ -68,7 +64,7 @@ struct FusedRmsQuantBody {
   using SecondLayout = typename Config::template SecondLayout<kIsAligned>;
   using Args = FusedRmsQuantArgs<Config>;
 
-  static constexpr int kBytes = (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight);  // of registers
+  static constexpr int kBytes = (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight);  // bytes of registers
   static constexpr int kMinGroups = Layout::min_groups(kBytes);
 
   __device__ __forceinline__ static void run(const Args& args) {
@@ -92,12 +88,10 @@ struct FusedRmsQuantBody {
     RowTile<Rows, Weight> weight;
     x.load(side.input.row(row), hidden);
     weight.load(side.weight, hidden);  // with the row, not after the reduction
-#if defined(__HIP__)
     if constexpr (kHasPlain) await_arguments(side.out.data, side.out.stride);
     if constexpr (kIsFirst && Config::kQuant != Quant::none) await_arguments(args.out.stride, args.scale);
     if constexpr (kIsFirst && Config::kQuant == Quant::found) await_arguments(args.scale_stride);
     if constexpr (kHasResidual) await_arguments(args.residual_out.data, args.residual_out.stride);
-#endif
     if constexpr (kHasResidual) {
       x.add(args.residual_in.row(row), hidden);
       store_row<Rows>(args.residual_out.row(row), hidden, [&](int v, int e) { return x.at(v, e); });
@@ -129,18 +123,12 @@ struct FusedRmsQuantBody {
   }
 };
 
-#if defined(__HIP__)
-template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads) void fused_rms_quant_kernel(AITER_LIKE_PRELOADED,
-                                                                                 typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-  load_arguments_first();
-#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void fused_rms_quant_kernel(
-    typename Body::Args args) {
-#endif
+    AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+  load_arguments_first();
   Body::run(args);
 }
 
@@ -151,8 +139,8 @@ void launch_fused_rms_quant(FusedRmsQuantArgs<Config> args, bool is_aligned, Str
   args.first_rows = int64_t{workgroups} * Layout::kRows;
   const auto kernel = is_aligned ? fused_rms_quant_kernel<FusedRmsQuantBody<Config, true>>
                                  : fused_rms_quant_kernel<FusedRmsQuantBody<Config, false>>;
-  launch_overlapped(kernel, workgroups + Layout::workgroups(args.second.rows), Layout::kThreads, stream, args);
-  check_launch("fused_rms_quant_kernel");
+  launch_named("fused_rms_quant_kernel", kernel, workgroups + Layout::workgroups(args.second.rows), Layout::kThreads,
+               stream, args);
 }
 
 }  // namespace aiter_like

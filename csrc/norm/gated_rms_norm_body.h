@@ -14,10 +14,8 @@
 #pragma once
 
 #include "aiter_like/math.h"
-#include "aiter_like/quant.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
+#include "aiter_like/quant.h"
 
 namespace aiter_like {
 
@@ -33,16 +31,14 @@ struct GatedRmsNormArgs {
   int64_t rows;
   int hidden;
   float epsilon;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = GatedRmsNormArgs;
     return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
             offsetof(A, gate.data), offsetof(A, gate.stride), offsetof(A, weight)};
   }
-#endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct GatedRmsNormBody {
   using Element = typename Config::Element;
@@ -51,7 +47,7 @@ struct GatedRmsNormBody {
   using Layout = typename Config::template Layout<kIsAligned>;
   using Args = GatedRmsNormArgs<Config>;
 
-  static constexpr int kBytes = (2 + Config::kIsQuant) * sizeof(Element);  // of registers: x, gate, part of y
+  static constexpr int kBytes = (2 + Config::kIsQuant) * sizeof(Element);  // bytes of registers: x, gate, part of y
   static constexpr int kMinGroups = Layout::min_groups(kBytes, sizeof(Weight));
 
   __device__ __forceinline__ static void run(const Args& args) {
@@ -74,10 +70,8 @@ struct GatedRmsNormBody {
         load(start);
       else
         x.load(args.input.row(row) + start, hidden - start);
-#if defined(__HIP__)
       await_arguments(args.out.data, args.out.stride);
       if constexpr (Config::kIsQuant) await_arguments(args.scale, args.scale_stride);
-#endif
       squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
@@ -124,18 +118,12 @@ struct GatedRmsNormBody {
   }
 };
 
-#if defined(__HIP__)
-template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads) void gated_rms_norm_kernel(AITER_LIKE_PRELOADED,
-                                                                                typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-  load_arguments_first();
-#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void gated_rms_norm_kernel(
-    typename Body::Args args) {
-#endif
+    AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
+  load_arguments_first();
   Body::run(args);
 }
 
@@ -144,8 +132,7 @@ void launch_gated_rms_norm(const GatedRmsNormArgs<Config>& args, bool is_aligned
   using Layout = typename Config::template Layout<true>;
   const auto kernel = is_aligned ? gated_rms_norm_kernel<GatedRmsNormBody<Config, true>>
                                  : gated_rms_norm_kernel<GatedRmsNormBody<Config, false>>;
-  launch_overlapped(kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-  check_launch("gated_rms_norm_kernel");
+  launch_named("gated_rms_norm_kernel", kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

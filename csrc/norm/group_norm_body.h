@@ -193,7 +193,7 @@ __device__ inline Moments combined(E each, int size, RowScratch<Layout>& means_s
   return {mean, row_sum<Layout>(squares, deviations_scratch) / static_cast<float>(size)};
 }
 
-/// Which slice of which row a workgroup takes.
+/// The slice and the row that a workgroup takes.
 struct SliceIndex {
   uint32_t row, slice;
 
@@ -202,7 +202,7 @@ struct SliceIndex {
   __device__ int64_t part(const Divider& slices) const { return int64_t{row} * slices.divisor + slice; }
 };
 
-/// What one workgroup does to its rows, or to its slice of a row.
+/// One workgroup's work on its rows, or on its slice of a row.
 template <class Config, bool kIsAligned>
 struct GroupNormBody {
   using Element = typename Config::Element;
@@ -266,7 +266,7 @@ struct GroupNormBody {
   __device__ __forceinline__ static void run_cluster(const Args& args) {
     __shared__ PairScratch<Layout> sums_scratch;
     __shared__ RowScratch<Layout> deviations_scratch, means_scratch, squares_scratch;
-    __shared__ uint64_t part;  // as in Args::parts
+    __shared__ uint64_t part;  // like one of Args::parts
     Slice slice = slice_of(args, SliceIndex(args.slices, workgroup_index().y * args.slices.divisor +
                                                              workgroup_index().x));
     slice.load();
@@ -285,7 +285,7 @@ struct GroupNormBody {
   }
 
  private:
-  /// What `combined` takes: read(i, mean, squared deviations) reads a slice's.
+  /// The argument of `combined`: read(i, mean, squared deviations) reads a slice's.
   template <class Read>
   __device__ static auto each_part(const Args& args, Read read) {
     return [&args, read](auto f) {
@@ -349,13 +349,11 @@ void launch_group_norm(const GroupNormArgs<Config>& args, Stream stream) {
       }
     }
     const dim3 grid(static_cast<uint32_t>(args.rows) * args.slices.divisor);
-    launch_overlapped(group_norm_parts_kernel<Body>, grid, Layout::kThreads, stream, args);
-    check_launch("group_norm_parts_kernel");
-    launch_overlapped(group_norm_slices_kernel<Body>, grid, Layout::kThreads, stream, args);
-    check_launch("group_norm_slices_kernel");
+    launch_named("group_norm_parts_kernel", group_norm_parts_kernel<Body>, grid, Layout::kThreads, stream, args);
+    launch_named("group_norm_slices_kernel", group_norm_slices_kernel<Body>, grid, Layout::kThreads, stream, args);
   } else {
-    launch_overlapped(group_norm_kernel<Body>, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-    check_launch("group_norm_kernel");
+    launch_named("group_norm_kernel", group_norm_kernel<Body>, Layout::workgroups(args.rows), Layout::kThreads, stream,
+                 args);
   }
 }
 

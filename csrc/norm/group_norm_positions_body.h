@@ -211,13 +211,12 @@ void launch_group_norm_positions(const GroupNormArgs<Config>& args, Stream strea
   const uint32_t samples = static_cast<uint32_t>(args.rows) / args.groups.divisor;
   const uint32_t vectors = args.groups.divisor * args.channels / kVec;
   const dim3 grid(samples * args.slices.divisor, (vectors + kLanes - 1) / kLanes);
-  launch_overlapped(group_norm_channels_kernel<GroupNormChannelsBody<Config, kVec>>, grid, kLanes, stream, args);
-  check_launch("group_norm_channels_kernel");
-  launch_overlapped(group_norm_moments_kernel<GroupNormMomentsBody<Config>>, static_cast<uint32_t>(args.rows), kLanes,
-                    stream, args);
-  check_launch("group_norm_moments_kernel");
-  launch_overlapped(group_norm_positions_kernel<GroupNormPositionsBody<Config, kVec>>, grid, kLanes, stream, args);
-  check_launch("group_norm_positions_kernel");
+  launch_named("group_norm_channels_kernel", group_norm_channels_kernel<GroupNormChannelsBody<Config, kVec>>, grid,
+               kLanes, stream, args);
+  launch_named("group_norm_moments_kernel", group_norm_moments_kernel<GroupNormMomentsBody<Config>>,
+               static_cast<uint32_t>(args.rows), kLanes, stream, args);
+  launch_named("group_norm_positions_kernel", group_norm_positions_kernel<GroupNormPositionsBody<Config, kVec>>, grid,
+               kLanes, stream, args);
 }
 
 }  // namespace aiter_like

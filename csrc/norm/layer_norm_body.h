@@ -14,11 +14,9 @@
 // residual, for 7 flop per element. 4096 × 4096 bf16 = 67 MB, 12.7 us at 5.3 TB/s.
 #pragma once
 
+#include "aiter_like/preload.h"
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/pairs.h"
-#if defined(__HIP__)
-#include "aiter_like/preload.h"
-#endif
 
 namespace aiter_like {
 
@@ -39,7 +37,6 @@ struct LayerNormArgs {
   int64_t rows;
   int hidden;
   float epsilon;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = LayerNormArgs;
     if (Config::kHasResidual)
@@ -48,10 +45,9 @@ struct LayerNormArgs {
     return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
             offsetof(A, weight), offsetof(A, bias), offsetof(A, out.data)};
   }
-#endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct LayerNormBody {
   using Element = typename Config::Element;
@@ -61,7 +57,7 @@ struct LayerNormBody {
   using Args = LayerNormArgs<Config>;
 
   static constexpr bool kIsSum = Config::kHasResidual || Config::kHasXBias;
-  static constexpr int kBytes = kIsSum ? 4 : sizeof(Element);  // of registers for an element of x
+  static constexpr int kBytes = kIsSum ? 4 : sizeof(Element);  // bytes of registers for an element of x
   static constexpr int kFactorBytes =
       (Config::kHasWeight + Config::kHasBias) * sizeof(Weight) + 4 * Config::kHasSmooth;
   // Factors that fit beside a lane's part of the row are loaded with it, not after the reductions: 2.7 us instead of
@@ -106,12 +102,10 @@ struct LayerNormBody {
       sums.second += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
-#if defined(__HIP__)
     await_arguments(args.out.stride);
     if constexpr (Config::kHasResidual)
       await_arguments(args.out.data, args.residual_out.data, args.residual_out.stride);
     if constexpr (Config::kIsQuant) await_arguments(args.scale, args.scale_stride);
-#endif
     const auto deviations = [&](float mean) {
       float squares = 0.f;
       for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
@@ -167,17 +161,11 @@ struct LayerNormBody {
   }
 };
 
-#if defined(__HIP__)
-template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads) void layer_norm_kernel(AITER_LIKE_PRELOADED,
-                                                                            typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void layer_norm_kernel(
-    typename Body::Args args) {
-#endif
+    AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run(args);
 }
 
@@ -186,8 +174,7 @@ void launch_layer_norm(const LayerNormArgs<Config>& args, bool is_aligned, Strea
   using Layout = typename Config::template Layout<true>;
   const auto kernel = is_aligned ? layer_norm_kernel<LayerNormBody<Config, true>>
                                  : layer_norm_kernel<LayerNormBody<Config, false>>;
-  launch_overlapped(kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-  check_launch("layer_norm_kernel");
+  launch_named("layer_norm_kernel", kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

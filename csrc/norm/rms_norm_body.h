@@ -14,11 +14,8 @@
 // 5.3 TB/s.
 #pragma once
 
-#include "aiter_like/rows/rows.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
 #include "aiter_like/rows/wider.h"
-#endif
 
 namespace aiter_like {
 
@@ -32,7 +29,6 @@ struct RmsNormArgs {
   int64_t rows;
   int hidden;
   float epsilon;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = RmsNormArgs;
     if (Config::kHasResidual)
@@ -41,26 +37,17 @@ struct RmsNormArgs {
     return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
             offsetof(A, weight), offsetof(A, out.data), offsetof(A, out.stride)};
   }
-#endif
 };
 
-/// What one workgroup does to its rows: device code that a kernel of another module may call too.
-#if defined(__HIP__)
+/// One workgroup's work on its rows: device code that a kernel of another module may call too.
 template <class Config, bool kIsAligned, int kWide = 1>
-#else
-template <class Config, bool kIsAligned>
-#endif
 struct RmsNormBody {
   using Element = typename Config::Element;
   using Weight = typename Config::Weight;
-#if defined(__HIP__)
   using Layout = WiderLayout<typename Config::template Layout<kIsAligned>, kWide>;
-#else
-  using Layout = typename Config::template Layout<kIsAligned>;
-#endif
   using Args = RmsNormArgs<Config>;
 
-  static constexpr int kBytes = Config::kHasResidual ? 4 : sizeof(Element);  // of registers for an element of x
+  static constexpr int kBytes = Config::kHasResidual ? 4 : sizeof(Element);  // bytes of registers for an element of x
   // Weights that fit beside a lane's part of the row are loaded with it, not after the reduction: that saves a short
   // launch a wait for memory (64 rows of 8192 bf16 on an H200: 2.3 us, not 2.7).
   static constexpr bool kKeepsWeights =
@@ -89,10 +76,8 @@ struct RmsNormBody {
       squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
-#if defined(__HIP__)
     if constexpr (Config::kHasResidual)
       await_arguments(args.out.data, args.out.stride, args.residual_out.data, args.residual_out.stride);
-#endif
     const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
     x.drop_floats();
     const float inverse_rms = reciprocal_square_root(mean + args.epsilon);
@@ -117,36 +102,27 @@ struct RmsNormBody {
 };
 
 /// The kernel is a template of its body, so that two configurations are two kernels.
-#if defined(__HIP__)
 template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads) void rms_norm_kernel(AITER_LIKE_PRELOADED,
-                                                                          typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
-template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void rms_norm_kernel(typename Body::Args args) {
-#endif
+__global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void rms_norm_kernel(
+    AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run(args);
 }
 
 template <class Config>
 void launch_rms_norm(const RmsNormArgs<Config>& args, bool is_aligned, Stream stream) {
   using Layout = typename Config::template Layout<true>;
-#if defined(__HIP__)
   auto kernel = is_aligned ? rms_norm_kernel<RmsNormBody<Config, true>> : rms_norm_kernel<RmsNormBody<Config, false>>;
+#if defined(__HIP__)
   if constexpr (Layout::kVec == 1) {
     const int even =
         even_elements(args.hidden, args.weight, args.input, args.out, args.residual_in, args.residual_out);
     if (even >= 2) kernel = rms_norm_kernel<RmsNormBody<Config, true, 2>>;
     if (even == 4 && Layout::kVectors % 4 == 0) kernel = rms_norm_kernel<RmsNormBody<Config, true, 4>>;
   }
-#else
-  const auto kernel = is_aligned ? rms_norm_kernel<RmsNormBody<Config, true>>
-                                 : rms_norm_kernel<RmsNormBody<Config, false>>;
 #endif
-  launch_overlapped(kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-  check_launch("rms_norm_kernel");
+  launch_named("rms_norm_kernel", kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

@@ -16,11 +16,9 @@
 // bf16 = 50 MB, 9.5 us at 5.3 TB/s; about 7 flop per element.
 #pragma once
 
+#include "aiter_like/preload.h"
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/pairs.h"
-#if defined(__HIP__)
-#include "aiter_like/preload.h"
-#endif
 
 namespace aiter_like {
 
@@ -38,7 +36,6 @@ struct RmsNormQuantArgs {
   int64_t rows;
   int hidden;
   float epsilon;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = RmsNormQuantArgs;
     if (Config::kHasResidual)
@@ -47,10 +44,9 @@ struct RmsNormQuantArgs {
     return {offsetof(A, rows), offsetof(A, hidden), offsetof(A, input.data), offsetof(A, input.stride),
             offsetof(A, weight), offsetof(A, out.data), offsetof(A, scale)};
   }
-#endif
 };
 
-/// What one workgroup does to its rows.
+/// One workgroup's work on its rows.
 template <class Config, bool kIsAligned>
 struct RmsNormQuantBody {
   using Element = typename Config::Element;
@@ -66,7 +62,7 @@ struct RmsNormQuantBody {
   static constexpr bool kHasProducts = !Config::kHasResidual && !Config::kHasSmooth && !Config::kIsModelSensitive &&
                                        (kGroup == 0 || Config::kIsWhole);
   static constexpr float kLeastProduct = 0x1p-100f, kMostProduct = 0x1p100f;  // a product between them has lost no bits
-  static constexpr int kBytes =  // of registers for an element
+  static constexpr int kBytes =  // bytes of registers for an element
       kHasProducts ? 4 : (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight) + 4 * Config::kHasSmooth;
   static constexpr int kMinGroups = Layout::min_groups(kBytes);
 
@@ -80,7 +76,7 @@ struct RmsNormQuantBody {
     SumTile<Layout, Element, Config::kHasResidual> x;
     RowTile<Layout, Weight> weight;
     RowTile<Layout, float> x_scale, y;
-    float amax[Layout::kVectors];  // of a vector, or of the group it belongs to
+    float amax[Layout::kVectors];  // a vector's, or that of the group it belongs to
     const auto load = [&](int start) {
       x.load(args.input.row(row) + start, hidden - start);
       weight.load(args.weight + start, hidden - start);
@@ -109,10 +105,8 @@ struct RmsNormQuantBody {
     Pair found{};  // the squares' sum; the largest product, or too large a number where a group's has lost bits
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
       load(start);
-#if defined(__HIP__)
       if constexpr (Config::kHasResidual)
         await_arguments(args.residual_out.data, args.residual_out.stride, args.out.data, args.scale);
-#endif
       if constexpr (Config::kHasResidual && Config::kIsWhole) store_sums(start);  // before y takes the registers
       found.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (kHasProducts) multiply(1.f);
@@ -123,11 +117,9 @@ struct RmsNormQuantBody {
       }
       if constexpr (Config::kIsWhole) break;
     }
-#if defined(__HIP__)
     await_arguments(args.out.stride, args.scale_stride);
     if constexpr (kGroup > 0) await_arguments(args.group_stride);
     if constexpr (Config::kHasPlain) await_arguments(args.plain_out.data, args.plain_out.stride);
-#endif
     found = row_sum_and_max<Layout>(found, scratch);
     const float inverse_rms = reciprocal_square_root(found.first / static_cast<float>(args.hidden) + args.epsilon);
     const bool is_made = kHasProducts && kLeastProduct < found.second && found.second < kMostProduct;  // no NaN is
@@ -174,17 +166,11 @@ struct RmsNormQuantBody {
   }
 };
 
-#if defined(__HIP__)
-template <class Body>
-__global__ __launch_bounds__(Body::Layout::kThreads) void rms_norm_quant_kernel(AITER_LIKE_PRELOADED,
-                                                                                typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void rms_norm_quant_kernel(
-    typename Body::Args args) {
-#endif
+    AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run(args);
 }
 
@@ -193,8 +179,7 @@ void launch_rms_norm_quant(const RmsNormQuantArgs<Config>& args, bool is_aligned
   using Layout = typename Config::template Layout<true>;
   const auto kernel = is_aligned ? rms_norm_quant_kernel<RmsNormQuantBody<Config, true>>
                                  : rms_norm_quant_kernel<RmsNormQuantBody<Config, false>>;
-  launch_overlapped(kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
-  check_launch("rms_norm_quant_kernel");
+  launch_named("rms_norm_quant_kernel", kernel, Layout::workgroups(args.rows), Layout::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

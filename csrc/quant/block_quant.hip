@@ -27,8 +27,8 @@ struct BlockQuantArgs {
   Matrix<OUT> out;              // [matrices · rows, columns]
   Matrix<const ELEMENT> input;
   float* scale;                 // [matrices, row_blocks, column_blocks]
-  Divider row_blocks, column_blocks;  // of a matrix
-  int64_t rows;                 // of a matrix
+  Divider row_blocks, column_blocks;  // a matrix's
+  int64_t rows;                 // a matrix's
   int columns;
 };
 
@@ -39,7 +39,8 @@ block_quant_kernel(BlockQuantArgs args) {
   constexpr int kPasses = (BLOCK_ROWS + Layout::kRows - 1) / Layout::kRows;
   constexpr int kTiles = kPasses < kMostTiles ? kPasses : kMostTiles;
   __shared__ RowScratch<Layout> scratch;
-  const uint32_t block = workgroup_index().x, band = args.column_blocks.divide(block);  // of all matrices' row blocks
+  // Counts all matrices' row blocks
+  const uint32_t block = workgroup_index().x, band = args.column_blocks.divide(block);
   const uint32_t matrix = args.row_blocks.divide(band);
   const int column = static_cast<int>(block - band * args.column_blocks.divisor) * BLOCK_COLUMNS;
   const int64_t first = int64_t{band - matrix * args.row_blocks.divisor} * BLOCK_ROWS;  // row of the matrix
@@ -80,11 +81,8 @@ block_quant_kernel(BlockQuantArgs args) {
 void launch_block_quant(const BlockQuantArgs& args, int64_t blocks, bool is_aligned, Stream stream) {
   using Layout = RowLayout<BLOCK_COLUMNS / VEC, 1, VEC>;
   const dim3 grid(static_cast<uint32_t>(blocks));
-  if (is_aligned)
-    launch_overlapped(block_quant_kernel<true>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(block_quant_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("block_quant_kernel");
+  launch_named("block_quant_kernel", is_aligned ? block_quant_kernel<true> : block_quant_kernel<false>, grid,
+               Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

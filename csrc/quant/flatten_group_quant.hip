@@ -60,11 +60,8 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
 void launch_flatten_group_quant(const FlattenGroupQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(Layout::workgroups(args.rows));
-  if (is_aligned)
-    launch_overlapped(flatten_group_quant_kernel<true>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(flatten_group_quant_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("flatten_group_quant_kernel");
+  const auto kernel = is_aligned ? flatten_group_quant_kernel<true> : flatten_group_quant_kernel<false>;
+  launch_named("flatten_group_quant_kernel", kernel, grid, Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

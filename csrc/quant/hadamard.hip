@@ -41,7 +41,7 @@ struct Hadamard {
   static constexpr int kVectors = kColumns / (kVec * kLanes), kCount = kVec * kVectors, kRows = kThreads / kLanes;
   static_assert((kColumns & (kColumns - 1)) == 0 && kColumns > 1, "a power of two");
 
-  float x[kCount];  // of this lane
+  float x[kCount];  // this lane's
 
   /// The stages of bits of a lane's own numbers, from kFirst to below kEnd.
   template <int kFirst, int kEnd>
@@ -117,11 +117,8 @@ __global__ __launch_bounds__(kThreads) void hadamard_kernel(HadamardArgs<Config>
 void launch_hadamard(const HadamardArgs<Config>& args, bool is_aligned, Stream stream) {
   constexpr int kRows = Hadamard<Config>::kRows;
   const dim3 grid(static_cast<uint32_t>((args.rows + kRows - 1) / kRows));
-  if (is_aligned)
-    launch_overlapped(hadamard_kernel<true>, grid, kThreads, stream, args);
-  else
-    launch_overlapped(hadamard_kernel<false>, grid, kThreads, stream, args);
-  check_launch("hadamard_kernel");
+  launch_named("hadamard_kernel", is_aligned ? hadamard_kernel<true> : hadamard_kernel<false>, grid, kThreads, stream,
+               args);
 }
 
 #if AITER_LIKE_HOST_PASS

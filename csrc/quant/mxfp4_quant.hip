@@ -107,17 +107,14 @@ void launch_mxfp4_quant(const Mxfp4QuantArgs& args, int64_t columns, bool is_ali
   const Divider row_vectors(static_cast<uint32_t>(columns / kVec));
   constexpr int64_t kPerGroup = kThreads * VECTORS;
   const dim3 grid(static_cast<uint32_t>((args.rows * (columns / kVec) + kPerGroup - 1) / kPerGroup));
-  if (is_aligned)
-    launch_overlapped(mxfp4_quant_kernel<true>, grid, kThreads, stream, args, row_vectors);
-  else
-    launch_overlapped(mxfp4_quant_kernel<false>, grid, kThreads, stream, args, row_vectors);
-  check_launch("mxfp4_quant_kernel");
+  launch_named("mxfp4_quant_kernel", is_aligned ? mxfp4_quant_kernel<true> : mxfp4_quant_kernel<false>, grid, kThreads,
+               stream, args, row_vectors);
 }
 
 #if AITER_LIKE_HOST_PASS
 
 void mxfp4_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, int64_t round_mode) {
-  // By RoundDown, RoundUp, Even and Ceil: nothing carries; above 1.5; from 1.75 on; above 1.
+  // RoundDown, RoundUp, Even and Ceil: nothing carries; above 1.5; from 1.75 on; above 1.
   constexpr uint32_t kRounding[] = {0, 0x3FFFFF, 0x200000, 0x7FFFFF};
   ffi::Match match("mxfp4_quant");
   match.require(round_mode >= 0 && round_mode < 4, "round_mode must be 0, 1, 2 or 3");

@@ -16,7 +16,7 @@
 namespace aiter_like {
 
 constexpr int kThreads = 256;
-constexpr int kPackedBytes = 8;  // of an access, 16 bytes of numbers
+constexpr int kPackedBytes = 8;  // bytes of an access, 16 of numbers
 
 struct PackInt4Args {
   uint8_t *out, *input;  // one [rows, columns] of packed bytes, the other [rows, 2 · columns] of numbers

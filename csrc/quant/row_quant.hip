@@ -10,11 +10,9 @@
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: memory. A row moves columns · (sizeof(ELEMENT) + 1) bytes for 5 instructions per element: 8192 × 8192 bf16 =
 // 201 MB, 38 us at 5.3 TB/s.
+#include "aiter_like/preload.h"
 #include "aiter_like/quant.h"
 #include "aiter_like/rows/scales.h"
-#if defined(__HIP__)
-#include "aiter_like/preload.h"
-#endif
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(SMOOTH) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_SMOOTH)
@@ -33,26 +31,20 @@ struct RowQuantArgs {
   int64_t scale_stride, group_stride;  // scales from row to row, from group to group
   int64_t rows, num_rows_factor;
   int columns;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = RowQuantArgs;
     return {offsetof(A, rows), offsetof(A, columns), offsetof(A, input.data), offsetof(A, input.stride),
             offsetof(A, num_rows), offsetof(A, out.data), offsetof(A, scale)};
   }
-#endif
 };
 
-constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // of registers for an element of x
+constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // bytes of registers for an element of x
 
-#if defined(__HIP__)
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads) void row_quant_kernel(AITER_LIKE_PRELOADED, RowQuantArgs args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
-template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void row_quant_kernel(RowQuantArgs args) {
-#endif
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void row_quant_kernel(
+    AITER_LIKE_PRELOADED(RowQuantArgs)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   __shared__ RowScratch<Layout> scratch;
   int64_t rows = args.rows;
   if (args.num_rows != nullptr) {
@@ -74,11 +66,9 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
         for (int e = 0; e < VEC; ++e) x.set(v, e, x.at(v, e) * smooth.at(v, e));
       });
     }
-#if defined(__HIP__)
     await_arguments(args.out.stride, args.scale_stride);
     if constexpr (GROUP > 0) await_arguments(args.group_stride);
     else await_arguments(args.scale_ub);
-#endif
   };
   const auto value = [&](int v, int e) { return x.at(v, e); };
 
@@ -111,11 +101,8 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
 void launch_row_quant(const RowQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(Layout::workgroups(args.rows));
-  if (is_aligned)
-    launch_overlapped(row_quant_kernel<true>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(row_quant_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("row_quant_kernel");
+  launch_named("row_quant_kernel", is_aligned ? row_quant_kernel<true> : row_quant_kernel<false>, grid,
+               Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -10,12 +10,10 @@
 // A lane takes VECTORS vectors of the flattened matrix at a time. LDS: 4 bytes per wave.
 // Bound: memory. sizeof(ELEMENT) + 1 bytes per element, 2 · sizeof(ELEMENT) + 1 where dynamic: 8192 × 8192 bf16 =
 // 336 MB, 63 us at 5.3 TB/s.
-#include "aiter_like/math.h"
-#include "aiter_like/quant.h"
 #include "aiter_like/ffi.h"
-#if defined(__HIP__)
+#include "aiter_like/math.h"
 #include "aiter_like/preload.h"
-#endif
+#include "aiter_like/quant.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(VECTORS) || !defined(VEC)
 #error "tensor_quant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t -DVECTORS -DVEC"
@@ -24,7 +22,7 @@
 namespace aiter_like {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostGroups = 2048;  // of step 2: a device full, and few atomics
+constexpr int64_t kMostGroups = 2048;  // workgroups of step 2: a device full, and few atomics
 
 struct TensorQuantArgs {
   Matrix<OUT> out;
@@ -81,7 +79,7 @@ __global__ __launch_bounds__(kThreads, 8) void tensor_quant_amax_kernel(TensorQu
 
 #if defined(__HIP__)
 template <int kVec>
-__global__ __launch_bounds__(kThreads) void tensor_quant_kernel(AITER_LIKE_PRELOADED, TensorQuantArgs args) {
+__global__ __launch_bounds__(kThreads) void tensor_quant_kernel(AITER_LIKE_PRELOADED(TensorQuantArgs)) {
   take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   constexpr uint32_t kPerGroup = kThreads * VECTORS;
   const Divider row_vectors = args.row_vectors;

@@ -94,11 +94,8 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
 void launch_truncated_quant(const TruncatedQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(Layout::workgroups(args.rows));
-  if (is_aligned)
-    launch_overlapped(truncated_quant_kernel<true>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(truncated_quant_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("truncated_quant_kernel");
+  launch_named("truncated_quant_kernel", is_aligned ? truncated_quant_kernel<true> : truncated_quant_kernel<false>,
+               grid, Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

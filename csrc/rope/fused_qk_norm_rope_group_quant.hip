@@ -26,7 +26,7 @@ constexpr bool kHasEntries = sizeof(Q_OUT) == 1;  // queries become entries
 using Layout = RowLayout<LANES, VECTORS, kVec>;
 static_assert(LANES >= 16, "a group of 128 elements is 16 lanes");
 
-/// Where heads go; strides in elements.
+/// The memory that heads go to; strides in elements.
 struct EntryPlane {
   uint8_t* entries;  // bytes
   ELEMENT* rotated;
@@ -197,8 +197,7 @@ void launch_fused_qk_norm_rope_group_quant(const NormRopeQuantArgs& args, bool i
   const dim3 grid(Layout::workgroups(int64_t{args.tokens} * args.heads.divisor));
   const auto kernel = is_gptj ? fused_qk_norm_rope_group_quant_kernel<true>
                               : fused_qk_norm_rope_group_quant_kernel<false>;
-  launch_overlapped(kernel, grid, Layout::kThreads, stream, args);
-  check_launch("fused_qk_norm_rope_group_quant_kernel");
+  launch_named("fused_qk_norm_rope_group_quant_kernel", kernel, grid, Layout::kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

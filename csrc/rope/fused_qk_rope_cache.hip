@@ -31,7 +31,7 @@ constexpr int kVec = VEC, kUsedLanes = HEAD_DIM / (2 * kVec), kLanes = power_of_
 constexpr int kAccessBytes = kVec * sizeof(ELEMENT);
 constexpr uint32_t kRows = kThreads / kLanes;  // heads that a workgroup takes at once
 constexpr uint32_t kTileTokens = kRows < 64 ? 64 : kRows, kPack = 16 / sizeof(CACHE);
-constexpr size_t kMostLds = 48 * 1024;  // of a workgroup on CUDA; gfx942 has 64 KB
+constexpr size_t kMostLds = 48 * 1024;  // a workgroup's on CUDA; gfx942 has 64 KB
 constexpr bool kHasTiles = HEAD_DIM % 16 == 0 && kAccessBytes == 16 &&
                            kTileTokens * (HEAD_DIM * sizeof(CACHE) + 8) <= kMostLds;  // 8: of a token's slots, at most
 static_assert(kThreads >= 64, "a work-item for each token of a tile");
@@ -48,7 +48,7 @@ struct FusedHeads {
 
 struct FusedArgs {
   FusedHeads parts[3];    // q, k, v
-  CachePlane planes[2];   // of k, of v
+  CachePlane planes[2];   // k's, v's
   const float* scales[2];  // one each, or null for 1
   bool has_vectors[2];    // kVec neighbours of a head are neighbours in the cache
   KvLayout layout;
@@ -56,7 +56,7 @@ struct FusedArgs {
   uint32_t slot_count;    // tokens that have one
   const TABLE *cosines, *sines;
   int64_t cosine_stride, sine_stride;
-  uint32_t rows;  // of the tables
+  uint32_t rows;  // the tables'
   RopeIndices positions, offsets;
   uint32_t tokens;
   uint32_t groups[2];     // workgroups of q, and of k, in the packed layouts; of everything in that of rows
@@ -306,8 +306,7 @@ void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, Stream 
   const uint32_t tiles = is_packed ? (args.tokens + kTileTokens - 1) / kTileTokens * kv_heads : 0;
   const dim3 grid(args.groups[0] + args.groups[1] + tiles);
   const auto launch = [&](auto neox, auto gptj) {
-    launch_overlapped(is_gptj ? gptj : neox, grid, kThreads, stream, args);
-    check_launch("fused_qk_rope_cache_kernel");
+    launch_named("fused_qk_rope_cache_kernel", is_gptj ? gptj : neox, grid, kThreads, stream, args);
   };
   if constexpr (kHasTiles)
     if (form == Form::kPacked)

@@ -40,9 +40,9 @@ struct FusedMlaArgs {
   int64_t cosine_stride, sine_stride;
   uint32_t table_rows, tokens, q_heads;
   RopeIndices positions;
-  Divider lanes, heads;  // of a row; of a token, keys' heads included
+  Divider lanes, heads;  // a row's; a token's, keys' heads included
   uint32_t latent_lanes;
-  int rank, pe, latent_at, rotated_at;  // where both parts begin in a result
+  int rank, pe, latent_at, rotated_at;  // the last two: beginnings of both parts in a result
   bool has_vectors;  // kVec neighbours of the cache can be stored at once
   bool all_queries;  // also of tokens whose slot is nowhere
 };
@@ -127,8 +127,7 @@ void launch_fused_qk_rope_concat_and_cache_mla(const FusedMlaArgs& args, bool is
   const dim3 grid((lanes + kThreads - 1) / kThreads);
   const auto kernel = is_gptj ? fused_qk_rope_concat_and_cache_mla_kernel<true>
                               : fused_qk_rope_concat_and_cache_mla_kernel<false>;
-  launch_overlapped(kernel, grid, kThreads, stream, args);
-  check_launch("fused_qk_rope_concat_and_cache_mla_kernel");
+  launch_named("fused_qk_rope_concat_and_cache_mla_kernel", kernel, grid, kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

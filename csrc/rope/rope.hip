@@ -22,7 +22,7 @@ void rope(ffi::Tensor out, ffi::OptionalTensor out_y, ffi::Tensor input, ffi::Op
   args.batch = Divider(batch);
   args.table = call.table(cos, sin);
   call.parts(call.head_dim, reuse_freqs_front_part, nope_first);
-  const bool has_starts = positions.has_value() && (*positions).ndim() == 1;  // of sequences
+  const bool has_starts = positions.has_value() && (*positions).ndim() == 1;  // starts of sequences
   args.positions = ffi::rope_indices(call.match, positions, has_starts ? 1 : int64_t{call.s}, "positions");
   args.offsets = ffi::rope_indices(call.match, offsets, call.s, "offsets");
   if (has_starts) args.sequences = static_cast<int>((*positions).size(0)) - 1;

@@ -47,7 +47,7 @@ struct RopeArgs {
   RopeHeads first, second;       // the second has 0 heads where there is one tensor
   RopeTable table, column_table; // the latter for images: the second half of a head turns by the column
   RopeIndices positions, offsets;
-  Divider groups;                // of a token: those of the first tensor, then those of the second
+  Divider groups;                // a token's: those of the first tensor, then those of the second
   uint32_t first_groups, second_groups;
   int64_t tokens;
   Divider batch, image_width;
@@ -199,8 +199,7 @@ inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, Stre
                       : is_gptj            ? rope_kernel<kVec, true, false, kIsImage>
                       : is_shared          ? rope_kernel<kVec, false, true, kIsImage>
                                            : rope_kernel<kVec, false, false, kIsImage>;
-  launch_overlapped(kernel, grid, kRopeThreads, stream, args);
-  check_launch("rope_kernel");
+  launch_named("rope_kernel", kernel, grid, kRopeThreads, stream, args);
 }
 
 void launch_rope(const RopeArgs& args, bool is_gptj, bool is_shared, bool is_aligned, Stream stream) {
@@ -248,7 +247,7 @@ struct RopeCall {
     return {c.data, s.data, c.stride, s.stride, static_cast<uint32_t>(rows)};
   }
 
-  /// What of a head, or of half of one, is rotated and copied.
+  /// Sets the parts of a head, or of half of one, that are rotated and copied.
   void parts(int64_t elements, bool is_shared, bool nope_first) {
     args.rotary_dim = static_cast<int>(width * (is_shared ? 2 : 1));
     match.require(args.rotary_dim % 2 == 0 && args.rotary_dim <= elements,

@@ -34,7 +34,7 @@ __device__ inline void sine_cosine(float angle, float& sine, float& cosine) {
   const float s = y + y * z * (-1.6666654611e-1f + z * (8.3321608736e-3f + z * -1.9515295891e-4f));
   const float c = 1.f - 0.5f * z +
                   z * z * (4.166664568298827e-2f + z * (-1.388731625493765e-3f + z * 2.443315711809948e-5f));
-  const int turn = static_cast<int>(quarters - 4. * round_even(quarters * 0.25)) & 3;  // of -2 … 2
+  const int turn = static_cast<int>(quarters - 4. * round_even(quarters * 0.25)) & 3;  // -2 … 2 before the mask
   sine = turn & 1 ? c : s;
   cosine = turn & 1 ? s : c;
   sine = turn & 2 ? -sine : sine;

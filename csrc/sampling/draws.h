@@ -8,7 +8,7 @@
 
 namespace aiter_like {
 
-/// Where a row's seed and draw come from: tensors with one element per row, or numbers: draw offset + row of one seed.
+/// The source of a row's seed and draw: tensors with one element per row, or numbers: draw offset + row of one seed.
 struct Seeds {
   const int64_t *seeds, *offsets;
   uint64_t seed, offset;

@@ -37,8 +37,7 @@ __global__ __launch_bounds__(kThreads) void exponential_kernel(ExponentialArgs a
 
 void launch_exponential(const ExponentialArgs& args, uint32_t rows, Stream stream) {
   const uint32_t groups = static_cast<uint32_t>((int64_t{args.size} + 4 * kThreads - 1) / (4 * kThreads));
-  launch_overlapped(exponential_kernel, dim3(groups, rows), kThreads, stream, args);
-  check_launch("exponential_kernel");
+  launch_named("exponential_kernel", exponential_kernel, dim3(groups, rows), kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

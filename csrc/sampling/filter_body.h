@@ -23,7 +23,7 @@
 
 namespace aiter_like {
 
-/// What the workgroups of a row share where it is cut into slices; zeros before the first launch.
+/// Memory that the workgroups of a row share where it is cut into slices; zeros before the first launch.
 struct RowSearch {
   Histogram levels[kLevels];
   uint64_t mass;     // kept
@@ -421,7 +421,7 @@ struct FilterBody {
       const bool is_last = args.slices.end() == args.slices.size;
       clear_sums(of_row + 2, first_chunk + chunks.count,
                  is_last ? args.sums_of_row : first_chunk + (1 << args.log2_chunks));
-      if (slice != 0 || thread_index() != kThreads - 1) return;  // of a wave that has no chunk more than others
+      if (slice != 0 || thread_index() != kThreads - 1) return;  // its wave has no chunk more than others
       of_row[0] = first;
       of_row[1] = Draw(args.seeds, row.index).number();
     }

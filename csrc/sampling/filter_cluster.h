@@ -33,9 +33,9 @@ struct FilterClusterBody {
   static constexpr uint32_t kFew = 256;  // k of top-k, of which a workgroup's lanes give a bound
   using Slice = HeldSlice<Element, kThreads>;
 
-  /// What a draw has where the histogram was.
+  /// A draw's data, in the place of the histogram.
   struct Inversion {
-    alignas(16) uint64_t chunks[kMostChunks];  // of the workgroup's slice; of a list, of as many columns each
+    alignas(16) uint64_t chunks[kMostChunks];  // the workgroup's slice's; a list's, of as many columns each
     uint32_t members[kListed], count;  // places in the list of what a chunk has
     ChunkPlace place;
   };
@@ -47,9 +47,9 @@ struct FilterClusterBody {
     SearchScratch<kThreads> search;
     uint64_t maxima[kWaves], masses[kWaves];
     float sums[kWaves];
-    // Of the workgroup, for all:
+    // The workgroup's, for all:
     uint64_t bound_and_maximum, sum, mass;
-    // Of the first workgroup, from all:
+    // The first workgroup's, from all:
     uint64_t list[kListed];  // key and complemented column
     uint64_t listed, bests[kMostOfCluster];
     // From the first workgroup:
@@ -302,7 +302,7 @@ struct FilterClusterBody {
       for (uint32_t i = thread_index(); i < listed; i += kThreads)
         if (candidate_key(lds.list[i]) >= first) f(i, candidate_column(lds.list[i]), mass_at(lds, i));
     };
-    int log2 = 0;  // of the columns of a chunk
+    int log2 = 0;  // logarithm of the columns of a chunk
     while (args.slices.size > kMostChunks << log2) ++log2;
     Base::clear_sums(lds.inversion.chunks, 0, kMostChunks);
     if (thread_index() == 0) lds.inversion.count = 0;

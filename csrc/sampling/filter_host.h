@@ -44,7 +44,7 @@ void run_filter(Match& match, FilterArgs<Config>& args, const Tensor& probs, int
   const bool is_read_once = !Config::kIsRenorm && !is_limited && !has_min_p;
   uint32_t slices = groups;
   if (groups == 0) slices = is_read_once || 2 * rows <= units_of(probs) ? count_slices(rows, row_bytes, probs) : 1;
-  // Where a cluster that holds the row is the faster way, the tuner has to find: only `groups` asks for one.
+  // The tuner has to find where a cluster that holds the row is faster: only `groups` asks for one.
   if (!is_read_once && groups != 0)
     args.cluster = cluster_of(groups, rows, row_bytes, kMostDynamicLds, probs);
   if (args.cluster > 0) slices = args.cluster;

@@ -43,8 +43,8 @@ __global__ __launch_bounds__(256) void filter_clear_kernel(uint32_t* words, int6
   if (i < count) store_vec(words + i, Vec<uint32_t, 4>{});
 }
 
-/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Of slices, `searches` is
-/// there if either holds, and for renorm_probs.
+/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Slices have `searches` if
+/// either holds, and for renorm_probs.
 template <class Config>
 void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slices, bool is_limited, bool has_min_p,
                    Stream stream) {
@@ -60,31 +60,25 @@ void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slice
     }
   }
   if (slices == 1) {
-    launch_overlapped(filter_kernel<Body>, grid, Body::kThreads, stream, args);
-    check_launch("filter_kernel");
+    launch_named("filter_kernel", filter_kernel<Body>, grid, Body::kThreads, stream, args);
     return;
   }
   if (args.searches) {
     constexpr int64_t kWords = sizeof(RowSearch) / 4;
     static_assert(kWords % 4 == 0, "cleared 16 bytes at a time");
     const dim3 groups(static_cast<uint32_t>((rows * kWords / 4 + 255) / 256));
-    launch_overlapped(filter_clear_kernel<Body>, groups, 256, stream, reinterpret_cast<uint32_t*>(args.searches),
-                      rows * kWords);
-    check_launch("filter_clear_kernel");
+    launch_named("filter_clear_kernel", filter_clear_kernel<Body>, groups, 256, stream,
+                 reinterpret_cast<uint32_t*>(args.searches), rows * kWords);
     for (int number = 0; number < (is_limited ? kLevels : has_min_p ? 1 : 0); ++number) {
-      launch_overlapped(filter_level_kernel<Body>, grid, Body::kThreads, stream, args, number);
-      check_launch("filter_level_kernel");
+      launch_named("filter_level_kernel", filter_level_kernel<Body>, grid, Body::kThreads, stream, args, number);
     }
     if (Config::kIsRenorm) {
-      launch_overlapped(filter_mass_kernel<Body>, grid, Body::kThreads, stream, args);
-      check_launch("filter_mass_kernel");
+      launch_named("filter_mass_kernel", filter_mass_kernel<Body>, grid, Body::kThreads, stream, args);
     }
   }
-  launch_overlapped(filter_slice_kernel<Body>, grid, Body::kThreads, stream, args);
-  check_launch("filter_slice_kernel");
+  launch_named("filter_slice_kernel", filter_slice_kernel<Body>, grid, Body::kThreads, stream, args);
   if (Config::kIsRenorm) return;
-  launch_overlapped(filter_draw_kernel<Body>, dim3(1, rows), kWaveSize, stream, args);
-  check_launch("filter_draw_kernel");
+  launch_named("filter_draw_kernel", filter_draw_kernel<Body>, dim3(1, rows), kWaveSize, stream, args);
 }
 
 }  // namespace aiter_like

@@ -36,7 +36,7 @@ struct HeldSlice {
       f(split.column(v), floats_of(data));
     }
   }
-  /// As each, f(column, x) for single elements.
+  /// Like each, with f(column, x) for single elements.
   template <class F>
   __device__ __forceinline__ void each_element(F f) const {
     each([&](int column, const auto& x) {

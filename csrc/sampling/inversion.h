@@ -12,15 +12,15 @@
 
 namespace aiter_like {
 
-constexpr int kMostChunks = 512;         // of a row that a workgroup takes whole
-constexpr int kMostSlicedChunks = 1024;  // of one that is cut into slices
+constexpr int kMostChunks = 512;         // chunks of a row that a workgroup takes whole
+constexpr int kMostSlicedChunks = 1024;  // … and of one that is cut into slices
 
 /// Adds to a number in LDS, at once for all of the workgroup. It may be read after the next barrier.
 __device__ inline void lds_add(uint64_t* address, uint64_t x) {
 #if defined(__HIP__)
   __hip_atomic_fetch_add(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 #else
-  uint32_t* const halves = reinterpret_cast<uint32_t*>(address);  // which the hardware adds; it has no sum of 64 bits
+  uint32_t* const halves = reinterpret_cast<uint32_t*>(address);  // the hardware adds these; it has no sum of 64 bits
   const uint32_t low = static_cast<uint32_t>(x), before = lds_add(halves, low);
   const uint32_t high = static_cast<uint32_t>(x >> 32) + (before + low < before);
   if (high != 0) lds_add(halves + 1, high);

@@ -71,8 +71,7 @@ __global__ __launch_bounds__(kThreads) void penalties_kernel(PenaltiesArgs args)
 
 void launch_penalties(const PenaltiesArgs& args, uint32_t rows, Stream stream) {
   const uint32_t groups = (static_cast<uint32_t>(args.columns) + kColumns - 1) / kColumns;
-  launch_overlapped(penalties_kernel, dim3(groups, rows), kThreads, stream, args);
-  check_launch("penalties_kernel");
+  launch_named("penalties_kernel", penalties_kernel, dim3(groups, rows), kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -38,7 +38,7 @@ struct RowNumber {
 /// How a matrix is shared out: workgroup (slice, row) takes the elements [begin, end) of its row.
 struct Slices {
   int size;    // elements of a row
-  int length;  // of a slice; the last one may be shorter
+  int length;  // a slice's; the last one may be shorter
 
   __device__ int begin() const { return static_cast<int>(workgroup_index().x) * length; }
   __device__ int end() const { return size - begin() < length ? size : begin() + length; }
@@ -65,7 +65,7 @@ struct RowSplit {
     data.load_if(vector < vectors, first + head + int64_t{vector} * kVec, first + head);
   }
 #if defined(__HIP__)
-  /// As load; what is read where there is no such vector is the lane's `own`, which no other lane writes in place.
+  /// Like load, but reads the lane's `own` where there is no such vector: no other lane writes that in place.
   __device__ void load(Packed<T, kVec>& data, int vector, int own) const {
     data.load_if(vector < vectors, first + head + int64_t{vector} * kVec, first + head + int64_t{own} * kVec);
   }
@@ -107,7 +107,7 @@ __device__ __forceinline__ void scan_row(const T* row, int begin, int end, F f) 
   }
 }
 
-/// As scan_row, f(column, x) for single elements.
+/// Like scan_row, with f(column, x) for single elements.
 template <int kThreads, int kUnroll = 4, class T, class F>
 __device__ __forceinline__ void scan_elements(const T* row, int begin, int end, F f) {
   scan_row<kThreads, kUnroll>(row, begin, end, [&](int column, const auto& x) {
@@ -165,8 +165,8 @@ __device__ inline uint64_t wave_total(uint64_t x) {
   return x;
 }
 
-/// As store_vec, where another path stores the same elements one by one: compilers would make that of both, and an
-/// eighth of the bandwidth of it.
+/// Like store_vec, where another path stores the same elements one by one: compilers would make that of both, with an
+/// eighth of the bandwidth.
 template <class T, int kCount>
 __device__ inline void store_at_once(T* address, const Vec<T, kCount>& value) {
   constexpr int kWords = sizeof(T) * kCount / 4;

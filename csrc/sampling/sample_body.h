@@ -148,7 +148,7 @@ struct SampleBody {
 
   __device__ __forceinline__ static uint64_t race(const Args& args, int64_t row, float temperature) {
     const float exact = 1.44269504f / (temperature < kLeastTemperature ? kLeastTemperature : temperature);  // NaN stays
-    const float scale = exact < 0x1p-126f ? 0x1p-126f : exact;  // of an infinite temperature: -inf must stay -inf
+    const float scale = exact < 0x1p-126f ? 0x1p-126f : exact;  // for an infinite temperature: -inf must stay -inf
     const Draw draw(args.seeds, row);
     Best wide, single;  // the single elements at the end of a row come first
     scan_row<kThreads>(args.input.row(row), begin_of(args), end_of(args), [&](int column, const auto& x) {
@@ -209,11 +209,9 @@ void launch_sample(const SampleArgs<Config>& args, uint32_t rows, uint32_t slice
       return;
     }
   }
-  launch_overlapped(sample_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
-  check_launch("sample_kernel");
+  launch_named("sample_kernel", sample_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
   if (slices == 1) return;
-  launch_overlapped(sample_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
-  check_launch("sample_merge_kernel");
+  launch_named("sample_merge_kernel", sample_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
 }
 
 }  // namespace aiter_like

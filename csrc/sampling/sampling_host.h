@@ -10,7 +10,7 @@
 #if AITER_LIKE_HOST_PASS
 namespace aiter_like::ffi {
 
-constexpr int64_t kRowLimit = 65536;  // of a grid's second dimension on CUDA
+constexpr int64_t kRowLimit = 65536;  // the limit of a grid's second dimension on CUDA
 
 /// CUs of a tensor's device.
 inline int units_of(const Tensor& tensor) {

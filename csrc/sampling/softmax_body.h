@@ -15,10 +15,8 @@
 #pragma once
 
 #include "aiter_like/math.h"
-#include "held_slice.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
+#include "held_slice.h"
 
 namespace aiter_like {
 
@@ -34,13 +32,11 @@ struct SoftmaxArgs {
   Slices slices;
   uint32_t cluster;  // workgroups that share a row without a second launch; 0: none do
   float temperature;
-#if defined(__HIP__)
   static constexpr Preload preload() {
     using A = SoftmaxArgs;
     return {offsetof(A, input.data), offsetof(A, input.stride), offsetof(A, slices), offsetof(A, temperatures),
             offsetof(A, cluster), offsetof(A, out.data), offsetof(A, out.stride)};
   }
-#endif
 };
 
 /// The maximum of numbers, NaNs aside, and the sum of 2^((x - maximum) · scale), which a NaN makes NaN.
@@ -100,7 +96,7 @@ struct SoftmaxBody {
     constexpr float kLog2E = 1.44269504f, kLeastTemperature = 1e-5f;
     const float temperature = args.temperatures ? args.temperatures[row] : args.temperature;
     const float scale = kLog2E / (temperature < kLeastTemperature ? kLeastTemperature : temperature);  // NaN stays
-    return scale < 0x1p-126f ? 0x1p-126f : scale;  // of an infinite temperature: -inf must stay -inf
+    return scale < 0x1p-126f ? 0x1p-126f : scale;  // for an infinite temperature: -inf must stay -inf
   }
 
   /// A whole row.
@@ -240,7 +236,7 @@ struct SoftmaxBody {
     }
   };
 
-  /// Of all lanes of the wave, in each.
+  /// The sum of all lanes of the wave, in each.
   __device__ static SoftmaxSum of_wave(const SoftmaxSum& lane, float scale) {
     const float high = wave_highest(lane.maximum);
     return SoftmaxSum(high, wave_sum(lane.sum_below(high, scale)));
@@ -260,15 +256,10 @@ struct SoftmaxBody {
   }
 };
 
-#if defined(__HIP__)
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads) void softmax_kernel(AITER_LIKE_PRELOADED, typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 1) void softmax_kernel(typename Body::Args args) {
-#endif
+__global__ __launch_bounds__(Body::kThreads, 1) void softmax_kernel(AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run(args);
 }
 
@@ -278,28 +269,17 @@ __global__ __launch_bounds__(Body::kThreads, 3) void softmax_cluster_kernel(type
   Body::run_cluster(args);
 }
 
-#if defined(__HIP__)
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads) void softmax_parts_kernel(AITER_LIKE_PRELOADED, typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 1) void softmax_parts_kernel(typename Body::Args args) {
-#endif
+__global__ __launch_bounds__(Body::kThreads, 1) void softmax_parts_kernel(AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run_parts(args);
 }
 
-#if defined(__HIP__)
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads) void softmax_slices_kernel(AITER_LIKE_PRELOADED,
-                                                                        typename Body::Args args) {
-  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
-#else
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 1) void softmax_slices_kernel(typename Body::Args args) {
-#endif
+__global__ __launch_bounds__(Body::kThreads, 1) void softmax_slices_kernel(AITER_LIKE_PRELOADED(typename Body::Args)) {
   await_stream();
+  take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   Body::run_slices(args);
 }
 
@@ -316,14 +296,11 @@ void launch_softmax(const SoftmaxArgs<Config>& args, uint32_t rows, uint32_t sli
     }
   }
   if (slices == 1) {
-    launch_overlapped(softmax_kernel<Body>, grid, Body::kThreads, stream, args);
-    check_launch("softmax_kernel");
+    launch_named("softmax_kernel", softmax_kernel<Body>, grid, Body::kThreads, stream, args);
     return;
   }
-  launch_overlapped(softmax_parts_kernel<Body>, grid, Body::kThreads, stream, args);
-  check_launch("softmax_parts_kernel");
-  launch_overlapped(softmax_slices_kernel<Body>, grid, Body::kThreads, stream, args);
-  check_launch("softmax_slices_kernel");
+  launch_named("softmax_parts_kernel", softmax_parts_kernel<Body>, grid, Body::kThreads, stream, args);
+  launch_named("softmax_slices_kernel", softmax_slices_kernel<Body>, grid, Body::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

@@ -37,7 +37,7 @@ struct Cut {
   uint64_t mass_above, mass;
   uint64_t is_done;  // 0 or 1, of 8 bytes: padding would reach memory undefined
 
-  /// Of all keys.
+  /// The cut that keeps all keys.
   __device__ static Cut start() { return {0, 31, 0, 0, 0, 0, false}; }
 };
 
@@ -55,7 +55,7 @@ __device__ inline uint64_t mantissa_of(uint32_t key) {
 }
 __device__ inline int exponent_of(uint32_t key) { return key >> 23 ? static_cast<int>(key >> 23) : 1; }
 
-/// The units that a number has, rounded down. Of those below 0 and of a NaN none; from 256 on kMostMass.
+/// The units that a number has, rounded down. Numbers below 0 and a NaN have none; those from 256 on kMostMass.
 __device__ inline uint64_t mass_of(float x) {
 #if defined(__HIP__)
   const float high = __builtin_amdgcn_fmed3f(x * 0x1p12f, 0.f, 0x1p20f);  // in units of 2^-12

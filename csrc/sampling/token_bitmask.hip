@@ -54,8 +54,7 @@ __global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs arg
 
 void launch_token_bitmask(const BitmaskArgs& args, uint32_t rows, Stream stream) {
   const uint32_t groups = (static_cast<uint32_t>(args.columns) + kThreads * kBits - 1) / (kThreads * kBits);
-  launch_overlapped(token_bitmask_kernel, dim3(groups, rows), kThreads, stream, args);
-  check_launch("token_bitmask_kernel");
+  launch_named("token_bitmask_kernel", token_bitmask_kernel, dim3(groups, rows), kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

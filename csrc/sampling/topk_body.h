@@ -51,8 +51,8 @@ struct TopkBody {
     uint64_t first;
   };
 
-  /// Of the numbers at least `first`: how many are above those whose bits from `shift` on are its own, and how many
-  /// those are.
+  /// Counts among the numbers of at least `first`: those above the ones whose bits from `shift` on are its own, and
+  /// these.
   struct Range {
     uint64_t first;
     int shift;
@@ -290,11 +290,9 @@ __global__ __launch_bounds__(Body::kThreads, 2) void topk_merge_kernel(typename 
 template <class Config>
 void launch_topk(const TopkArgs<Config>& args, uint32_t rows, uint32_t slices, Stream stream) {
   using Body = TopkBody<Config>;
-  launch_overlapped(topk_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
-  check_launch("topk_kernel");
+  launch_named("topk_kernel", topk_kernel<Body>, dim3(slices, rows), Body::kThreads, stream, args);
   if (slices == 1) return;
-  launch_overlapped(topk_merge_kernel<Body>, dim3(rows), Body::kThreads, stream, args);
-  check_launch("topk_merge_kernel");
+  launch_named("topk_merge_kernel", topk_merge_kernel<Body>, dim3(rows), Body::kThreads, stream, args);
 }
 
 }  // namespace aiter_like

@@ -74,8 +74,7 @@ __global__ __launch_bounds__(kThreads) void verify_chain_kernel(ChainArgs args) 
 }
 
 void launch_verify_chain(const ChainArgs& args, uint32_t requests, Stream stream) {
-  launch_overlapped(verify_chain_kernel, dim3(requests), kThreads, stream, args);
-  check_launch("verify_chain_kernel");
+  launch_named("verify_chain_kernel", verify_chain_kernel, dim3(requests), kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -110,11 +110,10 @@ __global__ __launch_bounds__(kThreads) void verify_tree_kernel(TreeArgs args) {
 void launch_verify_tree(const TreeArgs& args, int requests, Stream stream) {
   if (args.target_tokens) {
     const dim3 groups(static_cast<uint32_t>((requests + kWaveSize - 1) / kWaveSize));
-    launch_overlapped(verify_tree_greedy_kernel, groups, kWaveSize, stream, args, requests);
-    check_launch("verify_tree_greedy_kernel");
+    launch_named("verify_tree_greedy_kernel", verify_tree_greedy_kernel, groups, kWaveSize, stream, args, requests);
   } else {
-    launch_overlapped(verify_tree_kernel, dim3(static_cast<uint32_t>(requests)), kThreads, stream, args);
-    check_launch("verify_tree_kernel");
+    launch_named("verify_tree_kernel", verify_tree_kernel, dim3(static_cast<uint32_t>(requests)), kThreads, stream,
+                 args);
   }
 }
 

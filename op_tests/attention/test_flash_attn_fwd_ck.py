@@ -14,10 +14,10 @@ from covering import covering
 
 import aiter_like
 from aiter_like import dtypes, sim
-from aiter_like.build import build
 from aiter_like.device import target_of
 from aiter_like.dispatch import self_check
 from aiter_like.errors import UnsupportedError
+from aiter_like.modules import build
 from aiter_like.ops.attention.call import AttentionCall, dense_call
 from aiter_like.ops.attention.checks import check_call
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd

@@ -25,8 +25,8 @@ from test_unified_attention_hip import single_sequences
 
 import aiter_like
 from aiter_like import dtypes, explain, sim
-from aiter_like.build import build, code_object
 from aiter_like.device import target_of
+from aiter_like.modules import build, code_object
 from aiter_like.ops.attention import unified_attention_ck as tiles
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.unified_attention import unified_attention_op, unified_attention_ref

@@ -24,9 +24,9 @@ from paged_cases import (
 
 import aiter_like
 from aiter_like import explain, sim
-from aiter_like.build import build, code_object
 from aiter_like.device import target_of
 from aiter_like.jit import Instance
+from aiter_like.modules import build, code_object
 from aiter_like.ops.attention import unified_attention_ck
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.flash_attn_fwd_hip import MASKS
@@ -39,7 +39,7 @@ SHORT = ((70, 70), (133, 300), (1, 1), (20, 50), (0, 9), (3, 0))
 
 @pytest.fixture
 def turns(run, device):
-    """As `run`, and the kernel must be that of the pipeline."""
+    """Like `run`, and the kernel must be that of the pipeline."""
     if target_of(device).platform != "hip":
         pytest.skip("an MFMA kernel")
 

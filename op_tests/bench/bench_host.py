@@ -26,8 +26,8 @@ import torch.nn.functional as F
 
 import aiter_like
 from aiter_like import device, sim
-from aiter_like.build import build
 from aiter_like.dispatch import torch_ops
+from aiter_like.modules import build
 from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.flash_attn_fwd_hip import flash_attn_fwd_hip

@@ -22,7 +22,7 @@ import torch
 import aiter_like
 from aiter_like import device as devices
 from aiter_like import sim
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 from aiter_like.testing import check_rms_norm
 from aiter_like.testing.attention import check_attention
 

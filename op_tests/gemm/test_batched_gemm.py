@@ -184,10 +184,10 @@ def test_names_of_aiter(device):
     """The composable kernel's names, and the Triton module's, which has its own parameters."""
     a, b = operands(device, 2, 6, 16, 32)
     bias, out = torch.randn(2, 1, 16, device=device).bfloat16(), torch.empty(2, 6, 16, device=device).bfloat16()
-    from aiter_like.integrations import aiter_gemm
+    from aiter_like.integrations.aiter.gemm import gemm
 
     compare(aiter_like.batched_gemm_bf16_CK(a, b, bias, torch.bfloat16, 0), a, b, bias=bias)
-    assert aiter_gemm.batched_gemm_bf16_triton(a, b, bias, YQ=out) is out
+    assert gemm.batched_gemm_bf16_triton(a, b, bias, YQ=out) is out
     compare(out, a, b, bias=bias)
     given = operands(device, 2, 6, 16, 32, torch.int8)
     compare(aiter_like.batched_gemm_a8w8_CK(*given), *given)

@@ -320,20 +320,20 @@ def test_names_of_aiter(device):
     """tgemm.mm, the Triton module's function and the assembly one's write what gemm_a16w16 does."""
     a, b = operands(device, 6, 12, 24)
     bias, out = torch.randn(12, device=device).bfloat16(), torch.empty(6, 12, device=device).bfloat16()
-    from aiter_like.integrations import aiter_gemm
+    from aiter_like.integrations.aiter.gemm import gemm
 
     compare(aiter_like.tgemm.mm(a, b, bias), a, b, bias)
-    compare(aiter_gemm.gemm_a16w16_triton(a, b, bias, activation="silu"), a, b, bias, activation="silu")
-    assert aiter_gemm.gemm_a16w16_asm(a, b, out, bias) is out
+    compare(gemm.gemm_a16w16_triton(a, b, bias, activation="silu"), a, b, bias, activation="silu")
+    assert gemm.gemm_a16w16_asm(a, b, out, bias) is out
     compare(out, a, b, bias)
     a, b = operands(device, 6, 32, 64)
     out, weights = torch.empty(6, 32, device=device).bfloat16(), aiter_like.shuffle_weight(b)
     for given in (weights, weights.clone()):  # marked or not
-        aiter_gemm.gemm_a16w16_asm(a, given, out.zero_(), bpreshuffle=True)
+        gemm.gemm_a16w16_asm(a, given, out.zero_(), bpreshuffle=True)
         compare(out, a, b)
     compare(aiter_like.tgemm.mm(a, weights), a, b)
     with pytest.raises(ValueError, match="B must not be shuffled without bpreshuffle"):
-        aiter_gemm.gemm_a16w16_asm(a, weights, out)
+        gemm.gemm_a16w16_asm(a, weights, out)
 
 
 def bench() -> None:

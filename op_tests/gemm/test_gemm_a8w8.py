@@ -261,16 +261,16 @@ def test_vendors_library(device, run, m, n, k):
 
 
 def test_names_of_aiter(device):
-    from aiter_like.integrations import aiter_gemm
+    from aiter_like.integrations.aiter.gemm import gemm
 
     x, w, *scales = operands(device, 6, 32, 64, "int8")
     bias = torch.randn(32, device=device)
-    compare(aiter_gemm.gemm_a8w8_CK(x, w, *scales, None, torch.bfloat16, 2), x, w, *scales)
+    compare(gemm.gemm_a8w8_CK(x, w, *scales, None, torch.bfloat16, 2), x, w, *scales)
     for layout in ((32, 16), (16, 16)):
         shuffled = aiter_like.shuffle_weight(w, layout)
-        compare(aiter_gemm.gemm_a8w8_ASM(x, shuffled, *scales, bias[None]), x, w, *scales, bias)
+        compare(gemm.gemm_a8w8_ASM(x, shuffled, *scales, bias[None]), x, w, *scales, bias)
     with pytest.raises(ValueError, match="gemm_a8w8_ASM: WQ must be as shuffle_weight returns it"):
-        aiter_gemm.gemm_a8w8_ASM(x, shuffled.clone(), *scales, bias)
+        gemm.gemm_a8w8_ASM(x, shuffled.clone(), *scales, bias)
 
 
 @pytest.mark.parametrize("kind, is_fast", (("fp8", False), ("fp8", True), ("int8", False)))

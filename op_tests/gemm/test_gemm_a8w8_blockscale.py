@@ -317,30 +317,30 @@ def test_what_only_triton_takes(device):
 
 def test_names_of_aiter(device):
     """The names of AITER's Triton module, and those of its kernels that write to `Out`."""
-    from aiter_like.integrations import aiter_gemm
+    from aiter_like.integrations.aiter.gemm import gemm
 
     a, b, a_scale, b_scale = operands(device, 6, 32, 160)
     weights, strided = aiter_like.shuffle_weight(b), block_major(a_scale)
     flat, out = strided.t().reshape(a_scale.shape), torch.empty(6, 32, device=device).bfloat16()
     expected = PLAIN(a, b, a_scale, b_scale, backend="triton")
     compare(expected, a, b, a_scale, b_scale)
-    assert aiter_gemm.gemm_a8w8_blockscale_triton(a, b, a_scale, b_scale, y=out) is out
+    assert gemm.gemm_a8w8_blockscale_triton(a, b, a_scale, b_scale, y=out) is out
     compare(out, a, b, a_scale, b_scale)
     bands = weights.view(2, 16 * 160)
     for scale, is_transposed in ((flat, True), (strided, True), (a_scale, False)):
-        compare(aiter_gemm.gemm_a8w8_blockscale_preshuffle_triton(a, bands, scale, b_scale,
+        compare(gemm.gemm_a8w8_blockscale_preshuffle_triton(a, bands, scale, b_scale,
                                                                   is_x_scale_tranposed=is_transposed),
                 a, b, a_scale, b_scale)
-    for function, args in ((aiter_gemm.gemm_a8w8_blockscale_out, (a, b, a_scale, b_scale, out)),
-                           (aiter_gemm.gemm_a8w8_blockscale_cktile, (a, weights, flat, b_scale, out, True)),
-                           (aiter_gemm.gemm_a8w8_blockscale_bpreshuffle_asm, (a, weights, out, flat, b_scale))):
+    for function, args in ((gemm.gemm_a8w8_blockscale_out, (a, b, a_scale, b_scale, out)),
+                           (gemm.gemm_a8w8_blockscale_cktile, (a, weights, flat, b_scale, out, True)),
+                           (gemm.gemm_a8w8_blockscale_bpreshuffle_asm, (a, weights, out, flat, b_scale))):
         assert function(*args) is out
         compare(out, a, b, a_scale, b_scale)
         out.zero_()
     with pytest.raises(UnsupportedError, match="skip_reduce must be False"):
-        aiter_gemm.gemm_a8w8_blockscale_triton(a, b, a_scale, b_scale, skip_reduce=True)
+        gemm.gemm_a8w8_blockscale_triton(a, b, a_scale, b_scale, skip_reduce=True)
     with pytest.raises(UnsupportedError, match="bias must be None"):
-        aiter_gemm.gemm_a8w8_blockscale_bpreshuffle_asm(a, weights, out, flat, b_scale, bias=out[0])
+        gemm.gemm_a8w8_blockscale_bpreshuffle_asm(a, weights, out, flat, b_scale, bias=out[0])
 
 
 @pytest.mark.parametrize("m, n, k", ((1, 72, 4096), (3, 200, 1040), (64, 136, 2048), (130, 392, 1536), (300, 520, 656)))

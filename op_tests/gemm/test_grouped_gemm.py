@@ -15,7 +15,7 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
-from aiter_like.integrations import aiter_gemm
+from aiter_like.integrations.aiter.gemm import gemm
 from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
 
@@ -111,7 +111,7 @@ def test_padded_groups_of_aiter(device, kind):
     scales = [scales[0].view(groups, most, 1), scales[1]] if scales else []
     layout = torch.tensor(counts, dtype=torch.int32, device=device)
     for weights in (shuffled, shuffled.clone()):  # a copy has no mark
-        y = aiter_gemm.deepgemm(a.view(groups, most, k), weights, out.view(groups, most, n), layout, *scales)
+        y = gemm.deepgemm(a.view(groups, most, k), weights, out.view(groups, most, n), layout, *scales)
         assert y.data_ptr() == out.data_ptr()
         for group, count in enumerate(counts):
             of_group = [scales[0][group, :count], scales[1][group].mT] if scales else []
@@ -121,7 +121,7 @@ def test_padded_groups_of_aiter(device, kind):
             assert (y[group, count:] == UNTOUCHED).all()
         out.fill_(UNTOUCHED)
     with pytest.raises(ValueError, match=r"deepgemm: group_layout must be \[groups\]"):
-        aiter_gemm.deepgemm(a.view(groups, most, k), shuffled, out.view(groups, most, n), layout[:2], *scales)
+        gemm.deepgemm(a.view(groups, most, k), shuffled, out.view(groups, most, n), layout[:2], *scales)
 
 
 def marked(x, layout=(16, 16)):

@@ -14,7 +14,7 @@ from quant_cases import BACKENDS, matrix, special
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_formats import mxfp4_to_f32
+from aiter_like.integrations.aiter.quant.formats import mxfp4_to_f32
 from aiter_like.ops.quant.mxfp4_quant import Mxfp4QuantCall
 from aiter_like.testing import strided_like
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like.build import build, toolchain
 from aiter_like.errors import BuildError
+from aiter_like.modules import build, toolchain
 
 
 def calls() -> dict[str, tuple]:

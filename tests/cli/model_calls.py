@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like.build import build
+from aiter_like.modules import build
 from aiter_like.tuning import models
 
 OPERATORS = ("act_and_mul", "flash_attn_fwd", "gemm_a16w16", "gemm_a16w16_skinny", "paged_attention", "renorm_probs",

@@ -7,8 +7,8 @@ import importlib
 import pytest
 from jit_project import Project
 
-from aiter_like.build.recipe import ModuleSpec
 from aiter_like.cli import build
+from aiter_like.modules.recipe import ModuleSpec
 
 pytestmark = pytest.mark.usefixtures("jit_folders")
 
@@ -73,7 +73,7 @@ def test_output_is_a_prebuilt_directory(modules, fake, project, tmp_path, monkey
     assert _run("build", "add", "--output", str(tmp_path / "prebuilt")) == 0
     runs = fake.runs()
     monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(tmp_path / "prebuilt"))
-    from aiter_like.build.build import load_or_build
+    from aiter_like.modules.build import load_or_build
 
     assert tmp_path / "prebuilt" in load_or_build(modules[0].instance_spec("", "hip", "gfx942")).parents
     assert fake.runs() == runs

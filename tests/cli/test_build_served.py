@@ -16,11 +16,11 @@ import torch
 
 import aiter_like
 from aiter_like import cli, device
-from aiter_like.build import build
 from aiter_like.cli import main
 from aiter_like.dispatch import OPS, selection, table, without_memory
 from aiter_like.dispatch import reset as forget_plans
 from aiter_like.errors import TuningError
+from aiter_like.modules import build
 from aiter_like.tuning import models, modules
 
 

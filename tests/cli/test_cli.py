@@ -85,7 +85,7 @@ class TestExplain:
 class TestDoctor:
     @pytest.fixture(autouse=True)
     def toolchains(self, monkeypatch):
-        from aiter_like.build import toolchain
+        from aiter_like.modules import toolchain
 
         clang = toolchain.Candidate("clang", toolchain.Toolchain("clang", "/usr/bin/clang++", (22, 1), "id", ""), "")
         monkeypatch.setattr(toolchain, "report", lambda: [clang, toolchain.Candidate("nvcc", None, "not found")])
@@ -159,7 +159,7 @@ class TestDoctor:
                 f"sim --shapes {path}\n") in out
 
     def test_no_compiler(self, capsys, monkeypatch):
-        from aiter_like.build import toolchain
+        from aiter_like.modules import toolchain
 
         def find(platform):
             raise BuildError("no compiler")

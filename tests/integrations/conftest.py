@@ -45,7 +45,7 @@ def simulated_models():
 @pytest.fixture
 def calls(monkeypatch):
     """Keyword arguments of each call of flash_attn_func by a transformers model."""
-    from aiter_like.integrations import transformers_attention
+    from aiter_like.integrations.transformers import attention as transformers_attention
 
     seen = []
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like import check
-from aiter_like.integrations.aiter_block_sparse import vsa_sparse_attention
+from aiter_like.integrations.aiter.attention.block_sparse import vsa_sparse_attention
 
 BLOCK = 128
 

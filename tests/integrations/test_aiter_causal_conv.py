@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_causal_conv
-from aiter_like.integrations.aiter_causal_conv import causal_conv1d_update
+from aiter_like.integrations.aiter.others import causal_conv
+from aiter_like.integrations.aiter.others.causal_conv import causal_conv1d_update
 
 BATCH, DIM, SLOTS, PAD = 4, 6, 7, -1
 NONE = torch.zeros(0, dtype=torch.int32)
@@ -95,9 +95,9 @@ def test_prefill(simulated, name):
         if slot != PAD:
             found, after = expect(x[None, :, start:end], states[slot][None], weight, bias, True, None, [0])
             expected[start:end], own[slot] = found[0].t(), after[0].bfloat16()
-    metadata = aiter_causal_conv.build_causal_conv_prefill_metadata(lengths, query_start_loc=starts, block_sizes=(64,))
+    metadata = causal_conv.build_causal_conv_prefill_metadata(lengths, query_start_loc=starts, block_sizes=(64,))
     named = {"seq_lens_cpu": lengths} if name == "triton" else {"metadata": metadata}
-    got = getattr(aiter_causal_conv, f"causal_conv1d_split_qkv_{name}_fn")(
+    got = getattr(causal_conv, f"causal_conv1d_split_qkv_{name}_fn")(
         x=x, weight=weight, bias=bias, conv_states=states, query_start_loc=starts, k_dim=3, v_dim=6,
         cache_indices=slots, has_initial_state=torch.ones(3, dtype=torch.uint8), pad_slot_id=PAD, **named)
     assert [part.shape[1] for part in got] == [3, 3, 6]
@@ -107,8 +107,8 @@ def test_prefill(simulated, name):
 
 def test_prefill_of_another_batch():
     starts, x = torch.tensor([0, 2, 5], dtype=torch.int32), numbers(8, 5)
-    metadata = aiter_causal_conv.build_causal_conv_prefill_metadata([2, 3], query_start_loc=starts)
-    call = aiter_causal_conv.causal_conv1d_split_qkv_hip_fn
+    metadata = causal_conv.build_causal_conv_prefill_metadata([2, 3], query_start_loc=starts)
+    call = causal_conv.causal_conv1d_split_qkv_hip_fn
     with pytest.raises(ValueError, match="metadata must be made of the same tensor"):
         call(x, numbers(8, 4), None, None, starts.clone(), 2, 4, metadata=metadata)
     with pytest.raises(ValueError, match="metadata must be of 4 tokens in 2 sequences, got 5 in 2"):
@@ -116,6 +116,6 @@ def test_prefill_of_another_batch():
     with pytest.raises(ValueError, match="v_dim must be 4, the channels of x beside q and k, got 3"):
         call(x, numbers(8, 4), None, None, starts, 2, 3)
     with pytest.raises(ValueError, match="seq_lens_cpu must have a length for each sequence .*, got 1 for 2"):
-        aiter_causal_conv.build_causal_conv_prefill_metadata([2], query_start_loc=starts)
+        causal_conv.build_causal_conv_prefill_metadata([2], query_start_loc=starts)
     with pytest.raises(ValueError, match="seq_lens_cpu must be the lengths that query_start_loc has"):
-        aiter_causal_conv.build_causal_conv_prefill_metadata([3, 2], query_start_loc=starts)
+        causal_conv.build_causal_conv_prefill_metadata([3, 2], query_start_loc=starts)

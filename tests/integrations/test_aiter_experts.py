@@ -13,7 +13,8 @@ import aiter_like as aiter
 from aiter_like import check
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_formats, aiter_names
+from aiter_like.integrations.aiter import names as aiter_names
+from aiter_like.integrations.aiter.quant import formats
 
 pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
 
@@ -65,8 +66,8 @@ class Problem:
             setattr(self, f"scale{name}", scale)
             setattr(self, f"wide{name}", narrow * scale.double())
             codes = aiter.shuffle_weight(narrow.to(I8), (16, 16), use_int4=True)
-            setattr(self, f"w{name}", aiter_formats.rearrange_4bit_elements(
-                aiter_formats.convert_int8_to_uint32_int4(codes)))
+            setattr(self, f"w{name}", formats.rearrange_4bit_elements(
+                formats.convert_int8_to_uint32_int4(codes)))
         self.shuffled = self.w1, self.w2
 
     def expected(self, smooth=(None, None), weighs_first=False, act=torch.nn.functional.silu, mask=None):

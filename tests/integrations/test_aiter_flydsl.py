@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like.integrations.aiter_flydsl import flydsl_qk_norm_rope_quant
+from aiter_like.integrations.aiter.rope.flydsl import flydsl_qk_norm_rope_quant
 
 TOKENS, HEADS, DIM, ROPE, ROWS = 6, 3, 64, 16, 24
 FP8 = torch.float8_e4m3fnuz

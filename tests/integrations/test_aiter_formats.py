@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from aiter_like import dtypes
-from aiter_like.integrations import aiter_formats as formats
-from aiter_like.integrations.aiter_objects import MxDtypeInt, MxScaleRoundModeInt
+from aiter_like.integrations.aiter.objects import MxDtypeInt, MxScaleRoundModeInt
+from aiter_like.integrations.aiter.quant import formats
 
 AMAX = torch.tensor([6.0, 6.0001, 5.9, 4.0, 3.999, 0.75, 448.0, 240.0, 241.0, 1e-20, 7.0, 1.9])
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

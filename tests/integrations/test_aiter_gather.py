@@ -8,7 +8,7 @@ import torch
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter_gather import gather_kv_b_proj
+from aiter_like.integrations.aiter.attention.gather import gather_kv_b_proj
 
 FP8, BF16 = torch.float8_e4m3fnuz, torch.bfloat16
 LATENT, PE, HEADS, NOPE, V_DIM, PAGE = 128, 16, 2, 48, 16, 4

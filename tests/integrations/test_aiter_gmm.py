@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_gmm
+from aiter_like.integrations.aiter.gemm import gmm as aiter_gmm
 
 ROWS, DEPTH, COLUMNS, GROUPS = 45, 24, 40, 4
 LEFT = 7.0

@@ -9,7 +9,8 @@ import torch
 import aiter_like
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_int8, aiter_quant
+from aiter_like.integrations.aiter.quant import int8 as aiter_int8
+from aiter_like.integrations.aiter.quant import quant as aiter_quant
 
 FP8, INT8 = torch.float8_e4m3fnuz, torch.int8
 ROWS, COLUMNS = 5, 96

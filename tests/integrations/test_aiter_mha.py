@@ -9,8 +9,8 @@ import torch
 import aiter_like as aiter
 from aiter_like import sim
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_mha as mha
-from aiter_like.integrations import aiter_mha_raw as raw
+from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.attention import mha_raw as raw
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz
 SCALE = 32**-0.5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_mha_fp8
+from aiter_like.integrations.aiter.attention import mha_fp8
 
 FP8, HEADS, KV, DIM = torch.float8_e4m3fnuz, 4, 2, 64
 
@@ -45,7 +45,7 @@ def test_dense(simulated, dtype):
     q, k, v = (numbers(2, length, heads, DIM, seed=seed, dtype=dtype)
                for seed, (length, heads) in enumerate(((20, HEADS), (28, KV), (28, KV))))
     k[1] *= 2
-    found = aiter_mha_fp8.flash_attn_fp8_func(q, k, v, causal=True)
+    found = mha_fp8.flash_attn_fp8_func(q, k, v, causal=True)
     assert found.dtype == torch.float32
     for b in range(2):
         close(found[b], of_rounded(q[b], k[b], v[b], True))
@@ -55,7 +55,7 @@ def test_packed(simulated):
     q, k, v = numbers(21, HEADS, DIM), numbers(30, KV, DIM, seed=1), numbers(30, KV, DIM, seed=2)
     q[8:] *= 4
     starts = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 8, 21], [0, 14, 30])]
-    found = aiter_mha_fp8.flash_attn_varlen_fp8_func(q, k, v, *starts, 13, 16)
+    found = mha_fp8.flash_attn_varlen_fp8_func(q, k, v, *starts, 13, 16)
     for i, j in zip(*(zip(each[:-1].tolist(), each[1:].tolist(), strict=True) for each in starts), strict=True):
         close(found[slice(*i)], of_rounded(q[slice(*i)], k[slice(*j)], v[slice(*j)]))
 
@@ -67,9 +67,9 @@ def test_gradients(simulated, is_packed):
     weights = numbers(20, HEADS, DIM, seed=5)
     if is_packed:
         starts = torch.tensor([0, 20], dtype=torch.int32)
-        found = aiter_mha_fp8.flash_attn_varlen_fp8_func(*wide, starts, starts, 20, 20)
+        found = mha_fp8.flash_attn_varlen_fp8_func(*wide, starts, starts, 20, 20)
     else:
-        found = aiter_mha_fp8.flash_attn_fp8_func(*(each[None] for each in wide))[0]
+        found = mha_fp8.flash_attn_fp8_func(*(each[None] for each in wide))[0]
     grads = torch.autograd.grad(found, wide, weights.float())
     narrow = [rounded(each.detach(), share).requires_grad_()
               for each, share in zip(wide, (HEADS // KV, 1, 1), strict=True)]
@@ -82,12 +82,12 @@ def test_gradients(simulated, is_packed):
 def test_bad_arguments():
     q, k = numbers(2, 20, HEADS, DIM), numbers(2, 20, KV, DIM)
     with pytest.raises(UnsupportedError, match="flash_attn_fp8_func: no backend supports qv, softcap"):
-        aiter_mha_fp8.flash_attn_fp8_func(q, k, k, qv=q, softcap=3.0)
+        mha_fp8.flash_attn_fp8_func(q, k, k, qv=q, softcap=3.0)
     with pytest.raises(TypeError, match="flash_attn_fp8_func: q must have dtype"):
-        aiter_mha_fp8.flash_attn_fp8_func(q.to(FP8), k, k)
+        mha_fp8.flash_attn_fp8_func(q.to(FP8), k, k)
     with pytest.raises(ValueError, match="flash_attn_fp8_func: q must have a multiple of the 2 heads of k, got 3"):
-        aiter_mha_fp8.flash_attn_fp8_func(q[:, :, :3], k, k)
+        mha_fp8.flash_attn_fp8_func(q[:, :, :3], k, k)
     with pytest.raises(UnsupportedError, match="flash_attn_varlen_fp8_func: no backend supports sm_margin"):
-        aiter_mha_fp8.flash_attn_varlen_fp8_func(q[0], k[0], k[0], None, None, 20, 20, sm_margin=1)
+        mha_fp8.flash_attn_varlen_fp8_func(q[0], k[0], k[0], None, None, 20, 20, sm_margin=1)
     with pytest.raises(TypeError, match="flash_attn_varlen_fp8_func: cu_seqlens_q must be a tensor"):
-        aiter_mha_fp8.flash_attn_varlen_fp8_func(q[0], k[0], k[0], None, None, 20, 20)
+        mha_fp8.flash_attn_varlen_fp8_func(q[0], k[0], k[0], None, None, 20, 20)

@@ -8,8 +8,8 @@ import torch
 
 import aiter_like as aiter
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_mha as mha
-from aiter_like.integrations import aiter_mha_raw as raw
+from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.attention import mha_raw as raw
 
 SCALE = 32**-0.5
 STARTS = [torch.tensor(values, dtype=torch.int32) for values in ([0, 5, 9], [0, 7, 13])]

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_mhc
+from aiter_like.integrations.aiter.others import mhc as aiter_mhc
 
 TOKENS, STREAMS, HIDDEN, EPS = 3, 4, 64, 1e-6
 

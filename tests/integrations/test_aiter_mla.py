@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_mla
+from aiter_like.integrations.aiter.mla import mla
 
 FP8 = torch.float8_e4m3fnuz
 HEADS, RANK, PE, PAGE, PAGES = 16, 512, 64, 16, 9
@@ -44,7 +44,7 @@ def test_pages(simulated, call, name):
     q, cache = numbers(4, HEADS, RANK + PE), numbers(PAGES, PAGE, 1, RANK + PE, seed=1)
     out = torch.empty(4, HEADS, RANK).bfloat16()
     lengths = torch.tensor(keys, dtype=torch.int32)
-    function = getattr(aiter_mla, name)
+    function = getattr(mla, name)
     assert function(q, cache, out, starts, lengths, 37, table, SCALE, RANK, PE, True, None, None) is None
     expected = expect(q, cache, queries, keys, table.clamp(0, PAGES - 1))
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)
@@ -60,7 +60,7 @@ def test_fp8(simulated, call, dtype):
     q, cache = numbers(4, HEADS, RANK + PE).to(dtype), numbers(PAGES, PAGE, 1, RANK + PE, seed=1).to(FP8)
     out = torch.empty(4, HEADS, RANK).to(dtype)
     q_scale, kv_scale, out_scale = torch.tensor([2.0]), torch.tensor([0.5]), torch.tensor([0.25])
-    aiter_mla.mla_decode_fwd(q, cache, out, starts, torch.tensor(keys), 37, table, SCALE, RANK, PE, True,
+    mla.mla_decode_fwd(q, cache, out, starts, torch.tensor(keys), 37, table, SCALE, RANK, PE, True,
                              q_scale, kv_scale, None, out_scale if dtype == FP8 else None)
     wide = q.float() * (2 if dtype == FP8 else 1)
     expected = expect(wide, cache.float() * 0.5, queries, keys, table.clamp(0, PAGES - 1))
@@ -72,13 +72,13 @@ def test_bad_input_is_named(simulated, call):
     q, cache, out = numbers(4, HEADS, RANK + PE), numbers(PAGES, PAGE, 1, RANK + PE), numbers(4, HEADS, RANK)
     rest = starts, torch.tensor(keys), 37, table, SCALE, RANK, PE, True, None, None
     with pytest.raises(UnsupportedError, match="mla_decode_fwd: no backend supports shuffled_kv_cache, skip_reduce"):
-        aiter_mla.mla_decode_fwd(q, cache, out, *rest, shuffled_kv_cache=True, skip_reduce=True)
+        mla.mla_decode_fwd(q, cache, out, *rest, shuffled_kv_cache=True, skip_reduce=True)
     with pytest.raises(ValueError, match="mla_prefill_fwd: q must have heads of kv_lora_rank"):
-        aiter_mla.mla_prefill_fwd(q[..., 1:], cache, out, *rest)
+        mla.mla_prefill_fwd(q[..., 1:], cache, out, *rest)
     with pytest.raises(ValueError, match="mla_decode_fwd: out_scale must be given with out of"):
-        aiter_mla.mla_decode_fwd(q, cache, out.to(FP8), *rest)
+        mla.mla_decode_fwd(q, cache, out.to(FP8), *rest)
     with pytest.raises(ValueError, match="mla_decode_fwd: block_tables must have shape"):
-        aiter_mla.mla_decode_fwd(q, cache, out, *rest[:3], table[1:], *rest[4:])
+        mla.mla_decode_fwd(q, cache, out, *rest[:3], table[1:], *rest[4:])
 
 
 def test_chosen_keys(simulated):
@@ -88,7 +88,7 @@ def test_chosen_keys(simulated):
     chosen = torch.randint(0, PAGES * PAGE, (3, 20), generator=torch.Generator().manual_seed(2)).int()
     chosen[0, 5:9], chosen[2] = -1, -1
     rest = None, 1, None, 1, SCALE
-    assert aiter_mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen, None, RANK) is None
+    assert mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen, None, RANK) is None
     flat = cache.double().flatten(0, 2)
     for token in range(2):
         k = flat[chosen[token][chosen[token] >= 0].long()]
@@ -96,6 +96,6 @@ def test_chosen_keys(simulated):
         torch.testing.assert_close(out[token].double(), probabilities @ k[:, :RANK], rtol=0.02, atol=0.02)
     assert not out[2].any()
     with pytest.raises(ValueError, match="unified_attention_sparse_mla: kv must have evenly spaced tokens"):
-        aiter_mla.unified_attention_sparse_mla(q, cache[:, :-1], out, *rest, chosen, None, RANK)
+        mla.unified_attention_sparse_mla(q, cache[:, :-1], out, *rest, chosen, None, RANK)
     with pytest.raises(ValueError, match="unified_attention_sparse_mla: topk_indices must have shape"):
-        aiter_mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen[1:], None, RANK)
+        mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen[1:], None, RANK)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import aiter_like as aiter
-from aiter_like.integrations import aiter_mla
+from aiter_like.integrations.aiter.mla import mla
 
 FP8 = torch.float8_e4m3fnuz
 BATCH, PAGE, PAGES = 3, 16, 9
@@ -35,7 +35,7 @@ def expect(q, keys, values, scale, cap=0.0):
 def decode(q, keys, values, **options):
     out, lse = torch.empty(*q.shape[:2], values.shape[-1]).bfloat16(), torch.empty(*q.shape[:2])
     table, lengths = options.pop("table", TABLE), options.pop("lengths", KEYS)
-    assert aiter_mla.decode_attention_fwd(q, keys, values, out, lse, table, lengths, None, 4, q.shape[-1]**-0.5,
+    assert mla.decode_attention_fwd(q, keys, values, out, lse, table, lengths, None, 4, q.shape[-1]**-0.5,
                                           PAGE, **options) is None
     return out, lse
 
@@ -83,12 +83,12 @@ def test_bad_input_is_named(simulated):
 def test_lists_as_a_table():
     listed, starts = torch.tensor([7, 8, 9, 3, 4]), torch.tensor([0, 3, 3, 5])
     table = torch.full((4, 4), -1, dtype=torch.int32)
-    aiter_mla.csr_to_dense_block_table(listed, starts, table, 2, 3)
+    mla.csr_to_dense_block_table(listed, starts, table, 2, 3)
     assert table.tolist() == [[7, 8, -1, -1], [-1] * 4, [3, 4, -1, -1], [-1] * 4]
-    aiter_mla.csr_to_dense_block_table(listed[:4], starts, table, 9, 3)  # a list that ends before its starts do
+    mla.csr_to_dense_block_table(listed[:4], starts, table, 9, 3)  # a list that ends before its starts do
     assert table.tolist() == [[7, 8, 9, -1], [-1] * 4, [3, 4, -1, -1], [-1] * 4]
     with pytest.raises(ValueError, match="csr_to_dense_block_table: bs must be"):
-        aiter_mla.csr_to_dense_block_table(listed, starts, table, 2, 4)
+        mla.csr_to_dense_block_table(listed, starts, table, 2, 4)
 
 
 @pytest.mark.parametrize("step", (1, 3))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_mla_merge
-from aiter_like.integrations.aiter_mla_merge import stage_two
+from aiter_like.integrations.aiter.mla import merge
+from aiter_like.integrations.aiter.mla.merge import stage_two
 
 SPLITS, HEADS, WIDTH, MGC = 4, 3, 32, 16
 
@@ -91,5 +91,5 @@ def test_bad_launches(simulated):
 
 
 def test_choice_of_a_kernel():
-    assert aiter_mla_merge.use_persistent_mla_decode(10**6, 16, 1, torch.bfloat16, torch.bfloat16)
-    assert aiter_mla_merge.persistent_mla_decode_max_batch() == 0
+    assert merge.use_persistent_mla_decode(10**6, 16, 1, torch.bfloat16, torch.bfloat16)
+    assert merge.persistent_mla_decode_max_batch() == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like.integrations.aiter_mla_rope import decode_attention_fwd_grouped_rope
+from aiter_like.integrations.aiter.mla.rope import decode_attention_fwd_grouped_rope
 
 BATCH, HEADS, RANK, PE, ROTARY, ROWS, SCALE = 3, 4, 128, 32, 16, 40, 0.08
 POSITIONS = torch.tensor([[6], [0], [19]])

@@ -11,8 +11,8 @@ import aiter_like as aiter
 from aiter_like import sim
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_adapters
-from aiter_like.integrations.aiter_moe import fused_moe_dp_share_expert, routing_sigmoid_top1
+from aiter_like.integrations.aiter.moe.fused_moe import fused_moe_dp_share_expert, routing_sigmoid_top1
+from aiter_like.integrations.aiter.others import adapters
 
 
 def router(tokens=11, hidden=128, experts=48):
@@ -93,7 +93,7 @@ def test_rows_of_no_expert_are_zeros(simulated, activation, dtype):
     ids = torch.tensor([2, -1, 0, 3, -2**31 if dtype == torch.int32 else 2**40], dtype=dtype)
     x[1] = torch.nan
     out, plain = torch.full((5, 32), torch.nan).bfloat16(), torch.empty(5, 32).bfloat16()
-    getattr(aiter_adapters, f"{activation}_and_mul_bias")(out, x, ids, bias)
+    getattr(adapters, f"{activation}_and_mul_bias")(out, x, ids, bias)
     getattr(aiter, f"{activation}_and_mul_bias")(plain, x, ids.clamp(-1, 3).int(), bias)
     assert not out[[1, 3, 4]].any() and torch.equal(out[[0, 2]], plain[[0, 2]])
     assert plain[1].isnan().all() and plain[3:].any()

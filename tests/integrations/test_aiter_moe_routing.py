@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_moe_ragged, aiter_moe_ragged_blocks, aiter_moe_routing
+from aiter_like.integrations.aiter.moe import ragged as aiter_moe_ragged
+from aiter_like.integrations.aiter.moe import ragged_blocks
+from aiter_like.integrations.aiter.moe import routing as aiter_moe_routing
 
 TOKENS, EXPERTS, SLOTS = 13, 8, 3
 SCORES = {"sqrtsoftplus": lambda x: F.softplus(x).sqrt(), "sigmoid": torch.sigmoid, "softmax": lambda x: x}
@@ -193,7 +195,7 @@ def test_ragged_products_by_scales_of_blocks(simulated, dtype, gather, scatter, 
     lists = routed[1] if gather else None, routed[2] if scatter else None
     options = {"alpha": 1.5, "limit": 1.0}
     expected = expected_product(*wide, bias, routed, gather, scatter, gammas, gate)
-    found = aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(
+    found = ragged_blocks.moe_gemm_a8w8_blockscale(
         x, w, x_scale, w_scale, None, None, None, bias, routed[0], *lists, gammas, torch.float32, gate,
         per_row_x_scale=is_of_rows, **options)
     assert found.shape == expected.shape
@@ -209,14 +211,14 @@ def test_ragged_products_by_one_scale_beside_blocks(simulated):
     scales = torch.tensor(0.25), numbers(EXPERTS, 1, 1, seed=3)
     bias, scale = numbers(EXPERTS, 16, seed=4), torch.tensor(4.0)
     expected = expected_product(x.float() * 0.25, w.float() * scales[1], bias, routed, False, False, None, False)
-    found = aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w, None, scales[1], scales[0], None, scale, bias,
+    found = ragged_blocks.moe_gemm_a8w8_blockscale(x, w, None, scales[1], scales[0], None, scale, bias,
                                                              routed[0])
     assert found.dtype == torch.float8_e4m3fn and found[1:3].isnan().all() and not found[3:].isnan().any()
     torch.testing.assert_close(4 * found.double(), expected, rtol=0.07, atol=0.1, equal_nan=True)
     with pytest.raises(ValueError, match=r"moe_gemm_a8w8_blockscale: w_block_scales must have shape \(8, 1, 1\)"):
-        aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w, w_block_scales=scales[1][:2], routing_data=routed[0])
+        ragged_blocks.moe_gemm_a8w8_blockscale(x, w, w_block_scales=scales[1][:2], routing_data=routed[0])
     with pytest.raises(TypeError, match="moe_gemm_a8w8_blockscale: w must have dtype torch.float8_e4m3fn"):
-        aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(x, w.view(torch.float8_e4m3fnuz), routing_data=routed[0])
+        ragged_blocks.moe_gemm_a8w8_blockscale(x, w.view(torch.float8_e4m3fnuz), routing_data=routed[0])
 
 
 @pytest.mark.parametrize("number", (-1, TOKENS * SLOTS, -2**31, 2**31 - 1, 2**32, -2**32))
@@ -229,7 +231,7 @@ def test_places_that_there_are_not(simulated, number):
             aiter_moe_ragged.moe_gemm_int8_smoothquant(x.to(torch.int8), w.to(torch.int8), *scales, None, routed[0],
                                                        *lists)
         with pytest.raises(ValueError, match=f"moe_gemm_a8w8_blockscale: {name} must hold numbers of pairs"):
-            aiter_moe_ragged_blocks.moe_gemm_a8w8_blockscale(
+            ragged_blocks.moe_gemm_a8w8_blockscale(
                 x.to(torch.float8_e4m3fnuz), w.to(torch.float8_e4m3fnuz), scales[0][:, None], torch.ones(EXPERTS, 1, 1),
                 None, None, None, None, routed[0], *lists)
     hashed = numbers(50, SLOTS).int(), torch.tensor([number, *[0] * (TOKENS - 1)])

@@ -11,7 +11,7 @@ import aiter_like as aiter
 from aiter_like import dtypes
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_names
+from aiter_like.integrations.aiter import names as aiter_names
 
 pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
 

@@ -12,7 +12,8 @@ from torch import Tensor
 import aiter_like as aiter
 from aiter_like import dtypes
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_norm_rope, aiter_quant
+from aiter_like.integrations.aiter.quant import quant
+from aiter_like.integrations.aiter.rope import norm as aiter_norm_rope
 
 BF16, F32, FP8, EPSILON = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz, 1e-6
 
@@ -182,15 +183,15 @@ def test_gated_norms(transpose_scale):
     x, z, weight = numbers(5, 3, 128), numbers(5, 3, 128, seed=1), numbers(128)
     expected = normed(x, weight) * torch.nn.functional.silu(z.double())
     out, scale = torch.empty(5, 3 * 128, dtype=FP8), torch.empty(5, 3)
-    aiter_quant.gated_rmsnorm_fp8_group_quant(out, scale, x, z, weight, EPSILON, 128, transpose_scale)
+    quant.gated_rmsnorm_fp8_group_quant(out, scale, x, z, weight, EPSILON, 128, transpose_scale)
     own = scale.view(3, 5).T if transpose_scale else scale
     close(out.view(5, 3, 128).double() * own[..., None], expected, rtol=2**-4)
     torch.testing.assert_close(own, (expected.abs().amax(-1) / 240).float())
     if not transpose_scale:
-        aiter_quant.gated_rmsnorm_fp8_per_token_quant(out, scale[:, :1].contiguous(), x, z, weight, EPSILON)
+        quant.gated_rmsnorm_fp8_per_token_quant(out, scale[:, :1].contiguous(), x, z, weight, EPSILON)
         close(out.view(5, 3, 128).double() * expected.abs().amax((1, 2), keepdim=True) / 240, expected, rtol=2**-3)
     with pytest.raises(UnsupportedError, match="group_size must be 128, got 64"):
-        aiter_quant.gated_rmsnorm_fp8_group_quant(out, scale, x, z, weight, EPSILON, 64)
+        quant.gated_rmsnorm_fp8_group_quant(out, scale, x, z, weight, EPSILON, 64)
 
 
 def close_rows(q: Tensor, scale: Tensor, expected: Tensor) -> None:
@@ -243,7 +244,7 @@ def test_experts_rows_of_three_dimensions():
     """As AITER's callers have them; `aiter_like.moe_smoothquant_fwd` takes two."""
     x, factors, ids = numbers(5, 1, 64), numbers(4, 64, dtype=F32), torch.tensor([[0, 3]] * 5, dtype=torch.int32)
     out, scale = torch.empty(5, 2, 64, dtype=dtypes.fp8_of("gfx942")), torch.empty(5, 2, 1)
-    aiter_quant.moe_smoothquant_fwd(out, x, factors, ids, scale)
+    quant.moe_smoothquant_fwd(out, x, factors, ids, scale)
     rows = smoothed(x[:, 0], factors[ids.T])  # [slot, token, K]
     close(out.view(2, 5, 64).double() * scale.view(2, 5, 1), rows, rtol=2**-4)
     assert aiter_norm_rope.minimax_qk_norm_rope is aiter.minimax_qk_norm_rope

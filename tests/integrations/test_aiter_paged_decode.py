@@ -8,7 +8,7 @@ import torch
 
 import aiter_like as aiter
 from aiter_like.enums import QuantType
-from aiter_like.integrations import aiter_paged_decode as calls
+from aiter_like.integrations.aiter.attention import paged_decode as calls
 
 pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated"), pytest.mark.sim_check("strict")]
 

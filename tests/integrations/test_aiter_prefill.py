@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_prefill
+from aiter_like.integrations.aiter.attention import prefill as aiter_prefill
 
 FP8 = torch.float8_e4m3fnuz
 HEADS, KV, DIM, PAGE, BLOCKS = 4, 2, 64, 16, 12

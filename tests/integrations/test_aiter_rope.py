@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_rope
+from aiter_like.integrations.aiter.rope import rope as aiter_rope
 
 TOKENS, BATCH, HEADS, DIM = 6, 2, 3, 16
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_rope_cache
+from aiter_like.integrations.aiter.rope import cache as aiter_rope_cache
 
 FP8 = torch.float8_e4m3fnuz
 TOKENS, HEADS, KV_HEADS, RANK, PE, SLOTS = 5, 4, 2, 32, 16, 11

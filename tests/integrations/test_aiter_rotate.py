@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like import dtypes
-from aiter_like.integrations import aiter_formats, aiter_rotate
+from aiter_like.integrations.aiter.quant import formats, rotate
 
 TOKENS, HEADS, COLUMNS, ROPE, POSITIONS = 3, 16, 128, 64, 40
 
@@ -50,7 +50,7 @@ def fp4(x):
 def test_rotation(simulated, dtype):
     x = numbers(TOKENS, HEADS, COLUMNS, dtype=dtype)
     out = torch.empty_like(x)
-    aiter_rotate.rotate_activation(out, x)
+    rotate.rotate_activation(out, x)
     torch.testing.assert_close(out.double(), rotated(x), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
@@ -62,16 +62,16 @@ def test_fp4(simulated, has_rope, is_shuffled):
     shape = (TOKENS, groups // 4, 4, 16, 4) if is_shuffled else (TOKENS, HEADS, groups)
     scale = torch.full(shape, 99, dtype=torch.uint8).view(dtypes.fp8_e8m0)
     if has_rope:
-        aiter_rotate.rope_rotate_activation(out, x, *tables(), ROPE, scale, shuffle_scale=is_shuffled)
+        rotate.rope_rotate_activation(out, x, *tables(), ROPE, scale, shuffle_scale=is_shuffled)
     else:
-        aiter_rotate.rotate_activation(out, x, scale, 32, is_shuffled)
+        rotate.rotate_activation(out, x, scale, 32, is_shuffled)
     codes, powers = fp4(rotated(with_rope(x, *tables()) if has_rope else x))
-    found = aiter_formats.e8m0_to_f32(scale).double()
+    found = formats.e8m0_to_f32(scale).double()
     if is_shuffled:  # [tokens, groups / 4, 4, 16 heads, tiles of them and padding]
         assert not scale.view(torch.uint8)[..., 1:].any()
         found = found[..., 0].permute(0, 3, 1, 2).flatten(2)
     assert torch.equal(found, powers)
-    got = aiter_formats.mxfp4_to_f32(out).double()
+    got = formats.mxfp4_to_f32(out).double()
     apart = got != codes  # fp32 may lie on the other side of the middle between two codes
     assert apart.float().mean() < 1e-3 and (got - codes).abs().max() <= 2
 
@@ -79,7 +79,7 @@ def test_fp4(simulated, has_rope, is_shuffled):
 @pytest.mark.parametrize("is_rotated", (True, False))
 def test_rope_before(simulated, is_rotated):
     x, out = numbers(TOKENS, HEADS, COLUMNS), torch.empty(TOKENS, HEADS, COLUMNS, dtype=torch.bfloat16)
-    aiter_rotate.rope_rotate_activation(out, x, *tables(), ROPE, do_rotate_act=is_rotated)
+    rotate.rope_rotate_activation(out, x, *tables(), ROPE, do_rotate_act=is_rotated)
     expected = with_rope(x, *tables())
     expected = rotated(expected) if is_rotated else expected
     torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=1e-6)
@@ -88,7 +88,7 @@ def test_rope_before(simulated, is_rotated):
 def test_rope_before_fp8(simulated):
     x, out = numbers(TOKENS, HEADS, COLUMNS), torch.empty(TOKENS, HEADS, COLUMNS, dtype=torch.float8_e4m3fnuz)
     scale = torch.empty(TOKENS * HEADS, 2)
-    aiter_rotate.rope_rotate_activation(out, x, *tables(), ROPE, scale, 64)
+    rotate.rope_rotate_activation(out, x, *tables(), ROPE, scale, 64)
     expected = rotated(with_rope(x, *tables())).unflatten(-1, (2, 64))
     torch.testing.assert_close(scale.view(TOKENS, HEADS, 2).double(), expected.abs().amax(-1) / 240, rtol=1e-5, atol=0)
     got = out.double().unflatten(-1, (2, 64)) * scale.view(TOKENS, HEADS, 2, 1).double()
@@ -99,14 +99,14 @@ def test_bad_arguments(simulated):
     x, out = numbers(TOKENS, HEADS, COLUMNS), torch.empty(TOKENS, HEADS, COLUMNS, dtype=torch.bfloat16)
     codes = torch.empty(TOKENS, HEADS, COLUMNS // 2, dtype=torch.uint8).view(dtypes.fp4x2)
     with pytest.raises(TypeError, match="rotate_activation: scale must be a tensor, got NoneType"):
-        aiter_rotate.rotate_activation(codes, x)
+        rotate.rotate_activation(codes, x)
     with pytest.raises(ValueError, match="rotate_activation: scale must be contiguous with at least 192 elements"):
-        aiter_rotate.rotate_activation(codes, x, torch.empty(TOKENS, HEADS, 3, dtype=torch.uint8), 32, False)
+        rotate.rotate_activation(codes, x, torch.empty(TOKENS, HEADS, 3, dtype=torch.uint8), 32, False)
     with pytest.raises(ValueError, match="rotate_activation: shuffle_scale is for multiples of 16 heads"):
-        aiter_rotate.rotate_activation(codes[:, :8], x[:, :8], torch.empty(999, dtype=torch.uint8))
+        rotate.rotate_activation(codes[:, :8], x[:, :8], torch.empty(999, dtype=torch.uint8))
     with pytest.raises(ValueError, match="rope_rotate_activation: cos must have shape"):
-        aiter_rotate.rope_rotate_activation(out, x, *tables(), 32)
+        rotate.rope_rotate_activation(out, x, *tables(), 32)
     with pytest.raises(ValueError, match="rope_rotate_activation: positions must have shape"):
-        aiter_rotate.rope_rotate_activation(out, x, *tables()[:2], torch.zeros(2, dtype=torch.int64), ROPE)
+        rotate.rope_rotate_activation(out, x, *tables()[:2], torch.zeros(2, dtype=torch.int64), ROPE)
     with pytest.raises(ValueError, match="rope_rotate_activation: out_scale must be contiguous with 48 elements"):
-        aiter_rotate.rope_rotate_activation(out.to(torch.float8_e4m3fnuz), x, *tables(), ROPE, torch.empty(47))
+        rotate.rope_rotate_activation(out.to(torch.float8_e4m3fnuz), x, *tables(), ROPE, torch.empty(47))

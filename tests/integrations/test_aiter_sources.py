@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from aiter_like import cli
-from aiter_like.integrations import aiter_sources
-from aiter_like.integrations.aiter_names import Name
+from aiter_like.integrations.aiter import sources
+from aiter_like.integrations.aiter.names import Name
 
 FILES = {
     "__init__.py": "from .ops.norm import *\nfrom .ops.enum import QuantType\n",
@@ -58,7 +58,7 @@ def row(name, parameters, *modules, server="x"):
 
 
 def differences(checkout, *rows):
-    return aiter_sources.compare(checkout, rows).different
+    return sources.compare(checkout, rows).different
 
 
 @pytest.mark.parametrize(("parameters", "difference"), [
@@ -97,27 +97,27 @@ def test_methods_and_earlier_names_of_modules(checkout):
 def test_other_names_of_modules(checkout):
     today, earlier = "aiter.ops.triton.expert.moe", "aiter.ops.triton.moe"
     for known, other in ((today, earlier), (earlier, today)):
-        found = aiter_sources.compare(checkout, (row("fused", "x, block=64", known),))
+        found = sources.compare(checkout, (row("fused", "x, block=64", known),))
         assert found.paths == [f"{other}.fused"] and not found.unknown
-    assert not aiter_sources.compare(checkout, (row("fused", "x", today, earlier), row("known", "x", "aiter"))).paths
+    assert not sources.compare(checkout, (row("fused", "x", today, earlier), row("known", "x", "aiter"))).paths
 
 
 def test_names_on_one_side_only(checkout):
     rows = (row("rms_norm", None, "aiter.ops.norm"), row("known", "x", "aiter.ops.norm", server=None),
             row("older", "x", "aiter.ops.norm", "aiter.ops.gone_module"), row("get_gfx", "", "aiter.jit.core"),
             row("top", "x", "torch.ops.aiter"))
-    found = aiter_sources.compare(checkout, rows)
+    found = sources.compare(checkout, rows)
     assert found.gone == ["aiter.ops.norm.older"] and found.compared == 1
     assert found.unknown == {"aiter.jit.core": ["compile_ops"],
                              "aiter.ops.norm": ["Layer", "newer", "rounded", "typed"]}
 
 
 def test_command(checkout, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(aiter_sources.aiter_names, "table", lambda: (row("newer", "x, more=2", "aiter.ops.norm"),))
+    monkeypatch.setattr(sources.aiter_names, "table", lambda: (row("newer", "x, more=2", "aiter.ops.norm"),))
     assert cli.main(["names", "--against", str(checkout)]) == 1
     printed = capsys.readouterr().out
     assert "differs: aiter.ops.norm.newer: the default of more is 2, not 1" in printed
     assert "unknown: aiter.ops.norm: Layer known rms_norm rounded typed" in printed
     assert "1 signatures compared, 1 differ; 0 names are not in AITER, 5 of AITER's not in the table" in printed
     with pytest.raises(ValueError, match="is no checkout of AITER"):
-        aiter_sources.compare(tmp_path / "nothing")
+        sources.compare(tmp_path / "nothing")

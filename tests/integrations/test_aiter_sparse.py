@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import aiter_like as aiter
-from aiter_like.integrations import aiter_sparse
+from aiter_like.integrations.aiter.attention import sparse as aiter_sparse
 
 FP8 = torch.float8_e4m3fnuz
 HEADS, DIM, PAGE, LEFT = 32, 128, 16, 7.0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_sparse_attention as sparse
+from aiter_like.integrations.aiter.attention import sparse_attention as sparse
 
 FP8 = torch.float8_e4m3fnuz
 TOKENS, HEADS, DIM, ROWS, SCALE = 4, 5, 512, 40, 512**-0.5

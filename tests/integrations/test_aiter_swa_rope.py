@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like.integrations.aiter_swa_rope import fused_reduce_qk_norm_rope_swa_write
+from aiter_like.integrations.aiter.rope.swa import fused_reduce_qk_norm_rope_swa_write
 
 TOKENS, HEADS, DIM, ROPE, RINGS, WIN, EPSILON = 5, 3, 64, 16, 4, 8, 1e-6
 POSITIONS = torch.tensor([3, 19, 0, 7, 12])

@@ -12,8 +12,11 @@ import textwrap
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_names, aiter_test_process, aiter_test_runs, shim, takeover
-from aiter_like.integrations.aiter_checks import KINDS
+from aiter_like.integrations import takeover
+from aiter_like.integrations.aiter import names, shim
+from aiter_like.integrations.aiter.checks import KINDS
+from aiter_like.integrations.aiter.tests import process as aiter_test_process
+from aiter_like.integrations.aiter.tests import runs as aiter_test_runs
 
 HEAD = """
 import sys, torch, aiter
@@ -40,7 +43,7 @@ def _child(job: dict, folder) -> None:
 def loaded():
     """What the forked processes would each load again."""
     torch.testing.assert_close(torch.ones(1), torch.ones(1))
-    return [row.value for row in aiter_names.table()]
+    return [row.value for row in names.table()]
 
 
 @pytest.fixture

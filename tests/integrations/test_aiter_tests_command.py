@@ -11,9 +11,9 @@ import pytest
 
 from aiter_like import cli
 from aiter_like.cli import aiter_tests
-from aiter_like.integrations import aiter_test_runs
-from aiter_like.integrations.aiter_checks import KINDS
-from aiter_like.integrations.aiter_test_runs import Result
+from aiter_like.integrations.aiter.checks import KINDS
+from aiter_like.integrations.aiter.tests import runs as aiter_test_runs
+from aiter_like.integrations.aiter.tests.runs import Result
 
 HEAD = """
 import sys, torch, aiter

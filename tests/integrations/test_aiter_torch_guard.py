@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import aiter_like as aiter
-from aiter_like.integrations import aiter_torch_guard
-from aiter_like.integrations.aiter_torch_guard import torch_compile_guard
+from aiter_like.integrations.aiter import torch_guard
+from aiter_like.integrations.aiter.torch_guard import torch_compile_guard
 
 
 def test_functions_become_operators():
@@ -73,5 +73,5 @@ def test_annotations_without_a_type_of_torch():
 def test_versions(monkeypatch):
     for version, wanted, is_newer in (("2.13.0+cpu", "2.8.0", True), ("2.7.1", "2.8.0", False), ("2.8", "2.8", True),
                                       ("2.10.0a0+git1", "2.9.1", True)):
-        monkeypatch.setattr(aiter_torch_guard.torch, "__version__", version)
+        monkeypatch.setattr(torch_guard.torch, "__version__", version)
         assert aiter.is_torch_equal_or_newer(wanted) == is_newer

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like.integrations import aiter_gemm, aiter_triton, aiter_triton_gemm
-from aiter_like.integrations import aiter_triton_fused_gemm as fused
+from aiter_like.integrations.aiter.gemm import gemm
+from aiter_like.integrations.aiter.gemm import triton as quantising
+from aiter_like.integrations.aiter.gemm import triton_fused as fused
+from aiter_like.integrations.aiter.others import triton
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 FP8 = torch.float8_e4m3fnuz
@@ -26,20 +28,20 @@ scales = torch.rand(5, 1) + 0.5, torch.rand(1, 96) + 0.5
 blocks = narrow, weights, x_scale, w_scale
 batch = [torch.stack((each, each)) for each in (narrow, weights, *scales)]
 added, gate = numbers(5, 1, 4, seed=2), w[:48]
-prequant = aiter_triton_gemm.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant
+prequant = quantising.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant
 
 CALLS = [  # function, its arguments, options, and the name of the tensor to write
-    (aiter_gemm.gemm_a16w16_triton, (x, w), {}, "y"),
-    (aiter_gemm.gemm_a8w8_blockscale_triton, blocks, {}, "y"),
-    (aiter_gemm.gemm_a8w8_blockscale_preshuffle_triton, (narrow, shuffled, columns, w_scale), {}, "y"),
-    (aiter_gemm.batched_gemm_bf16_triton, (torch.stack((x, x)), torch.stack((w, w))), {}, "YQ"),
-    (aiter_triton.gemm_a8w8, (narrow, weights, *scales), {}, "y"),
-    (aiter_triton.gemm_a8w8_per_token_scale, (narrow, weights, *scales), {}, "y"),
-    (aiter_triton.batched_gemm_a8w8, batch, {}, "YQ"),
-    (aiter_triton.batched_gemm_a8w8, batch, {"bias": numbers(2, 96)}, "YQ"),
+    (gemm.gemm_a16w16_triton, (x, w), {}, "y"),
+    (gemm.gemm_a8w8_blockscale_triton, blocks, {}, "y"),
+    (gemm.gemm_a8w8_blockscale_preshuffle_triton, (narrow, shuffled, columns, w_scale), {}, "y"),
+    (gemm.batched_gemm_bf16_triton, (torch.stack((x, x)), torch.stack((w, w))), {}, "YQ"),
+    (triton.gemm_a8w8, (narrow, weights, *scales), {}, "y"),
+    (triton.gemm_a8w8_per_token_scale, (narrow, weights, *scales), {}, "y"),
+    (triton.batched_gemm_a8w8, batch, {}, "YQ"),
+    (triton.batched_gemm_a8w8, batch, {"bias": numbers(2, 96)}, "YQ"),
     *((function, (x, operand, w_scale), {"prequant": is_narrow}, "y") for is_narrow in (False, True)
-      for function, operand in ((aiter_triton_gemm.gemm_a16w8_blockscale, weights),
-                                (aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle, shuffled))),
+      for function, operand in ((quantising.gemm_a16w8_blockscale, weights),
+                                (quantising.gemm_a16w8_blockscale_preshuffle, shuffled))),
     (prequant, (torch.stack((x, x)), batch[1], torch.ones(1)), {}, "YQ"),
     (fused.gemm_a16w16_atomic, (x, w), {}, "y"),
     *((function, operands, {"activation": activation}, "y") for activation in ("silu", "relu")

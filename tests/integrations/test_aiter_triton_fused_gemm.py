@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiter_like.integrations import aiter_triton_fused_gemm as fused
+from aiter_like.integrations.aiter.gemm import triton_fused as fused
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 FP8 = torch.float8_e4m3fnuz

@@ -8,11 +8,11 @@ import torch
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_triton_gemm
+from aiter_like.integrations.aiter.gemm import triton
 
 FP8 = torch.float8_e4m3fnuz
 NAME = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant"
-product = getattr(aiter_triton_gemm, NAME)
+product = getattr(triton, NAME)
 
 
 def numbers(*shape, seed=0):
@@ -78,9 +78,9 @@ def test_bad_input_is_named(simulated):
 def test_scales_of_blocks(simulated, is_given, is_shuffled):
     x, weights, scale = numbers(5, 256).bfloat16(), numbers(144, 256, seed=1).to(FP8), torch.rand(2, 2) + 0.5
     full = weights.double() * scale.double().repeat_interleave(128, 0)[:144].repeat_interleave(128, 1)
-    call, given = aiter_triton_gemm.gemm_a16w8_blockscale, torch.zeros(5, 144) if is_given else None
+    call, given = triton.gemm_a16w8_blockscale, torch.zeros(5, 144) if is_given else None
     if is_shuffled:
-        call = aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle
+        call = triton.gemm_a16w8_blockscale_preshuffle
         weights = aiter_like.shuffle_weight(weights).view(9, 16 * 256)
     found = call(x, weights, scale, None, given, prequant=True)
     assert found is given if is_given else found.dtype == torch.float32
@@ -96,9 +96,9 @@ def test_rows_that_stay_wide(simulated, is_shuffled, n):
     scale = torch.rand(-(-n // 128), 3, generator=torch.Generator().manual_seed(2)) + 0.5
     expected = x.double() @ (weights.double() * scale.double().repeat_interleave(128, 0)[:n].repeat_interleave(
         128, 1)).T
-    call = aiter_triton_gemm.gemm_a16w8_blockscale
+    call = triton.gemm_a16w8_blockscale
     if is_shuffled:
-        call = aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle
+        call = triton.gemm_a16w8_blockscale_preshuffle
         weights = aiter_like.shuffle_weight(weights).view(n // 16, 16 * 384)
     found = call(x, weights, scale)
     torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.01 * expected.abs().max().item())
@@ -111,7 +111,7 @@ def test_rows_that_stay_wide(simulated, is_shuffled, n):
 
 def test_what_blocks_do_not_serve():
     x, weights, scale = numbers(5, 256).bfloat16(), numbers(144, 256, seed=1).to(FP8), torch.ones(2, 2)
-    for call in (aiter_triton_gemm.gemm_a16w8_blockscale, aiter_triton_gemm.gemm_a16w8_blockscale_preshuffle):
+    for call in (triton.gemm_a16w8_blockscale, triton.gemm_a16w8_blockscale_preshuffle):
         with pytest.raises(UnsupportedError, match=f"{call.__name__}: skip_reduce must be False"):
             call(x, weights, scale, prequant=True, skip_reduce=True)
     with pytest.raises(ValueError, match=r"w must be contiguous, \[n / 16, 16 · k\], got shape \(256, 100\)"):

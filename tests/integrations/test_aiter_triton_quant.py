@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiter_like.integrations import aiter_triton_quant as quant
+from aiter_like.integrations.aiter.quant import triton as quant
 
 FP8 = torch.float8_e4m3fnuz
 ROWS, HIDDEN, EPSILON = 5, 256, 1e-5

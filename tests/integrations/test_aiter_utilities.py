@@ -15,8 +15,11 @@ import torch
 import aiter_like as aiter
 from aiter_like import device, dtypes
 from aiter_like.enums import ActivationType, QuantType
-from aiter_like.integrations import aiter_checks, aiter_mha_common, aiter_objects, aiter_test_common, aiter_uses
-from aiter_like.integrations.aiter_checks import Arch
+from aiter_like.integrations.aiter import checks, objects
+from aiter_like.integrations.aiter import uses as aiter_uses
+from aiter_like.integrations.aiter.attention import mha_common
+from aiter_like.integrations.aiter.checks import Arch
+from aiter_like.integrations.aiter.tests import common
 
 # ---- options of programs
 
@@ -60,9 +63,9 @@ def test_architecture_and_its_fp8(monkeypatch, arch, fp8):
 
 def test_comparisons_in_vain_are_noted_only_while_checks_are_counted(tmp_path, monkeypatch):
     arch = Arch("sm_90")
-    assert arch != "gfx942" and aiter_checks.journal is None
-    journal = aiter_checks.Journal(tmp_path / "journal", tmp_path, by_call=True)
-    monkeypatch.setattr(aiter_checks, "journal", journal)
+    assert arch != "gfx942" and checks.journal is None
+    journal = checks.Journal(tmp_path / "journal", tmp_path, by_call=True)
+    monkeypatch.setattr(checks, "journal", journal)
     assert arch == "sm_90" and arch != "sm_80" and arch != 3 and not journal.asked_in_vain
     assert isinstance(aiter.get_gfx(), Arch) and {arch: 1}["sm_90"] == 1 and f"{arch}" == "sm_90"
     assert arch not in ["gfx942", "gfx950"] and journal.asked_in_vain == "sm_90"
@@ -74,13 +77,13 @@ def test_logger_prints_results_as_aiters(monkeypatch, capsys):
     monkeypatch.setattr(logger, "level", logging.NOTSET)
     monkeypatch.setattr(logger, "propagate", True)
     logger.manager._clear_cache()
-    aiter_objects._logger.cache_clear()
-    aiter_objects.logger.info("summary: %d", 3)
+    objects._logger.cache_clear()
+    objects.logger.info("summary: %d", 3)
     assert capsys.readouterr().err == "[aiter] summary: 3\n"
-    aiter_objects._logger.cache_clear()
-    assert aiter_objects.logger is aiter.logger is logger
+    objects._logger.cache_clear()
+    assert objects.logger is aiter.logger is logger
     assert len(logger.handlers) == 1  # one that is set up stays as it is
-    aiter_objects._logger.cache_clear()
+    objects._logger.cache_clear()
 
 
 def test_rope_takes_its_rotate_style():
@@ -118,10 +121,10 @@ def test_a_tensor_of_no_dtype_is_refused(tmp_path):
 
 def test_small_helpers(caplog):
     calls = []
-    assert aiter_test_common.run_iters(3, calls.append, 1) is None and calls == [1] * 3
-    assert aiter_test_common.run_iters_rotate(3, lambda x, y=0: x + y, [((1,), {}), ((2,), {"y": 5})]) == 1
+    assert common.run_iters(3, calls.append, 1) is None and calls == [1] * 3
+    assert common.run_iters_rotate(3, lambda x, y=0: x + y, [((1,), {}), ((2,), {"y": 5})]) == 1
     with caplog.at_level(logging.INFO, "aiter_like"):
-        assert aiter_test_common.log_args(lambda x, size=3: None, torch.ones(2)).keys() == {"x", "size"}
+        assert common.log_args(lambda x, size=3: None, torch.ones(2)).keys() == {"x", "size"}
     assert "x=[2] torch.float32 cpu, size=3" in caplog.text
 
 
@@ -130,7 +133,7 @@ def test_processes_are_spawned_unless_chosen(monkeypatch, chosen, then):
     methods = [chosen]
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: methods[-1])
     monkeypatch.setattr(multiprocessing, "set_start_method", methods.append)
-    aiter_test_common.ensure_spawn_method()
+    common.ensure_spawn_method()
     assert methods[-1] == then
 
 
@@ -155,7 +158,7 @@ def test_reference_of_attention_is_torchs(causal, reorder_ops):
     mask = bias + torch.full((5, 5), -torch.inf).triu(1) if causal else bias
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(tensor.transpose(1, 2) for tensor in (q, k, v)), attn_mask=mask, enable_gqa=True).transpose(1, 2)
-    out, attention, lse = aiter_mha_common.attention_ref(q, k, v, attn_bias=bias, causal=causal,
+    out, attention, lse = mha_common.attention_ref(q, k, v, attn_bias=bias, causal=causal,
                                                          reorder_ops=reorder_ops)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(attention.sum(-1), torch.ones(2, 4, 5))
@@ -169,9 +172,9 @@ def test_reference_leaves_out_what_is_no_token():
     masks = [torch.arange(size)[None] < torch.tensor(lengths)[:, None]
              for size, lengths in ((6, [4, 6]), (7, [7, 5]))]
     options = {"window_size": (2, 1), "softcap": 3.0, "sink": torch.randn(2)}
-    out, _, _ = aiter_mha_common.attention_ref(q, k, v, *masks, **options)
+    out, _, _ = mha_common.attention_ref(q, k, v, *masks, **options)
     for row, (size_q, size_k) in enumerate(((4, 7), (6, 5))):
-        alone, _, _ = aiter_mha_common.attention_ref(q[row:row + 1, :size_q], k[row:row + 1, :size_k],
+        alone, _, _ = mha_common.attention_ref(q[row:row + 1, :size_q], k[row:row + 1, :size_k],
                                                      v[row:row + 1, :size_k], **options)
         torch.testing.assert_close(out[row, :size_q], alone[0])
         assert not out[row, size_q:].any()
@@ -179,15 +182,15 @@ def test_reference_leaves_out_what_is_no_token():
 
 def test_reference_counts_a_left_pad_out():
     q, k, v = torch.randn(1, 3, 1, 8), torch.randn(1, 5, 1, 8), torch.randn(1, 5, 1, 8)
-    out, attention, _ = aiter_mha_common.attention_ref(q, k, v, window_size=(-1, 10), key_leftpad=torch.tensor([2]))
+    out, attention, _ = mha_common.attention_ref(q, k, v, window_size=(-1, 10), key_leftpad=torch.tensor([2]))
     assert not attention[..., :2].any() and attention[..., 2:].all()
-    torch.testing.assert_close(out, aiter_mha_common.attention_ref(q, k[:, 2:], v[:, 2:])[0])
+    torch.testing.assert_close(out, mha_common.attention_ref(q, k[:, 2:], v[:, 2:])[0])
 
 
 def test_dropout_scales_what_it_keeps():
     q = torch.randn(1, 2, 1, 4)
     keep = torch.tensor([[[[True, False], [True, True]]]])
-    out, attention, _ = aiter_mha_common.attention_ref(q, q, q, dropout_p=0.5, dropout_mask=keep)
+    out, attention, _ = mha_common.attention_ref(q, q, q, dropout_p=0.5, dropout_mask=keep)
     torch.testing.assert_close(out[0, :, 0], 2 * (attention * keep)[0, 0] @ q[0, :, 0])
 
 

@@ -29,7 +29,7 @@ def vllm(monkeypatch):
     adapter.uninstall = lambda: None
     monkeypatch.setitem(sys.modules, "vllm", engine)
     monkeypatch.setitem(sys.modules, adapter.__name__, adapter)
-    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "overlay", "vllm": "vllm"})
+    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "aiter.overlay", "vllm": "vllm"})
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [POINT] if group == POINT.group else [])
     monkeypatch.setenv("AITER_LIKE", "1")
     for name in ("AITER_LIKE_DISABLE", "VLLM_PLUGINS"):
@@ -140,7 +140,7 @@ def transformers(monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("AITER_LIKE", "1")
     monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
-    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "overlay", "transformers": "transformers"})
+    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "aiter.overlay", "transformers": "transformers"})
     monkeypatch.setitem(sys.modules, "aiter_like_startup", types.ModuleType("aiter_like_startup"))
     takeover.forget()
     yield

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from aiter_like import cli
-from aiter_like.integrations import aiter_calls, aiter_uses
+from aiter_like.integrations.aiter import calls as aiter_calls
+from aiter_like.integrations.aiter import uses
 from aiter_like.integrations.versions import SUPPORTED
 
 LISTS = sorted((Path(__file__).parent / "engine_calls").glob("*.txt"))
@@ -97,7 +98,7 @@ def test_what_is_missing_has_the_signature_that_engines_call(path):
         call = ast.parse(line, mode="eval").body
         if not isinstance(call, ast.Call) or ".flydsl_pa_mqa_logits_fp4" in line:
             continue
-        stub = aiter_uses.value_of(ast.unparse(call.func))
+        stub = uses.value_of(ast.unparse(call.func))
         if getattr(stub, "is_missing", False) and not any(isinstance(arg, ast.Starred) for arg in call.args):
             inspect.signature(stub).bind_partial(*call.args, **{each.arg: 0 for each in call.keywords if each.arg})
             seen += 1

@@ -42,6 +42,6 @@ def test_commands_exist(command, capsys):
 
 def test_links_point_at_pages_of_engines_that_are_there():
     linked = re.findall(r"\]\(([^)]+)\)", README)
-    assert {"AITER.md", "vllm/README.md", "sglang/README.md", "TRANSFORMERS.md"} <= set(linked)
+    assert {"aiter/AITER.md", "vllm/README.md", "sglang/README.md", "TRANSFORMERS.md"} <= set(linked)
     missing = [link for link in linked if not (FOLDER / link).exists()]
     assert not missing

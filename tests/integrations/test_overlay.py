@@ -15,7 +15,8 @@ import torch
 import aiter_like
 from aiter_like import integrations
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import overlay, shim, takeover
+from aiter_like.integrations import takeover
+from aiter_like.integrations.aiter import overlay, shim
 from aiter_like.integrations.takeover import Counts
 
 BF16 = torch.bfloat16
@@ -121,7 +122,7 @@ def test_one_line_names_all_that_is_taken(aiter, caplog):
 
 def test_install_with_the_switch(aiter, monkeypatch):
     monkeypatch.setenv("AITER_LIKE", "1")
-    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "overlay"})
+    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "aiter.overlay"})
     original = aiter.rms_norm
     assert integrations.install() and aiter.rms_norm is not original
     assert integrations.status().engines == {"aiter": "on"} and "aiter.rms_norm" in integrations.status().taken

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from engine_venv import ROOT, folder_of, python_of, run_in
 
-from aiter_like.integrations import aiter_calls
+from aiter_like.integrations.aiter import calls
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 SCRIPT = Path(__file__).with_name("sglang_process.py")
 CALLS = Path(__file__).parent / "engine_calls" / "sglang-0.5.23.txt"
 README = ROOT / "aiter_like" / "integrations" / "sglang" / "README.md"
-SHIM = f"{ROOT / 'aiter_like' / 'integrations' / 'shim_path'}{os.pathsep}{ROOT}"
+SHIM = f"{ROOT / 'aiter_like' / 'integrations' / 'aiter' / 'shim_path'}{os.pathsep}{ROOT}"
 
 # What sglang_process.py makes SGLang import: of its requirements, and of those of its video models. No CUDA package.
 NEEDED = ("aiohttp", "apache-tvm-ffi", "compressed-tensors", "einops", "fastapi", "gguf", "IPython", "msgspec", "numpy",
@@ -131,8 +131,8 @@ def test_undone_and_installed_again(run):
 
 def test_recorded_calls_are_those_of_its_sources(python):
     """test_engine_calls.py checks the list, without SGLang."""
-    found = aiter_calls.written(aiter_calls.sources(folder_of(python, "sglang")))
-    assert found == aiter_calls.lines_of(CALLS.read_text())
+    found = calls.written(calls.sources(folder_of(python, "sglang")))
+    assert found == calls.lines_of(CALLS.read_text())
 
 
 def test_aiter_path_of_rocm_starts(run):

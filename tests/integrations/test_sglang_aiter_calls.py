@@ -17,7 +17,7 @@ from torch import Tensor
 import aiter_like as aiter
 from aiter_like import sim
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_names
+from aiter_like.integrations.aiter import names as aiter_names
 from aiter_like.testing import relative_l2
 
 pytestmark = pytest.mark.usefixtures("simulated")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import aiter_like as aiter
 from aiter_like.enums import ActivationType, QuantType
-from aiter_like.integrations import aiter_names
+from aiter_like.integrations.aiter import names as aiter_names
 from aiter_like.testing import relative_l2
 
 pytestmark = pytest.mark.usefixtures("simulated")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiter_like import cli
-from aiter_like.integrations import shim
+from aiter_like.integrations.aiter import shim
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -27,8 +27,10 @@ from tiny_transformers import (  # noqa: E402
     tokens,
 )
 
-from aiter_like.integrations import takeover, transformers_attention, transformers_layers  # noqa: E402
+from aiter_like.integrations import takeover  # noqa: E402
 from aiter_like.integrations import transformers as integration  # noqa: E402
+from aiter_like.integrations.transformers import attention as transformers_attention  # noqa: E402
+from aiter_like.integrations.transformers import layers as transformers_layers  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("simulated_models")
 

@@ -14,7 +14,7 @@ from tiny_transformers import FACTOR, TOKENS, gpt_oss, llama, made, mistral, pad
 from transformers.masking_utils import create_causal_mask  # noqa: E402
 
 from aiter_like.integrations import transformers as integration  # noqa: E402
-from aiter_like.integrations import transformers_attention  # noqa: E402
+from aiter_like.integrations.transformers import attention as transformers_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("simulated_models")
 

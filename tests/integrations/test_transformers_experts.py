@@ -14,7 +14,7 @@ from aiter_like.enums import ActivationType  # noqa: E402
 from aiter_like.errors import UnsupportedError  # noqa: E402
 from aiter_like.integrations import takeover  # noqa: E402
 from aiter_like.integrations import transformers as integration  # noqa: E402
-from aiter_like.integrations.transformers_experts import _gate_of, experts_forward  # noqa: E402
+from aiter_like.integrations.transformers.experts import _gate_of, experts_forward  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("simulated_models")
 

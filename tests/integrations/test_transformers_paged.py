@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 from tiny_transformers import SIZES, gpt_oss, llama, made, mistral, served  # noqa: E402
 
 from aiter_like.integrations import transformers as integration  # noqa: E402
-from aiter_like.integrations import transformers_paged  # noqa: E402
+from aiter_like.integrations.transformers import paged  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("simulated_models")
 
@@ -81,7 +81,7 @@ def test_rows_without_a_request_write_nothing_of_their_own():
     keys, values = torch.zeros(2, 3, 4, 1, 2)
     k, v = torch.randn(2, 3, 1, 2)
     table, lengths = torch.tensor([[2, 0], [1, -1], [-1, -1]], dtype=torch.int32), torch.tensor([6, 1, 0])
-    transformers_paged._append(keys, values, k, v, table, lengths)
+    paged._append(keys, values, k, v, table, lengths)
     for cache, new in ((keys, k), (values, v)):
         expected = torch.zeros(3, 4, 1, 2)
         expected[0, 1], expected[1, 0] = new[0], new[1]

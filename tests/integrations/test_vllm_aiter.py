@@ -13,7 +13,8 @@ import pytest
 from engine_venv import ROOT, folder_of, run_in
 from vllm_versions import VERSIONS, python_with_vllm
 
-from aiter_like.integrations import aiter_calls, shim
+from aiter_like.integrations.aiter import calls as aiter_calls
+from aiter_like.integrations.aiter import shim
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 

@@ -19,7 +19,8 @@ from watching import watched
 import aiter_like
 from aiter_like import dtypes, sim
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import aiter_names, takeover
+from aiter_like.integrations import takeover
+from aiter_like.integrations.aiter import names as aiter_names
 from aiter_like.integrations.sglang import layers as sglang_layers
 from aiter_like.integrations.vllm import attention, layers, sampler
 

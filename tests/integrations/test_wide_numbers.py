@@ -11,13 +11,11 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like.integrations import (
-    aiter_attention,
-    aiter_causal_conv,
-    aiter_mla_rope,
-    aiter_moe,
-    aiter_moe_op,
-)
+from aiter_like.integrations.aiter.attention import flash3
+from aiter_like.integrations.aiter.mla import rope
+from aiter_like.integrations.aiter.moe import fused_moe as aiter_moe
+from aiter_like.integrations.aiter.moe import op
+from aiter_like.integrations.aiter.others import causal_conv
 from aiter_like.integrations.vllm import mla
 
 FAR = (2**32, -2**32)
@@ -55,11 +53,11 @@ def test_starts_and_lengths(far):
         return mla.decode(*latents, SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths)), None)
 
     calls = {
-        "context": (lambda ends: aiter_attention.context_attention_fwd(
+        "context": (lambda ends: flash3.context_attention_fwd(
             q, kv, kv, out, starts[:2], ends.diff(), 13), starts),
-        "prefix": (lambda ends: aiter_attention.extend_attention_fwd(
+        "prefix": (lambda ends: flash3.extend_attention_fwd(
             q, kv, kv, out, cache, cache, starts.int(), ends, slots, None, True, None, 13), prefix),
-        "slots": (lambda places: aiter_attention.extend_attention_fwd(
+        "slots": (lambda places: flash3.extend_attention_fwd(
             q, kv, kv, out, cache, cache, starts.int(), prefix, places, None, True, None, 13), slots),
         "vLLM's prompts": (lambda ends: mla.prefill(attention, q, q, q, ends, starts, True, False), starts),
         "vLLM's keys": (lambda ends: mla.prefill(attention, q, q, q, starts, ends, True, False), starts),
@@ -74,7 +72,7 @@ def test_starts_and_lengths(far):
 @pytest.mark.parametrize("far", FAR)
 def test_starts_of_transformers(far):
     pytest.importorskip("transformers")
-    from aiter_like.integrations.transformers_attention import attention_forward
+    from aiter_like.integrations.transformers.attention import attention_forward
 
     qkv, longest = [numbers(1, heads, 21, 64) for heads in (4, 2, 2)], {"max_length_q": 13, "max_length_k": 13}
     for starts in (longs(0, 8, 21), longs(0, 8, 21 + far)):
@@ -95,20 +93,20 @@ def test_numbers_of_none(far):
 
     def product(ids):
         out = torch.zeros(5, 2, 128).bfloat16()
-        aiter_moe_op.fused_moe(x, w1, out, None, None, None, weights, ids, None, None, None, True, 2, None, False,
+        op.fused_moe(x, w1, out, None, None, None, weights, ids, None, None, None, True, 2, None, False,
                                False, False, config={"BLOCK_SIZE_M": 16})
         return out
 
     def latent(indices):
         out = torch.zeros(2, 4, 128).bfloat16()
-        aiter_mla_rope.decode_attention_fwd_grouped_rope(
+        rope.decode_attention_fwd_grouped_rope(
             numbers(2, 4, 160), cache, cache[..., :128].contiguous(), out, longs(0, 2, 5).int(), indices, None, 128,
             None, None, None, None, 2, 0.1, use_rope=False)
         return out
 
     def line(lines):
         states = numbers(3, 12, 3, seed=4)
-        out = aiter_causal_conv.causal_conv1d_split_qkv_hip_fn(
+        out = causal_conv.causal_conv1d_split_qkv_hip_fn(
             numbers(12, 9), numbers(12, 4, seed=5), None, states, longs(0, 4, 9), 3, 6, cache_indices=lines)
         return torch.cat((*(part.flatten() for part in out), states.flatten()))
 

@@ -12,13 +12,13 @@ import torch
 from jit_project import counting_clang
 
 from aiter_like import paths
-from aiter_like.build import code_object, manifest
-from aiter_like.build.build import load_or_build
-from aiter_like.build.cache import META, read_json
 from aiter_like.cli import build
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit import JitFunction, Launch, asm, asm_kernel
+from aiter_like.modules import code_object, manifest
+from aiter_like.modules.build import load_or_build
+from aiter_like.modules.cache import META, read_json
 
 SIM = Target("hip", "gfx942", 304, 64, simulated=True)
 ARGUMENTS = {"out": "pointer", "x": "pointer", "count": "u32", "factor": "fp32"}

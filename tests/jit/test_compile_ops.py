@@ -14,12 +14,12 @@ import torch
 from jit_project import counting_clang, forget, make_hip_project, stand_in_hipcc
 from torch import Tensor
 
-from aiter_like.build import cache
-from aiter_like.build.build import load_or_build
-from aiter_like.build.recipe import ModuleSpec, parse_depfile
 from aiter_like.device import Target, simulated_target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.modules import cache
+from aiter_like.modules.build import load_or_build
+from aiter_like.modules.recipe import ModuleSpec, parse_depfile
 
 SIM = simulated_target()
 

@@ -6,8 +6,8 @@ import torch
 import tvm_ffi
 from jit_project import make_hip_project
 
-from aiter_like.build.build import load_or_build
-from aiter_like.build.recipe import ModuleSpec
+from aiter_like.modules.build import load_or_build
+from aiter_like.modules.recipe import ModuleSpec
 
 # `told` is what a kernel would be told: strides of q, bias and x, which vectors fit, which ids there are.
 FITS_HIP = """

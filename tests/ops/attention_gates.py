@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiter_like import paths
-from aiter_like.build import cache, recipe, toolchain
 from aiter_like.jit import Instance
+from aiter_like.modules import cache, recipe, toolchain
 from aiter_like.ops.attention.flash_attn_fwd_hip import HEAD_DIMS, MASKS, VARIANTS, flash_attn_fwd_hip, variant
 
 COMPILERS = ("clang++-19", "clang++-22")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from aiter_like.build import build, toolchain
 from aiter_like.cli.build import selected
 from aiter_like.dispatch import OPS
 from aiter_like.errors import BuildError
 from aiter_like.jit.compile_ops import JitFunction, registered
+from aiter_like.modules import build, toolchain
 
 ARCHS = {"gfx942": "hip", "sm_90": "cuda"}
 assert list(OPS)  # each one that is read declares its functions

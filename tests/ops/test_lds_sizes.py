@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from aiter_like import sim
-from aiter_like.build import build
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
 from aiter_like.jit.compile_ops import JitFunction
+from aiter_like.modules import build
 from aiter_like.ops.moe import moe_gemm_hip
 
 MOST, GRAIN = 65536, 512

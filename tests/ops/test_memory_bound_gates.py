@@ -10,7 +10,7 @@ import pytest
 
 from aiter_like import device as devices
 from aiter_like import sim
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 
 ROWS = 640  # more than CUs can hold, so that lanes take as much of a row as of many rows
 # Case → vector arithmetic and LDS instructions of a wave. Reductions by DPP use the LDS for one word of each wave.

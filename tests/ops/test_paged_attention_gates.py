@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aiter_like import sim
-from aiter_like.build import recipe, toolchain
+from aiter_like.modules import recipe, toolchain
 from aiter_like.ops.attention import paged_attention as operator
 from aiter_like.ops.attention import paged_attention_hip as backend
 from aiter_like.ops.attention.paged_attention_call import parts_of, workspace_bytes

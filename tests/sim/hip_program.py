@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aiter_like import paths, sim
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 
 PRELUDE = '#include "aiter_like/gpu.h"\nusing namespace aiter_like;\n'
 

@@ -11,7 +11,7 @@ from asm import assemble
 from test_decode import KERNEL
 
 from aiter_like import cli
-from aiter_like.cli import sim_coverage
+from aiter_like.cli.sim import coverage as sim_coverage
 
 FORMS = {
     "v_add_f32_e64 v1, -v2, |v3| clamp mul:2": "v_add_f32_e64 v, -v, |v| clamp mul:2",

@@ -14,7 +14,7 @@ from hip_program import PRELUDE, code_object
 from mutation.kernels import ATTENTION_ARGS, divider
 
 from aiter_like import device, paths, sim
-from aiter_like.build.build import load_or_build
+from aiter_like.modules.build import load_or_build
 from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 
 _ROWS, _HIDDEN = 2, 256

@@ -14,8 +14,8 @@ from debugged import FILE, LANES, SOURCE, line_of
 from hip_program import PRELUDE
 
 from aiter_like import paths, sim
-from aiter_like.build import toolchain
 from aiter_like.cli import main
+from aiter_like.modules import toolchain
 
 SPEC = {"buffers": {"x": {"dtype": "fp32", "shape": [8], "fill": 1}, "out": {"dtype": "fp32", "shape": [256],
                                                                             "fill": "zeros", "output": True}},

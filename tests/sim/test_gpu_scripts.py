@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import children
 import pytest
 
-from aiter_like.build import cache
+from aiter_like.modules import cache
 
 pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aiter_like import sim
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 
 FOLDER = Path(__file__).parent
 

@@ -15,8 +15,8 @@ import pytest
 from jit_project import real_clang
 
 from aiter_like import cli
-from aiter_like.build import toolchain
-from aiter_like.cli import sim_compile
+from aiter_like.cli.sim import compile as sim_compile
+from aiter_like.modules import toolchain
 from aiter_like.sim import rocm
 
 SAMPLES, CMAKE_EXAMPLE = Path(__file__).parent / "hip_samples", Path(__file__).parent / "cmake_example"

@@ -16,7 +16,7 @@ _PROGRAM = """
 import json, sys
 import torch
 import aiter_like
-from aiter_like.build import build
+from aiter_like.modules import build
 
 generator = torch.Generator().manual_seed(int(sys.argv[1]))
 def rand(*shape):
@@ -71,7 +71,7 @@ def test_norm_and_attention_by_a_real_hipcc(environment):
 
 
 def test_doctor_names_it_and_its_clang(environment):
-    code = "from aiter_like.build import toolchain; print(*(one.toolchain for one in toolchain.report()), sep='\\n')"
+    code = "from aiter_like.modules import toolchain; print(*(one.toolchain for one in toolchain.report()), sep='\\n')"
     lines = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True,
                            check=True).stdout.splitlines()
     hipcc = next(line for line in lines if line.startswith("hipcc "))

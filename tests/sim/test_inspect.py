@@ -11,9 +11,9 @@ import pytest
 from damage import damaged, places
 
 from aiter_like import sim
-from aiter_like.build import code_object
-from aiter_like.build.build import load_or_build
 from aiter_like.errors import SimulatorError
+from aiter_like.modules import code_object
+from aiter_like.modules.build import load_or_build
 from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 
 READERS = {"inspect": (sim.inspect, SimulatorError, "code object: "), "kernels": (code_object.kernels, ValueError, "")}

@@ -18,8 +18,8 @@ from damaged_lines import sections
 from hip_program import PRELUDE, code_object
 
 from aiter_like import paths, sim
-from aiter_like.build import recipe, toolchain
 from aiter_like.errors import SimulatorError
+from aiter_like.modules import recipe, toolchain
 from aiter_like.ops.attention import flash_attn_fwd_hip
 from aiter_like.ops.norm import rms_norm
 from aiter_like.sim import reports

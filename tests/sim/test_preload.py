@@ -12,7 +12,7 @@ from hip_program import code_object, library
 from hip_runtime import runtime
 
 from aiter_like import sim
-from aiter_like.build import recipe, toolchain
+from aiter_like.modules import recipe, toolchain
 
 PROGRAM = """
 #include "aiter_like/preload.h"
@@ -25,7 +25,7 @@ struct Args {
   int last;
   static constexpr Preload preload() { return {offsetof(Args, input), offsetof(Args, out), offsetof(Args, number)}; }
 };
-extern "C" __global__ void gather(AITER_LIKE_PRELOADED, Args args) {
+extern "C" __global__ void gather(AITER_LIKE_PRELOADED(Args)) {
   take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
   load_arguments_first();
   const long input = *args.input;

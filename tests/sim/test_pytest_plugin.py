@@ -11,7 +11,7 @@ from pathlib import Path
 import children
 import pytest
 
-from aiter_like.build import cache
+from aiter_like.modules import cache
 
 pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiter_like import cli
-from aiter_like.build import code_object
+from aiter_like.modules import code_object
 
 HIP = 'extern "C" __attribute__((global)) void twice(float* x, int n) { if (x[n] < n) x[n] *= 2; }\n'
 CLANGS = [clang for clang in ("clang++-19", "clang++-22") if shutil.which(clang)]

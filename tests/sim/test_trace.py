@@ -14,7 +14,7 @@ from hip_program import code_object
 
 from aiter_like import sim
 from aiter_like.cli import main
-from aiter_like.cli.hardware.lds_phases import SIMULATED
+from aiter_like.cli.sim.hardware.lds_phases import SIMULATED
 from aiter_like.errors import DebuggerError
 from aiter_like.sim import tracing
 from aiter_like.sim.tracing.page import _name, page

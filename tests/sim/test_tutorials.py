@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 
 from aiter_like import cli, sim
-from aiter_like.build import code_object
 from aiter_like.errors import SimulatorError
+from aiter_like.modules import code_object
 
 FOLDER = Path(__file__).resolve().parents[2] / "csrc/sim/tutorials"
 PAGES = sorted(path.name for path in FOLDER.glob("*.md"))

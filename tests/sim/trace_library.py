@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aiter_like import paths, sim
-from aiter_like.build import toolchain
+from aiter_like.modules import toolchain
 
 
 @functools.cache

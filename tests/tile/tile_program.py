@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from aiter_like import paths, sim
-from aiter_like.build import build
-from aiter_like.build.recipe import ModuleSpec
+from aiter_like.modules import build
+from aiter_like.modules.recipe import ModuleSpec
 from aiter_like.sim.library import disassemble
 
 _PRELUDE = """// SPDX-License-Identifier: MIT

@@ -10,10 +10,10 @@ import torch
 from toys import FakeJit, make_op, run
 
 import aiter_like  # noqa: F401  (declares the operators)
-from aiter_like.build import toolchain
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS, Backend
 from aiter_like.dispatch.table import columns
+from aiter_like.modules import toolchain
 from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.common import rows
 from aiter_like.tuning import candidates, models

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiter_like.build import revision
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
+from aiter_like.modules import revision
 
 _FACTOR = "AITER_LIKE"
 

@@ -105,7 +105,7 @@ def _refusal(target: Target, call: ActAndMulCall) -> str | None:
 
 
 class ActAndMulKey(NamedTuple):
-    """What a tuned row of act_and_mul is chosen by."""
+    """The fields that a tuned row of act_and_mul is chosen by."""
 
     rows: int
     columns: int
@@ -164,7 +164,7 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
 
 
 def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU by Φ of the normal distribution (erf): `out = gate · Φ(gate) · up`. As `silu_and_mul` otherwise.
+    """GELU by Φ of the normal distribution (erf): `out = gate · Φ(gate) · up`. Like `silu_and_mul` otherwise.
 
     Source: AITER's `gelu_and_mul`.
     """
@@ -172,7 +172,7 @@ def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> N
 
 
 def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU by its tanh form: `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`. As `silu_and_mul`.
+    """GELU by its tanh form: `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`. Like `silu_and_mul`.
 
     Source: AITER's `gelu_tanh_and_mul`.
     """
@@ -180,7 +180,7 @@ def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None)
 
 
 def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU by its tanh form, of each element. As `silu_and_mul` otherwise.
+    """GELU by its tanh form, of each element. Like `silu_and_mul` otherwise.
 
     `out = ½ x · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
 
@@ -193,7 +193,7 @@ def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None
 
 
 def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GPT-OSS's SwiGLU: `out = g · sigmoid(1.702 g) · (u + 1)`, g = min(gate, 7), u = up within ±7. As `silu_and_mul`.
+    """GPT-OSS's SwiGLU: `out = g · sigmoid(1.702 g) · (u + 1)`, g = min(gate, 7), u in ±7. Like `silu_and_mul`.
 
     Source: AITER's `swiglu_and_mul`.
     """
@@ -202,7 +202,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
 
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert. As `silu_and_mul` otherwise.
+    """`out = silu_and_mul(input + bias[expert_ids])`, the bias of each row's expert. Like `silu_and_mul` otherwise.
 
     Args:
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
@@ -215,7 +215,7 @@ def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
 def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                         backend: str | None = None) -> None:
-    """`out = swiglu_and_mul(input + bias[expert_ids])`. As `silu_and_mul_bias` otherwise.
+    """`out = swiglu_and_mul(input + bias[expert_ids])`. Like `silu_and_mul_bias` otherwise.
 
     Source: AITER's `swiglu_and_mul_bias`.
     """
@@ -224,7 +224,7 @@ def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Te
 
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`out = gelu_and_mul(input + bias[expert_ids])`. As `silu_and_mul_bias` otherwise.
+    """`out = gelu_and_mul(input + bias[expert_ids])`. Like `silu_and_mul_bias` otherwise.
 
     Source: AITER's `gelu_and_mul_bias`.
     """
@@ -232,7 +232,7 @@ def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
 
 def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """`silu_and_mul` divided by a scale that is known before: static quantisation. As `silu_and_mul` otherwise.
+    """`silu_and_mul` divided by a scale that is known before: static quantisation. Like `silu_and_mul` otherwise.
 
     `out = gate · sigmoid(gate) · up / scale`, saturated where `out` is fp8 or int8.
 

@@ -111,7 +111,7 @@ def _refusal(target: Target, call: ActAndMulQuantCall) -> str | None:
 
 
 class ActAndMulQuantKey(NamedTuple):
-    """What a tuned row of act_and_mul_quant is chosen by."""
+    """The fields that a tuned row of act_and_mul_quant is chosen by."""
 
     rows: int
     columns: int
@@ -139,7 +139,7 @@ class ActAndMulQuantKey(NamedTuple):
 
 
 def _cases(device: torch.device) -> dict[str, ActAndMulQuantCall]:
-    """By group and by row, with weights of rows and of elements, and not quantised."""
+    """Cases by group and by row, with weights of rows and of elements, and one that is not quantised."""
     group = ActAndMulQuantKey(5, 1024, 128, "bf16", "i8").make(device, 0)
     row = ActAndMulQuantKey(5, 1024, 0, "bf16", "fp8").make(device, 0)
     weights = tune_shapes.normal(device, 1, "fp32")(5, 1024).sigmoid() + 0.5
@@ -189,7 +189,7 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
                                 backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """An activation of the first half of each row times the second, quantised. As `silu_and_mul_quant` otherwise.
+    """An activation of the first half of each row times the second, quantised. Like `silu_and_mul_quant` otherwise.
 
     `y = act(gate) · up` in fp32; `q · scale` is y up to the rounding of q.
 

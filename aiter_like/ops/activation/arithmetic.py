@@ -27,7 +27,7 @@ def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The sum of two tensors, in place of the first. As `add` otherwise.
+    """The sum of two tensors, in place of the first. Like `add` otherwise.
 
     Args:
         input: bf16|fp16|fp32, any shape and strides; read and written.
@@ -41,7 +41,7 @@ def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def sub(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The difference of two tensors: `out = input − other`. As `add` otherwise.
+    """The difference of two tensors: `out = input − other`. Like `add` otherwise.
 
     Source: AITER's `sub`.
     """
@@ -49,7 +49,7 @@ def sub(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def sub_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The difference of two tensors, in place of the first. As `add_` otherwise.
+    """The difference of two tensors, in place of the first. Like `add_` otherwise.
 
     Source: AITER's `sub_`.
     """
@@ -57,7 +57,7 @@ def sub_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product of two tensors: `out = input · other`. As `add` otherwise.
+    """The product of two tensors: `out = input · other`. Like `add` otherwise.
 
     Source: AITER's `mul`.
     """
@@ -65,7 +65,7 @@ def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def mul_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The product of two tensors, in place of the first. As `add_` otherwise.
+    """The product of two tensors, in place of the first. Like `add_` otherwise.
 
     Source: AITER's `mul_`.
     """
@@ -73,7 +73,7 @@ def mul_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def div(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The quotient of two tensors: `out = input / other`. As `add` otherwise.
+    """The quotient of two tensors: `out = input / other`. Like `add` otherwise.
 
     Source: AITER's `div`.
     """
@@ -81,7 +81,7 @@ def div(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
 
 
 def div_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The quotient of two tensors, in place of the first. As `add_` otherwise.
+    """The quotient of two tensors, in place of the first. Like `add_` otherwise.
 
     Source: AITER's `div_`.
     """

@@ -93,7 +93,7 @@ def _kernel_refusal(target: Target, call: ElementwiseCall) -> str | None:
 
 
 class ElementwiseKey(NamedTuple):
-    """What a tuned row of elementwise is chosen by."""
+    """The fields that a tuned row of elementwise is chosen by."""
 
     elements: int
     operands: int
@@ -151,7 +151,7 @@ def sigmoid(input: Tensor, *, out: Tensor | None = None, backend: str | None = N
 
 
 def tanh(input: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The hyperbolic tangent of each element: `out = tanh(input)`. As `sigmoid` otherwise.
+    """The hyperbolic tangent of each element: `out = tanh(input)`. Like `sigmoid` otherwise.
 
     Source: AITER's `tanh`.
     """

@@ -18,7 +18,7 @@ __all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
 
 
 def fused_silu_mul(x: Tensor, out: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """SiLU of the first half of each row times the second. As `silu_and_mul` otherwise.
+    """SiLU of the first half of each row times the second. Like `silu_and_mul` otherwise.
 
     Args:
         x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the operators of this family share: the activations in torch, and the shapes they have in a model."""
+"""Shared by the operators of this family: the activations in torch, and the shapes they have in a model."""
 
 from __future__ import annotations
 

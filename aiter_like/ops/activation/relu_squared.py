@@ -47,12 +47,12 @@ def _check(call: ReluSquaredCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: ReluSquaredCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     return rows.refusal(input=call.input, out=call.out)
 
 
 class ReluSquaredKey(NamedTuple):
-    """What a tuned row of relu_squared is chosen by."""
+    """The fields that a tuned row of relu_squared is chosen by."""
 
     rows: int
     columns: int

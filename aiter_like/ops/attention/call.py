@@ -111,7 +111,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a kernel must have besides masks, lengths and lse, by short names, sorted."""
+        """Features that a kernel must have besides masks, lengths and lse: short names, sorted."""
         found = {"alibi": self.alibi_slopes is not None, "bias": self.bias is not None, "dropout": self.dropout_p > 0,
                  "seqlens": self.seqlens_k is not None, "sink": self.sink is not None, "softcap": self.softcap > 0}
         return tuple(name for name, is_on in found.items() if is_on)
@@ -168,7 +168,7 @@ class AttentionBackwardCall(NamedTuple):
 
     @property
     def results(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What the operator writes."""
+        """The tensors that the operator writes."""
         return self.dq, self.dk, self.dv, self.dsink
 
     @property
@@ -261,7 +261,7 @@ class PagedCall(NamedTuple):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a kernel must have besides masks and lse, by short names, sorted."""
+        """Features that a kernel must have besides masks and lse: short names, sorted."""
         found = {"alibi": self.alibi_slopes is not None, "output_scale": self.output_scale is not None,
                  "qq_bias": self.qq_bias is not None, "shuffled": self.is_shuffled, "sink": self.sink is not None,
                  "softcap": self.softcap > 0}

@@ -40,7 +40,7 @@ def _check_prefix(table: Tensor, lengths: Tensor, k: Tensor, longest: int, prefi
 def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
                       max_seqlen_k: int, prefix_len: int, softmax_scale: float | None = None, *, max_seqlen_q: int = 1,
                       softcap: float = 0.0, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """Attention of sequences that begin with the same pages, which are read once for all of them. As `paged_attention`:
+    """Attention of sequences that begin with the same pages, which are read once for all. Like `paged_attention`:
     over the prefix as one sequence of all queries, over the rest sequence by sequence, merged by their log-sum-exps.
 
     Args:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What every form of attention checks and refuses, be it dense, packed, paged or fp8: tensors, lengths, windows."""
+"""Checks and refusals of all forms of attention, dense, packed, paged or fp8: tensors, lengths, windows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> 
 
 
 def check_call(op: str, call: AttentionCall) -> None:
-    """What metadata can tell of a call of `op` beyond annotations. Lengths may be on a GPU: kernels keep within tensors
+    """Checks a call of `op` by metadata, beyond annotations. Lengths may be on a GPU: kernels keep within tensors
     whatever they are.
 
     Raises:
@@ -157,8 +157,8 @@ def _check_bias(op: str, call: AttentionCall) -> None:
 
 
 def check_paged_call(call: PagedCall) -> object:
-    """What metadata can tell beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within the
-    tensors.
+    """Checks a call by metadata, beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within
+    the tensors.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -225,7 +225,7 @@ def mfma_refusal(target: Target) -> str | None:
 
 
 def fp8_refusal(target: Target, **tensors: Tensor) -> str | None:
-    """Which tensor has fp8 that the GPU does not compute with; None: none has."""
+    """Names a tensor with fp8 that the GPU does not compute with; None: there is none."""
     wanted = dtypes.fp8_of(target.arch)
     for name, tensor in tensors.items():
         if tensor.dtype in FP8 and tensor.dtype != wanted:
@@ -234,7 +234,7 @@ def fp8_refusal(target: Target, **tensors: Tensor) -> str | None:
 
 
 def paged_refusal(target: Target, call: Any, *lengths: int) -> str | None:
-    """What no Triton kernel takes of keys in pages.
+    """Says what no Triton kernel takes of a call over pages.
 
     Args:
         lengths: of sequences, beside the room in the table.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which calls of unified_attention are decoding, and who serves those: routing without a kernel of its own."""
+"""Routes those calls of unified_attention that are decoding to the operator that serves them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aiter_like.ops.attention.call import FP8, PagedCall
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
 
 MOST_QUERIES = 8
-"""Of a sequence that the kernels for decoding take, those of speculative decoding; more are a prefill, which reads keys
-once for many rows."""
+"""The most queries of a sequence that the kernels for decoding take, for speculative decoding. More are a prefill,
+which reads keys once for many rows."""
 
 _MOST_OFFSET = 2**31 - 1  # elements within a page
 

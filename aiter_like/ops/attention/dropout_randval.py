@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What attention's dropout drew for each score, as bytes: dropout_randval. They follow from seed, offset and position
+"""dropout_randval: the bytes that attention's dropout drew for each score. They follow from seed, offset and position
 alone, so that a launch of its own writes them and the kernels of attention need not.
 
 Kernels: csrc/attention/dropout_randval.hip, ops/attention/triton/dropout_randval.py. Called by flash_attn.py.

@@ -157,7 +157,7 @@ def flash_attn_varlen_func(
         block_table: Tensor | None = None, out: Tensor | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None, *, round_mode: str | None = None,
         workspace: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, ...]:
-    """Attention of sequences of any lengths, packed one after the other. As `flash_attn_func`, for each sequence b:
+    """Attention of sequences of any lengths, packed one after the other. Like `flash_attn_func`, for each sequence b:
     queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, keys alike. Padding counts as sequences of its own, which attend
     to the padding of the keys.
 

@@ -25,7 +25,7 @@ from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys,
 from aiter_like.ops.common import philox, tune_shapes
 
 _OP = "flash_attn_bwd"
-_FAR_LSE = 4096.0  # of triton/flash_attn_bwd_far.py
+_FAR_LSE = 4096.0  # triton/flash_attn_bwd_far.py has the same
 _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
@@ -139,7 +139,7 @@ def _triton_refusal(target: Target, call: AttentionBackwardCall) -> str | None:
 
 
 class FlashAttnBwdKey(FlashAttnFwdKey):
-    """What a tuned row of flash_attn_bwd is chosen by: the same of its forward."""
+    """The fields that a tuned row of flash_attn_bwd is chosen by: those of its forward."""
 
     @classmethod
     def of(cls, call: AttentionBackwardCall) -> FlashAttnBwdKey:

@@ -22,7 +22,7 @@ def flash_attn_fp8_pertensor_func(
         q: Tensor, k: Tensor, v: Tensor, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,
         causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0), softmax_scale: float | None = None,
         sink_ptr: Tensor | None = None, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """Attention of dense fp8 tensors. As `flash_attn_func` of q · q_descale, k · k_descale and v · v_descale.
+    """Attention of dense fp8 tensors. Like `flash_attn_func` of q · q_descale, k · k_descale and v · v_descale.
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim], the device's e4m3, last dimension contiguous, other strides free.
@@ -54,7 +54,7 @@ def flash_attn_varlen_fp8_pertensor_func(
         logits_soft_cap: float = 0.0, causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0),
         softmax_scale: float | None = None, sink_ptr: Tensor | None = None, *, out: Tensor | None = None,
         backend: str | None = None) -> Tensor:
-    """Attention of packed fp8 sequences. As `flash_attn_varlen_func` of q · q_descale, k · k_descale, v · v_descale.
+    """Attention of packed fp8 sequences. Like `flash_attn_varlen_func` of q · q_descale, k · k_descale, v · v_descale.
 
     Args:
         q: [total_q, num_heads, head_dim], the device's e4m3, last dimension contiguous, other strides free.

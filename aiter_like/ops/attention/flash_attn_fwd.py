@@ -115,7 +115,7 @@ def triton_kernels(target: Target, call: AttentionCall, **params: int) -> list[s
 
 
 class FlashAttnFwdKey(NamedTuple):
-    """What a tuned row of flash_attn_fwd is chosen by."""
+    """The fields that a tuned row of flash_attn_fwd is chosen by."""
 
     mask: str
     packing: str
@@ -213,7 +213,7 @@ def _triton_cost(target: Target, call: AttentionCall, BLOCK_M: int = 128, BLOCK_
     The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V
     tiles of all stages local memory.
     """
-    if GROUPS:  # of 128 lanes; an SM has PROGRAMS such programs
+    if GROUPS:  # a group has 128 lanes; an SM has PROGRAMS such programs
         rows, width = GROUPS * BLOCK_M, 1 << (call.head_dim - 1).bit_length()
         registers = BLOCK_M * (width + 1.5 * BLOCK_N) / 128
         local_bytes = (2 * width * (rows + 2 * BLOCK_N * STAGES + BLOCK_M) + 256) * PROGRAMS  # q, k, v, out

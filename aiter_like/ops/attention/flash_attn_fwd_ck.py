@@ -136,7 +136,7 @@ def flash_attn_fwd_ck(call: AttentionCall) -> None: ...
 
 
 def ck_refusal(target: Target, call: AttentionCall) -> str | None:
-    """What the kernel refuses."""
+    """Says what the kernel does not take."""
     if call.dropout_p > 0:
         return "no dropout"
     return mfma_refusal(target) or _dtypes_refusal(call) or _shapes_refusal(call)

@@ -43,7 +43,7 @@ def flash_attn_with_kvcache(
         rotary_sin: Tensor | None = None, rotary_seqlens: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
         cu_seqlens_k_new: Tensor | None = None, *, rotary_interleaved: bool = True, workspace: Tensor | None = None,
         out: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of new queries over the keys of a cache, to which new keys may be appended first. As `flash_attn_func`:
+    """Attention of new queries over the keys of a cache, with new keys appended first if given. Like `flash_attn_func`:
 
     `out = softmax(softmax_scale · q kᵀ + mask) v` over the first cache_seqlens + seqlen_new keys of each sequence; the
     last query stands at the last of them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What flash_attn_with_kvcache does before it attends: where each sequence's keys are, rotation of q and k, appending.
+"""Prepares flash_attn_with_kvcache: finds each sequence's keys, rotates q and k, and appends new keys.
 
 The operators: ops/rope/rope.py, ops/kv_cache/reshape_and_cache.py.
 """
@@ -55,7 +55,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Which sequence each row of packed or dense tokens is of, and its place among that sequence's.
+    """The sequence of each row of packed or dense tokens, and the row's place in that sequence.
 
     Attributes:
         sequences, places: int64 [rows]; place −1: a row of no sequence.
@@ -66,7 +66,7 @@ class Tokens:
 
     @staticmethod
     def of(batch: int, rows: int, starts: Tensor | None, device: torch.device) -> Tokens:
-        """Of `rows` rows, split evenly between the sequences where they do not begin at `starts`."""
+        """The tokens of `rows` rows, split evenly between the sequences where these do not begin at `starts`."""
         row = torch.arange(rows, device=device)
         if starts is None:
             length = max(rows // max(batch, 1), 1)

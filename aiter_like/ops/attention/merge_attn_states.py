@@ -66,14 +66,14 @@ def _check(call: MergeAttnStatesCall) -> object:
 
 
 def _refusal(target: Target, call: MergeAttnStatesCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     if call.a.numel() > _MOST_ELEMENTS or call.a.shape[2] > _MOST_COLUMNS:
         return f"at most {_MOST_ELEMENTS} elements in rows of at most {_MOST_COLUMNS}, got {tuple(call.a.shape)}"
     return None
 
 
 class MergeAttnStatesKey(NamedTuple):
-    """What a tuned row of merge_attn_states is chosen by."""
+    """The fields that a tuned row of merge_attn_states is chosen by."""
 
     rows: int
     columns: int
@@ -134,7 +134,7 @@ def merge_attn_states(output: Tensor, prefix_output: Tensor, prefix_lse: Tensor,
 
 def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor | None = None,
                    s_merged: Tensor | None = None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Merges attention over two sets of keys; log-sum-exps have tokens first. As `merge_attn_states` otherwise.
+    """Merges attention over two sets of keys; log-sum-exps have tokens first. Like `merge_attn_states` otherwise.
 
     `v = (e^s_a · v_a + e^s_b · v_b) / (e^s_a + e^s_b)`, `s = log(e^s_a + e^s_b)`.
 
@@ -158,7 +158,7 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged:
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor | None = None,
                 s_merged: Tensor | None = None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Merges two attentions; logarithms are natural, those of FlashInfer's function to the base 2. As `merge_state_v2`.
+    """Merges two attentions; logarithms are natural, FlashInfer's are to the base 2. Like `merge_state_v2`.
 
     Source: SGLang's `merge_state`.
     """

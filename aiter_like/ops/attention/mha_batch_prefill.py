@@ -28,7 +28,7 @@ def mha_batch_prefill_func(
         k_descale: Tensor | None = None, v_descale: Tensor | None = None, kv_block_descale: None = None,
         sink_ptr: Tensor | None = None, sink_size: int = 0, *,
         backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of sequences whose pages are listed one after the other. As `unified_attention`.
+    """Attention of sequences whose pages are listed one after the other. Like `unified_attention`.
 
     Args:
         k: [num_pages, page_size, num_kv_heads, head_dim], or [slots, num_kv_heads, head_dim]: pages of one key, or

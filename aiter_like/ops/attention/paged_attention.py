@@ -108,7 +108,7 @@ def _triton_refusal(target: Target, call: PagedAttentionCall) -> str | None:
 
 
 class PagedAttentionKey(NamedTuple):
-    """What a tuned row of paged_attention is chosen by."""
+    """The fields that a tuned row of paged_attention is chosen by."""
 
     batch: int
     seqlen_q: int
@@ -302,7 +302,7 @@ def paged_attention(
 
 def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: int, batch: int, max_seqlen_k: int, *,
                                     max_seqlen_q: int = 1, num_splits: int = 0) -> int:
-    """The size of `workspace` for `paged_attention`. As `attention_workspace_bytes`:
+    """The size of `workspace` for `paged_attention`. Like `attention_workspace_bytes`:
 
     `slots · num_heads · max_seqlen_q · (head_dim_v + 2) · 4 + 8 · batch`, 0 without slots: fp32 sums of the rows of
     sequences whose keys are split, with their weights and maxima, and where those of a sequence are. slots: 32 · CUs /

@@ -23,13 +23,13 @@ LEAST_KEYS = 256
 """A sequence of no more visible keys is not split: adding up parts would cost more than it gains."""
 
 PARTS_PER_CU = 2
-"""Of all KV heads: how many parts run at once on a CU."""
+"""The parts, of all KV heads, that run at once on a CU."""
 
 PART_COST = 64
-"""What beginning, ending and adding up a part costs, in keys that it could have read instead."""
+"""The cost of beginning, ending and adding up a part, in keys that it could have read instead."""
 
 MOST_ROUNDS = 8
-"""Of parts one after the other on a CU: more of them only cost."""
+"""Most parts one after the other on a CU: more of them only cost."""
 
 _WHOLE_KEYS = 1024  # on NVIDIA a sequence of no more is not split where equal ones would not be
 _SUM_BYTES = 176 << 10  # the launch that adds up parts costs an SM there the time for so many bytes
@@ -39,7 +39,7 @@ _SHORT_KEYS = 64  # a part has so many at least where all parts together have ha
 # it up.
 _UNEVEN, _BEGIN_KEYS, _SUM_KEYS = 0.06, 128, 8
 
-_DTYPES = (*FLOATS, *FP8, torch.int8)  # of q and of the cache
+_DTYPES = (*FLOATS, *FP8, torch.int8)  # dtypes of q and of the cache
 _MAX_BATCH = 65535
 
 
@@ -124,7 +124,8 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Of K and V: "rows"; "packed", K in packs of a key's elements; "shuffled", V in packs of keys too."""
+        """The layout of K and V: "rows"; "packed", K in packs of a key's elements; "shuffled", V in packs of keys
+        too."""
         if self.v.ndim == 5:
             return "shuffled"
         return "packed" if self.k.ndim == 5 else "rows"
@@ -140,7 +141,7 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a kernel must have besides pages and lse, by short names, sorted."""
+        """Features that a kernel must have besides pages and lse: short names, sorted."""
         found = {"alibi": self.alibi_slopes is not None, "sink": self.sink is not None, "softcap": self.softcap > 0,
                  "tree": self.tree_mask is not None, "window": self.window_left >= 0}
         return tuple(name for name, is_on in found.items() if is_on)
@@ -236,7 +237,8 @@ def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
 
 
 def decoding_space() -> Iterator[dict[str, int]]:
-    """What a tuner tries with the Triton kernel: 16 keys of a tile at least for each wave, which then has its own."""
+    """Settings that a tuner tries with the Triton kernel: at least 16 keys of a tile for each wave, which then has its
+    own."""
     for block_n, num_warps, num_stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 6)):
         if block_n >= 16 * num_warps:
             yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
@@ -249,8 +251,8 @@ def workspace_bytes(call: PagedAttentionCall, parts: Parts | None = None) -> int
 
 
 def check_paged_attention(call: PagedAttentionCall) -> object:
-    """What metadata can tell beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within the
-    tensors.
+    """Checks a call by metadata, beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within
+    the tensors.
 
     Raises:
         TypeError: an argument is of another dtype.

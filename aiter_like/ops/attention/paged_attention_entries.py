@@ -23,7 +23,7 @@ _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
 class Called(NamedTuple):
-    """What messages call the arguments: those of the public function.
+    """Names of the arguments in messages: those of the public function.
 
     Attributes:
         longest: what bounds the keys of a sequence; "": only its pages do.
@@ -99,7 +99,7 @@ def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tens
         is_memory = workspace.is_contiguous() and (torch.compiler.is_compiling() or not workspace.is_neg())
         flat = workspace.reshape(-1).view(torch.uint8) if is_memory else None
         call = PagedAttentionCall(out, None, q, k, v, table, lengths, **options)
-        is_asked = flat is not None and not torch.compiler.is_compiling()  # which knows no addresses
+        is_asked = flat is not None and not torch.compiler.is_compiling()  # a compiler knows no addresses
         if is_asked and k.shape[2] and flat.numel() >= workspace_bytes(call) and flat.data_ptr() % 4 == 0:
             options["workspace"] = flat
     paged_attention_op.run(out, lse, q=q, k=k, v=v, block_table=table, seqlens_k=lengths, backend=backend, **options)
@@ -145,7 +145,7 @@ def paged_attention_v1(
         alibi_slopes: Tensor | None, kv_cache_dtype: str, kv_cache_layout: str, logits_soft_cap: float,
         k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None, partition_size: int = 256,
         mtp: int = 1, sliding_window: int = 0, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages: `out = softmax(scale · q kᵀ) v`. As `paged_attention`.
+    """Decoding over pages: `out = softmax(scale · q kᵀ) v`. Like `paged_attention`.
 
     Args:
         out: [rows, num_heads, head_dim], written.
@@ -188,7 +188,7 @@ def paged_attention_ragged(
         max_num_partitions: int, alibi_slopes: Tensor | None, kv_cache_dtype: str, kv_cache_layout: str,
         logits_soft_cap: float, k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None,
         partition_size: int = 256, mtp: int = 1, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages that are listed one sequence after the other. As `paged_attention_v1`.
+    """Decoding over pages that are listed one sequence after the other. Like `paged_attention_v1`.
 
     Args:
         query: [seqs · mtp, num_heads, head_dim] bf16|fp16.
@@ -234,7 +234,7 @@ def paged_attention_decode(
         output: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, seq_lens: Tensor, block_tables: Tensor,
         attn_scale: float, max_seq_len: int, compute_type: Any, k_scale: Tensor | None, v_scale: Tensor | None,
         num_seq_partitions: int = 0, alibi_slopes: Tensor | None = None, *, backend: str | None = None) -> None:
-    """Decoding of one query per sequence: `output = softmax(attn_scale · q kᵀ) v`. As `paged_attention`.
+    """Decoding of one query per sequence: `output = softmax(attn_scale · q kᵀ) v`. Like `paged_attention`.
 
     Args:
         output: [seqs, num_heads, head_dim], written.

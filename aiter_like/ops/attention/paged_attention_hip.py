@@ -29,14 +29,14 @@ _MOST_BATCH = 65535
 
 
 def _rows(call: PagedAttentionCall) -> int:
-    """Of a block: what a call has, or the most that registers hold."""
+    """Rows of a block: as many as a call has, or the most that registers hold."""
     is_wide = max(call.head_dim, call.head_dim_v) > _WIDE_DIMS
     return 16 if is_wide or call.max_seqlen_q * call.group <= 16 else _MOST_ROWS
 
 
 def _form(call: PagedAttentionCall) -> str:
-    """Which of the layouts in csrc/attention/paged_attention_tiles.h: rows and packs are loaded 16 bytes at a time,
-    elements of whatever strides and head dimensions one by one.
+    """The layout in csrc/attention/paged_attention_tiles.h: rows and packs are loaded 16 bytes at a time, elements of
+    whatever strides and head dimensions one by one.
     """
     pack, is_whole = 16 // call.k.element_size(), call.head_dim % 32 == call.head_dim_v % 32 == 0
     if call.layout == "rows":
@@ -82,7 +82,7 @@ def unified_attention_hip(call: PagedCall) -> None: ...
 
 
 def unified_hip_refusal(target: Target, call: PagedCall) -> str | None:
-    """What the kernel of decoding does not take of unified_attention's calls."""
+    """Says why the kernel for decoding does not take a call of unified_attention."""
     if call.max_seqlen_q > MOST_QUERIES:
         return f"a kernel for decoding: at most {MOST_QUERIES} queries of a sequence, got max_seqlen_q " \
                f"{call.max_seqlen_q}"
@@ -96,7 +96,7 @@ def unified_hip_refusal(target: Target, call: PagedCall) -> str | None:
 
 
 def hip_refusal(target: Target, call: PagedAttentionCall) -> str | None:
-    """What the kernel does not take."""
+    """Says why the kernel does not take a call."""
     return mfma_refusal(target) or _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
 
 

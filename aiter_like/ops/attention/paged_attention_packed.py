@@ -28,7 +28,7 @@ def paged_attention_rocm(
         context_lens: Tensor, block_size: int, max_context_len: int, alibi_slopes: Tensor | None, kv_cache_dtype: str,
         k_scale: Tensor | None, v_scale: Tensor | None, fp8_out_scale: Tensor | None = None, partition_size: int = 256,
         mtp: int = 1, q_scale: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """Decoding over pages whose keys are packed. As `paged_attention_v1`.
+    """Decoding over pages whose keys are packed. Like `paged_attention_v1`.
 
     Args:
         exp_sums, max_logits, tmp_out: memory of AITER's kernels, not used here.
@@ -59,7 +59,7 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
                max_qlen: int = 1, K_QScale: Tensor | None = None, V_QScale: Tensor | None = None,
                out_: Tensor | None = None, qo_indptr: Tensor | None = None, high_precision: int | None = 1,
                kernelName: str | None = None, *, backend: str | None = None) -> Tensor:
-    """Decoding over shuffled or packed pages: `out_ = softmax(q kᵀ / sqrt(head_dim)) v`. As `paged_attention`.
+    """Decoding over shuffled or packed pages: `out_ = softmax(q kᵀ / sqrt(head_dim)) v`. Like `paged_attention`.
 
     Args:
         Q: [rows, num_heads, head_dim] bf16|fp16.
@@ -105,7 +105,7 @@ def paged_attention_common(
         qo_indptr: Tensor | None = None, high_precision: int | None = 1, kernelName: str | None = None,
         kv_cache_dtype: str = "auto", kv_cache_tensor_dtype: torch.dtype | None = None, *,
         backend: str | None = None) -> Tensor:
-    """Decoding over packed or shuffled pages: `out_ = softmax(scale · q kᵀ) v`. As `pa_fwd_asm`.
+    """Decoding over packed or shuffled pages: `out_ = softmax(scale · q kᵀ) v`. Like `pa_fwd_asm`.
 
     Args:
         exp_sums, max_logits, tmp_out: memory of AITER's kernels, not used here.

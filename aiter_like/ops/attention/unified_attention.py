@@ -30,7 +30,7 @@ from aiter_like.ops.common.contents import as_int32, check_lengths, check_pages
 __all__ = ["unified_attention"]
 
 _OP = "unified_attention"
-_MAX_COLUMN_STRIDE = 2**22  # of shuffled pages: a head of 256 columns within a signed 32-bit offset
+_MAX_COLUMN_STRIDE = 2**22  # in shuffled pages: a head of 256 columns within a signed 32-bit offset
 
 
 def unified_attention_ref(call: PagedCall) -> None:
@@ -86,7 +86,7 @@ def _triton_refusal(target: Target, call: PagedCall) -> str | None:
 
 
 class UnifiedAttentionKey(NamedTuple):
-    """What a tuned row of unified_attention is chosen by."""
+    """The fields that a tuned row of unified_attention is chosen by."""
 
     mask: str
     batch: int
@@ -159,7 +159,7 @@ def _traffic(call: PagedCall) -> tuple[int, int]:
 
 
 def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
-    """Where both kernels serve a call, that for decoding first (triton_kernels)."""
+    """Settings of both kernels where both serve a call, that for decoding first (triton_kernels)."""
     if "paged_attention" in triton_kernels(target, call):
         yield from decoding_space()
     rows = (16, 32, 64) if call.max_seqlen_q * call.q.shape[1] // call.k.shape[2] <= 32 else (64, 128)
@@ -234,7 +234,7 @@ def unified_attention(
         k, v = unshuffled_axes(k, v)
     check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
     check_pages(_OP, block_table, seqused_k, k, max_seqlen_k)
-    if isinstance(seqused_k, Tensor) and seqused_k.dtype == torch.int64:  # as SGLang has them
+    if isinstance(seqused_k, Tensor) and seqused_k.dtype == torch.int64:  # SGLang has int64
         seqused_k = as_int32(seqused_k)
     left, right, sink_size = read_window(_OP, window_size, causal)
     unified_attention_op.run(

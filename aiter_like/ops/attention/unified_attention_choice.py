@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which backend of unified_attention comes first on gfx942, by what calls of bf16 take on the cycle model, version 3.
+"""Chooses the first backend of unified_attention on gfx942, by what calls of bf16 take on the cycle model, version 3.
 
 The host knows how many queries there are in all, and the longest sequences. It takes the sequences to be of two kinds,
 as engines' batches are: as many of the longest length as the queries allow, and others of one query, all with the
@@ -40,7 +40,7 @@ def _kinds(call: PagedCall) -> tuple[float, float]:
 
 
 def _key_blocks(call: PagedCall) -> tuple[float, float]:
-    """Of a row: the most, and of a long sequence on average."""
+    """Blocks of keys that a row sees: the most, and a long sequence's on average."""
     most = max(call.max_seqlen_k, 1) / _BLOCK_KEYS
     hidden = min(call.max_seqlen_q, call.max_seqlen_k) / 2 / _BLOCK_KEYS if call.window_right == 0 else 0
     if call.window_left >= 0:
@@ -50,7 +50,7 @@ def _key_blocks(call: PagedCall) -> tuple[float, float]:
 
 
 def _turns_us(call: PagedCall) -> float:
-    """Of csrc/attention/unified_attention_ping_pong.h."""
+    """Modelled us of csrc/attention/unified_attention_ping_pong.h."""
     units, kv_heads = arch_facts("gfx942")["cu_num"], call.k.shape[2]
     group, block, mean = call.q.shape[1] // kv_heads, _TURNS_ROWS[call.q.shape[2]], call.q.shape[0] / call.batch
     pack = min((math.ceil(max(mean, 1) * pack / block) * (group // pack), -pack, pack)
@@ -79,7 +79,7 @@ def is_few(call: PagedCall, units: int) -> bool:
 
 
 def _triton_us(call: PagedCall) -> float:
-    """Of ops/attention/triton/unified_attention.py."""
+    """Modelled us of ops/attention/triton/unified_attention.py."""
     units, kv_heads = arch_facts("gfx942")["cu_num"], call.k.shape[2]
     (long, short), (most, mean_blocks) = _kinds(call), _key_blocks(call)
     long *= math.ceil(call.max_seqlen_q * call.q.shape[1] // kv_heads / _TRITON_ROWS) * kv_heads

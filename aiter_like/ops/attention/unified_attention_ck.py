@@ -61,7 +61,7 @@ def unified_attention_ck(call: PagedCall) -> None: ...
 
 
 def unified_ck_refusal(target: Target, call: PagedCall) -> str | None:
-    """What the kernel does not take."""
+    """Says why the kernel does not take a call."""
     return mfma_refusal(target) or _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What families of operators share, by subject; it imports no family."""
+"""Shared by families of operators, by subject; imports no family."""

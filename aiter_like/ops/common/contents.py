@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What tensors of integers hold, where the host can look at them without waiting: starts of sequences, lengths, pages.
-Kernels keep within their tensors whatever those on a GPU hold, and each in its own way: an error is better where it is
-free. Public functions ask, before anything is written.
+"""Checks the contents of tensors of integers where the host can look at them without waiting: starts of sequences,
+lengths, pages. Kernels keep within their tensors whatever those on a GPU hold, but an error is better where it is free.
+Public functions ask before anything is written.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from aiter_like.ops.common import elements, quant_rule
 RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}
 """Layout → dimensions of K and V."""
 
-_MIN_LANES, _MAX_LANES = 8, 1024  # of a row to quantise; fewer would only make more builds
+_MIN_LANES, _MAX_LANES = 8, 1024  # lanes of a row to quantise; fewer would only make more builds
 _LANES_OF_LAUNCH = 2**30
 
 
 class Names(NamedTuple):
-    """What messages call the arguments: those of the public function."""
+    """Names of the arguments in messages: those of the public function."""
 
     op: str
     key: str = "key"

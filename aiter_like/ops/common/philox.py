@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Philox4x32-10 in torch: what csrc/include/aiter_like/philox.h and ops/common/triton/philox.py compute on a GPU.
+"""Philox4x32-10 in torch, which csrc/include/aiter_like/philox.h and ops/common/triton/philox.py compute on a GPU.
 
 Read by the references of ops with dropout. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011).
 """
@@ -40,7 +40,7 @@ def threshold(p: float) -> int:
 
 
 def attention_kept(rng_state: Tensor, p: float, head: Tensor, row: Tensor, columns: int) -> Tensor:
-    """Which probabilities of an attention survive dropout: a function of seed, offset and position alone.
+    """The probabilities of an attention that survive dropout: a function of seed, offset and position alone.
 
     The word of (head, row, column) is number column mod 4 of the counter (column / 4, row, head, offset mod 2³²).
 

@@ -40,7 +40,7 @@ def zeros(device: torch.device, *sizes: int) -> list[Tensor]:
 
 
 def starts(device: torch.device, lengths: list[int]) -> Tensor:
-    """Where pieces of such lengths begin, and where the last one ends."""
+    """The beginnings of pieces of such lengths, and the end of the last one."""
     return torch.tensor([0, *lengths]).cumsum(0).int().to(device)
 
 
@@ -61,7 +61,7 @@ def check_plan(op: str, call: Any) -> None:
 
 
 def refusal(target: Target, call: Any) -> str | None:
-    """What no kernel that plans takes."""
+    """Says why no kernel that plans takes a call."""
     batch, parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
     return f"less than {_MOST} sequences and parts, got {batch} and {parts}" if max(batch, parts) >= _MOST else None
 

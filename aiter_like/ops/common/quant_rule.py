@@ -19,7 +19,7 @@ GROUPS = (32, 64, 128)
 
 SMALLEST_AMAX = 2.0**-110  # keeps 1 / scale finite
 DTYPES = (*elements.FP8, torch.int8)
-"""What a quantiser may write, by any architecture; see `refusal`."""
+"""Dtypes that a quantiser may write on some architecture; see `refusal`."""
 
 
 def largest(dtype: torch.dtype) -> float:

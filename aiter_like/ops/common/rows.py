@@ -15,8 +15,8 @@ from aiter_like.jit import Instance
 
 _MIN_LANES, _MAX_LANES = 8, 1024  # fewer would only make more builds; work-items of a workgroup
 _MAX_ELEMENTS = 32  # that a lane keeps by default
-_MAX_BYTES = 128  # of them where a tuned row gives the lanes: fewer lanes with more registers and more loads in flight
-_ACCESSES_OF_32 = 4  # of a lane by default, where a wave has 32
+_MAX_BYTES = 128  # the most where a tuned row gives the lanes: fewer lanes with more registers and more loads in flight
+_ACCESSES_OF_32 = 4  # accesses of a lane by default, where a wave has 32
 _WIDE = 16  # elements of an access for 8-bit results that are then stored 16 bytes at a time
 MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row takes up to 256 of them
 LONGEST = _MAX_LANES * _MAX_ELEMENTS  # elements of a row that `whole_row_layout` keeps, aligned or not
@@ -81,7 +81,7 @@ def row_layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: 
     most = _MAX_ELEMENTS if lanes is None or vec == 1 else _MAX_BYTES // element_size
     if lanes is None:
         is_short = tensors[0].numel() < 2 * target.cu_num * size
-        loads = max(vec * element_size // 16, 1) * tiles  # of an access
+        loads = max(vec * element_size // 16, 1) * tiles  # loads of an access
         accesses = min(max(_ACCESSES_OF_32 // loads, 1) if target.wave_size == 32 else 1 if is_short else 2,
                        -(-total // target.wave_size))
         lanes = max(_MIN_LANES, min(_power_of_two(-(-total // max(accesses, 1))), _MAX_LANES))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from aiter_like.device import Target
 
-LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
-_DEFAULT_BYTES = (2**15, 2**14)  # of it, the longest first: 64 bytes of each lane leave room for several workgroups
-WHOLE_BYTES = 2**15  # of a row that is never cut: one CU takes 1 us for it, as long as launching another kernel takes
+LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # sizes of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
+# Default sizes, the longest first: 64 bytes of each lane leave room for several workgroups
+_DEFAULT_BYTES = (2**15, 2**14)
+WHOLE_BYTES = 2**15  # a row of so many is never cut: one CU takes 1 us for it, as long as another launch
 _MOST_OF_CLUSTER = 8  # workgroups; csrc/include/aiter_like/cluster.h has the same
 _GROUPS_PER_CU = 4  # so that all CUs have work until the end
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operators on rows declare for the tuner alike (dispatch/tuning.py): random operands, waves, a layer's sizes."""
+"""Shared by operators on rows for the tuner (dispatch/tuning.py): random operands, waves, a layer's sizes."""
 
 from __future__ import annotations
 

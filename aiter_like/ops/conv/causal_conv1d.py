@@ -122,7 +122,7 @@ def _check(call: CausalConv1dCall) -> object:
 
 
 def _refusal(target: Target, call: CausalConv1dCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     dim, tokens = call.x.shape
     if call.weight.shape[1] > MOST_WIDTH:
         return f"at most {MOST_WIDTH} columns of weight, got {call.weight.shape[1]}"
@@ -140,7 +140,7 @@ def _triton_refusal(target: Target, call: CausalConv1dCall) -> str | None:
 
 
 class CausalConv1dKey(NamedTuple):
-    """What a tuned row of causal_conv1d is chosen by."""
+    """The fields that a tuned row of causal_conv1d is chosen by."""
 
     tokens: int
     sequences: int

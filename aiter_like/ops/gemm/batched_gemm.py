@@ -60,7 +60,7 @@ def _batched_gemm_ck(call: BatchedGemmCall) -> None: ...
 
 
 def _sizes(call: BatchedGemmCall) -> dict[str, Any]:
-    """What tiles.py counts with."""
+    """Sizes in the form that tiles.py counts with."""
     batch, m, k = call.a.shape
     return {"m": m, "n": call.b.shape[1], "k": k, "element_bytes": call.a.element_size(), "batch": batch,
             "names": tiles.PIPELINED}
@@ -98,7 +98,7 @@ def _vendor_refusal(target: Target, call: BatchedGemmCall) -> str | None:
 
 
 class BatchedGemmKey(NamedTuple):
-    """What a tuned row of batched_gemm is chosen by."""
+    """The fields that a tuned row of batched_gemm is chosen by."""
 
     batch: int
     m: int
@@ -127,7 +127,8 @@ class BatchedGemmKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[BatchedGemmKey]:
-        """Of models with latent K and V: queries into the latent space and its values out of it, a matrix per head."""
+        """The keys of models with latent K and V: queries into the latent space and its values out of it, a matrix per
+        head."""
         if model.kv_lora_rank:
             for n, k in ((model.kv_lora_rank, model.qk_nope_head_dim), (model.v_head_dim, model.kv_lora_rank)):
                 yield cls(model.num_heads // tp, tokens, n, k, model.dtype, model.dtype)
@@ -180,7 +181,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
 def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                       dtype: torch.dtype = torch.bfloat16, splitK: int | None = None, *, out: Tensor | None = None,
                       backend: str | None = None) -> Tensor:
-    """Products in 8 bits: `out[i] = x_scale[i] · (XQ[i] · WQ[i]ᵀ) · w_scale[i] + bias[i]`. As `batched_gemm_bf16`.
+    """Products in 8 bits: `out[i] = x_scale[i] · (XQ[i] · WQ[i]ᵀ) · w_scale[i] + bias[i]`. Like `batched_gemm_bf16`.
 
     Args:
         XQ: [batch, m, k] int8, or the hardware's fp8 (FNUZ on gfx942), of any strides.
@@ -210,7 +211,7 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
 
 
 def _check_operands(XQ: Any, WQ: Any, dtype: Any, splitK: Any, out: Any) -> None:
-    """What has to hold before a result can be made."""
+    """Checks what has to hold before a result can be made."""
     problems.check_matrices(_OP, XQ=XQ, WQ=WQ)
     for name, matrices in (("XQ", XQ), ("WQ", WQ)):
         check.tensor(_OP, name, matrices, rank=3, last_contiguous=False)

@@ -43,14 +43,14 @@ def or_tiles(m: int, n: int, k: int, tile: str | None, splits: int | None, band:
 
 def cost(m: int, n: int, k: int, tile: str | None, splits: int | None, band: int = 0, *, element_bytes: int,
          names: tuple[str, ...]) -> float:
-    """What a trial of the tuner is expected to cost, by the counts of tiles.py."""
+    """The expected cost of a trial of the tuner, by the counts of tiles.py."""
     tile, splits = or_tiles(m, n, k, tile, splits, band, element_bytes=element_bytes, names=names)
     return tiles.clocks(m, n, k, tiles.parse(tile, (*names, *TILES)), splits, element_bytes=element_bytes, names=names)
 
 
 def space(m: int, n: int, k: int, names: tuple[str, ...], element_bytes: int = 2,
           band: int = 0) -> Iterator[dict[str, Any]]:
-    """What the tuner tries: these tiles for few rows, those of `names` for more."""
+    """Settings that the tuner tries: these tiles for few rows, those of `names` for more."""
     if m > ROWS:
         return tiles.space(m, n, k, names, element_bytes)
     return ({"tile": tile, "splits": splits} for tile in TILES if tiles.parse(tile, TILES).block_n >= band

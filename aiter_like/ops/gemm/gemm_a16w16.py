@@ -108,7 +108,7 @@ def _check(call: GemmA16w16Call) -> object:
 
 
 def _columns(b_rows: int, activation: str | None) -> int:
-    """Of the result."""
+    """Columns of the result."""
     return b_rows // 2 if activation in GATED else b_rows
 
 
@@ -118,7 +118,7 @@ def _hip_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]
 
 
 def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
-    """What the kernel for gfx942 does not take."""
+    """Says why the kernel for gfx942 does not take a call."""
     if call.is_shuffled and call.activation in GATED:
         return "gate and up of shuffled weights have no kernel of this backend"
     return parts.ck_refusal(target, call)
@@ -154,7 +154,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
 
 
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
-    """Where no row says what is fastest."""
+    """The backend that comes first where no row says what is fastest."""
     m = call.a.shape[0]
     if vendor.is_ahead(m, call.b.shape[0], target):
         return "vendor"
@@ -168,7 +168,7 @@ def _vendor_refusal(target: Target, call: GemmA16w16Call) -> str | None:
 
 
 class GemmA16w16Key(NamedTuple):
-    """What a tuned row of gemm_a16w16 is chosen by: n counts the rows of `b`."""
+    """The fields that a tuned row of gemm_a16w16 is chosen by: n counts the rows of `b`."""
 
     m: int
     n: int
@@ -261,7 +261,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     if activation is not None:
         check.choice(_OP, "activation", activation, (*ACTIVATIONS[1:], *GATED))
     shape = (*A.shape[:-1], _columns(B.shape[0], activation))
-    if not (residual is None and out is None):  # as in most calls
+    if not (residual is None and out is None):  # most calls have both None
         parts.check_results(_OP, shape, otype, residual, out)
     dtype = A.dtype if otype is None else otype
     a = matrix(A, A.shape[-1])

@@ -125,7 +125,7 @@ def _triton_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, int]
 
 
 class GemmA8w8Key(NamedTuple):
-    """What a tuned row of gemm_a8w8 is chosen by."""
+    """The fields that a tuned row of gemm_a8w8 is chosen by."""
 
     m: int
     n: int
@@ -141,7 +141,7 @@ class GemmA8w8Key(NamedTuple):
 
     def make(self, device: torch.device, seed: int, out_dtype: str = "bf16", bias: str = "",
              has_one_scale: bool = False) -> GemmA8w8Call:
-        """Of a magnitude of 1 in fp8 and 40 in int8, as a quantiser leaves numbers; of 1 in the result."""
+        """Makes operands of magnitude 1 in fp8 and 40 in int8, as a quantiser leaves numbers, and 1 in the result."""
         m, n, k, band = self.m, self.n, self.k, self.band
         random, dtype = tune_shapes.normal(device, seed, "fp32"), dtypes.DTYPES[self.weight_dtype]
         size = 40 if dtype == torch.int8 else 1
@@ -211,7 +211,7 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
                           dtype: torch.dtype = torch.bfloat16, check: bool = False, *,
                           layout: tuple[int, int] | None = None, use_fast_accum: bool = False,
                           out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product with weights in the order of `shuffle_weight`. As `gemm_a8w8`, and equal to it bit by bit on the
+    """The product with weights in the order of `shuffle_weight`. Like `gemm_a8w8`, and equal to it bit by bit on the
     weights before they were shuffled, by the same backend and tile.
 
     Args:

@@ -77,7 +77,7 @@ def _band(call: GemmA8w8BlockscaleCall) -> int:
 
 
 def _tiles(call: GemmA8w8BlockscaleCall) -> tuple[str, ...]:
-    """Of the ck kernel, for the order of the weights."""
+    """Tiles of the ck kernel for the order of the weights."""
     return tiles.SCALED_SHUFFLED if call.is_preshuffled else tiles.SCALED
 
 
@@ -107,7 +107,7 @@ def _check(call: GemmA8w8BlockscaleCall) -> object:
 
 
 def _ck_refusal(target: Target, call: GemmA8w8BlockscaleCall) -> str | None:
-    """What the kernel for gfx942 does not take."""
+    """Says why the kernel for gfx942 does not take a call."""
     if call.a.shape[0] > 1 and call.a_scale.stride(0) >= _ROW_STRIDE:
         return f"rows of a_scale must be less than 2^21 elements apart, got {call.a_scale.stride(0)}"
     return parts.ck_refusal(target, call)
@@ -164,7 +164,7 @@ def _triton_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict
 
 
 class GemmA8w8BlockscaleKey(NamedTuple):
-    """What a tuned row of gemm_a8w8_blockscale is chosen by."""
+    """The fields that a tuned row of gemm_a8w8_blockscale is chosen by."""
 
     m: int
     n: int
@@ -245,7 +245,7 @@ def gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale
 def gemm_a8w8_blockscale_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale: Tensor,
                                      dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None, *,
                                      backend: str | None = None) -> Tensor:
-    """The product with weights of `shuffle_weight` and scales with blocks outermost. As `gemm_a8w8_blockscale`.
+    """The product with weights of `shuffle_weight` and scales with blocks outermost. Like `gemm_a8w8_blockscale`.
     Backend ck reads such weights straight to registers; on NVIDIA their order gains nothing.
 
     Args:

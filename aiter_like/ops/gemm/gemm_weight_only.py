@@ -132,7 +132,7 @@ def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, An
 
 
 class GemmWeightOnlyKey(NamedTuple):
-    """What a tuned row of gemm_weight_only is chosen by."""
+    """The fields that a tuned row of gemm_weight_only is chosen by."""
 
     m: int
     n: int
@@ -206,7 +206,7 @@ _gemm_weight_only = Op(
 def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
                group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
                activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """Weights of int8 or fp8: `out = act(A · ((B − zero_points) · scale)ᵀ + bias) + residual`. As `gemm_a16w16`.
+    """Weights of int8 or fp8: `out = act(A · ((B − zero_points) · scale)ᵀ + bias) + residual`. Like `gemm_a16w16`.
 
     Args:
         B: [n, k] int8 or fp8 of the device, the weights, of any strides; not shuffled.
@@ -234,7 +234,7 @@ def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
 def gemm_a16w4(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
                group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
                activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product of a linear layer with weights of 4 bits, from −8 to 7. As `gemm_a16w8` otherwise:
+    """The product of a linear layer with weights of 4 bits, from −8 to 7. Like `gemm_a16w8` otherwise:
     `out = act(A · ((unpack_int4(B) − zero_points) · scale)ᵀ + bias) + residual`.
 
     Args:

@@ -85,7 +85,7 @@ def _grouped_gemm_ck(call: GroupedGemmCall) -> None: ...
 
 
 def _sizes(call: GroupedGemmCall) -> dict[str, Any]:
-    """What tiles.py counts with: groups of equal size."""
+    """Sizes in the form that tiles.py counts with: groups of equal size."""
     groups, n, k = call.b.shape
     return {"m": -(-call.out.shape[0] // groups), "n": n, "k": k, "element_bytes": call.a.element_size(),
             "batch": groups, "names": _tiles(call)}
@@ -110,7 +110,7 @@ def _check(call: GroupedGemmCall) -> object:
 
 
 def _ck_refusal(target: Target, call: GroupedGemmCall) -> str | None:
-    """What the kernel for gfx942 does not take."""
+    """Says why the kernel for gfx942 does not take a call."""
     groups, n, _ = call.b.shape
     reason = (parts.mfma_refusal(target) or parts.sum_refusal(target, call) or parts.depth_refusal(call.a, n)
               or parts.rows_refusal(a=call.a, b=call.b, out=call.out))
@@ -146,7 +146,7 @@ def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, i
 
 
 class GroupedGemmKey(NamedTuple):
-    """What a tuned row of grouped_gemm is chosen by."""
+    """The fields that a tuned row of grouped_gemm is chosen by."""
 
     rows: int
     groups: int
@@ -190,7 +190,7 @@ class GroupedGemmKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[GroupedGemmKey]:
-        """Of models with experts: up and gate of chosen tokens, then down."""
+        """The keys of models with experts: up and gate of chosen tokens, then down."""
         return (cls(tokens * model.experts_per_token, matrices, n, k, model.dtype, model.dtype, k == model.hidden_size)
                 for matrices, n, k in tune_shapes.linear_weights(model, tp) if matrices > 1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which products the Triton kernel for Hopper (triton/hopper.py) takes, and in what blocks."""
+"""Selects the products that the Triton kernel for Hopper (triton/hopper.py) takes, and their blocks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _NARROW = ((128, 128, 256, 8, 3, 1.0), (256, 128, 128, 8, 4, 2.0))
 
 def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow: bool = False) -> Iterator[
         dict[str, int]]:
-    """What is worth a trial: blocks that fit shared memory, and splits that have work."""
+    """Settings that are worth a trial: blocks that fit shared memory, and splits that have work."""
     rows = max(16, 1 << (m - 1).bit_length())
     few = [(rows, block_n, bytes_k, 4, 1) for block_n in (64, 128) for bytes_k in (128, 256, 512)] if m <= 256 else []
     many = [(*tile, 0) for tile in ((64, 64, 256, 4), (64, 128, 128, 4), (128, 128, 128, 4), (128, 128, 128, 8),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the operators of matrix products share: activations, views of rows, and what no ck kernel takes."""
+"""Shared by the operators of matrix products: activations, views of rows, and refusals of all ck kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aiter_like.ops.gemm import tiles
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
 _GATED_SUFFIX = "_and_mul"
 GATED = tuple(one + _GATED_SUFFIX for one in ACTIVATIONS[1:])
-"""Of a product whose columns are gates and, in the second half, what they let through: act(gate) · up."""
+"""Activations of a product whose columns are gates and, in the second half, what they let through: act(gate) · up."""
 _INT8_DEPTH = 2**17  # the largest sum of so many products needs 32 bits
-_MAX_TILES = 2**22  # of a launch of the ck kernels
+_MAX_TILES = 2**22  # tiles of a launch of the ck kernels
 _MAX_ROW_BYTES = 2**23  # the ck kernels count the bytes of a tile of 256 rows in 31 bits
 
 
@@ -30,7 +30,7 @@ def activation_of(activation: str) -> tuple[str, bool]:
 
 
 def after_product(product: Tensor, activation: str) -> Tensor:
-    """What an activation, one of ACTIVATIONS and GATED, makes of a product, in torch."""
+    """Applies an activation, one of ACTIVATIONS and GATED, to a product, in torch."""
     name, is_gated = activation_of(activation)
     if is_gated:
         return gated(product, name, 0.0)
@@ -84,7 +84,7 @@ def check_linear(op: str, A: Any, B: Any, otype: Any) -> None:
 
 
 def check_results(op: str, shape: tuple[int, ...], otype: torch.dtype | None, residual: Any, out: Any) -> None:
-    """What has the shape of a linear layer's result has it, and `out` the dtype that is asked for.
+    """Checks that residual and out have the shape of a linear layer's result, and `out` the dtype that is asked for.
 
     Raises:
         ValueError: another shape.

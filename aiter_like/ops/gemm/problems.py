@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What the operators of many products share, those of a batch and those of groups of rows: checks of what callers give,
-random operands, what Triton's kernels can be told. Read by batched_gemm.py and grouped_gemm.py.
+"""Shared by the operators of many products, those of a batch and those of groups of rows: checks of arguments, random
+operands, parameters of Triton's kernels. Read by batched_gemm.py and grouped_gemm.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiter_like.ops.gemm.parts import is_rough
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 DTYPES = (*SIXTEEN_BITS, *quant_rule.DTYPES)
-"""Of operands: those of 8 bits come with scales."""
+"""dtypes of operands: those of 8 bits come with scales."""
 
 
 def check_matrices(op: str, **matrices: Any) -> None:

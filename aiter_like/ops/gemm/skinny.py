@@ -16,7 +16,7 @@ _SPLIT_DEPTH = 8192  # at least, for each of the workgroups that share the depth
 
 
 class Unit(NamedTuple):
-    """What a matrix instruction takes, as skinny_unit.h has it: columns of out, rows, and a step's depth."""
+    """Sizes of a matrix instruction, as in skinny_unit.h: columns of out, rows, and a step's depth."""
 
     columns: int
     rows: int
@@ -27,7 +27,8 @@ UNITS = {"hip": Unit(16, 16, 128), "cuda": Unit(16, 8, 32)}
 
 
 class Block(NamedTuple):
-    """What tells builds apart: columns of out of a workgroup, waves and workgroups along the depth, steps under way."""
+    """The sizes that tell builds apart: columns of out of a workgroup, waves and workgroups along the depth, steps
+    under way."""
 
     block_n: int
     waves: int
@@ -36,7 +37,7 @@ class Block(NamedTuple):
 
 
 def refusal(target: Target, call: Any) -> str | None:
-    """What the kernel does not take of a [m, k] and b [n, k]."""
+    """Says why the kernel does not take a [m, k] and b [n, k]."""
     (m, k), b = call.a.shape, call.b
     if target.platform == "hip" and target.arch != "gfx942":
         return mfma_refusal(target)
@@ -60,8 +61,8 @@ def build(m: int, block: Block) -> tuple[str, dict[str, int]]:
 
 
 def suited(n: int, k: int, target: Target) -> Block:
-    """By the sizes: as did best by the cycle model (version 1) on gfx942. A second kernel costs more than splits gain
-    where the workgroups fill half of the CUs, or the depth is short."""
+    """The block that did best for such sizes by the cycle model (version 1) on gfx942. A second kernel costs more than
+    splits gain where the workgroups fill half of the CUs, or the depth is short."""
     unit, is_hip = UNITS[target.platform], target.platform == "hip"
     waves = 4 if is_hip else 8
     steps = math.ceil(k / (unit.depth * waves))  # a wave's; those left of rounds of `stages` overlap nothing
@@ -71,7 +72,7 @@ def suited(n: int, k: int, target: Target) -> Block:
 
 
 def trials(k: int, target: Target) -> Iterator[Block]:
-    """What the tuner tries: blocks whose splits leave each wave a step."""
+    """Blocks that the tuner tries: their splits leave each wave a step."""
     unit = UNITS[target.platform]
     for block_n in (unit.columns, 2 * unit.columns):
         for waves in (4, 8):

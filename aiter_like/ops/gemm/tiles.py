@@ -26,7 +26,7 @@ class Tile(NamedTuple):
     waves_k: int
 
     def macros(self) -> dict[str, int]:
-        """As the sources have them."""
+        """The sizes as macros of the sources."""
         return {name.upper(): size for name, size in self._asdict().items()}
 
 
@@ -36,14 +36,14 @@ TILES = ("t256x128_w4x2x1", "t128x128_w2x2x1", *_SMALL)
 64 × 64, whose sums take 64 registers; LDS holds two workgroups or more of all but the first and the last."""
 
 PIPELINED = ("t256x256_w1x4x1", "t224x256_w1x4x1", "t192x256_w1x4x1", "t128x128_w1x4x1", *_SMALL)
-"""Of the products by MainLoop (csrc/gemm/gemm_pipeline.h), whose waves have up to 256 × 64. The columns are each wave's
-own, so that shuffled weights are read once; 224 × 256 fills 304 CUs with out of 4096 × 4096."""
+"""Tiles of the products by MainLoop (csrc/gemm/gemm_pipeline.h), whose waves have up to 256 × 64. The columns are each
+wave's own, so that shuffled weights are read once; 224 × 256 fills 304 CUs with out of 4096 × 4096."""
 
 _SCALED_SMALL = ("t64x128_w1x4x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
 SCALED = ("t128x128_w2x2x1", "t128x64_w2x2x1", *_SCALED_SMALL)
 SCALED_SHUFFLED = ("t128x128_w1x4x1", *_SCALED_SMALL)
-"""Of the products by ScaledLoop (csrc/gemm/gemm_scaled_pipeline.h), two workgroups on a CU: what weights take of LDS
-where it has them decides between waves of 64 × 64, and of 128 × 32, which read shuffled weights once."""
+"""Tiles of the products by ScaledLoop (csrc/gemm/gemm_scaled_pipeline.h), two workgroups on a CU. Waves have 64 × 64
+where weights take room in LDS, else 128 × 32, which read shuffled weights once."""
 
 SMALLEST = Tile(16, 64, 1, 1, 4)
 
@@ -78,7 +78,7 @@ def parse(name: str, names: tuple[str, ...] = TILES) -> Tile:
 
 
 def macros(op: str, m: int, n: int, tile: str, splits: int, names: tuple[str, ...]) -> dict[str, int]:
-    """Of a tile of `names`, and of splits of the depth of a product [m, n].
+    """Macros of a tile of `names`, and of splits of the depth of a product [m, n].
 
     Raises:
         ValueError: there is no such tile, or not that many splits.
@@ -89,7 +89,7 @@ def macros(op: str, m: int, n: int, tile: str, splits: int, names: tuple[str, ..
 
 
 def depth(tile: Tile, element_bytes: int = 2) -> int:
-    """Of a step, in elements."""
+    """The depth of a step, in elements."""
     return 128 // element_bytes * tile.waves_k
 
 
@@ -106,7 +106,7 @@ def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int
 
 
 def space(m: int, n: int, k: int, names: tuple[str, ...] = TILES, element_bytes: int = 2) -> Iterator[dict[str, Any]]:
-    """What the tuner tries: every tile of `names`, with the splits that leave each a step of its own."""
+    """Settings that the tuner tries: every tile of `names`, with the splits that leave each a step of its own."""
     return ({"tile": tile, "splits": splits} for tile in names for splits in SPLITS
             if is_useful(m, n, k, tile, splits, element_bytes))
 
@@ -119,7 +119,7 @@ def is_pipelined(tile: Tile) -> bool:
 
 def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
            names: tuple[str, ...] = TILES, lds_bytes: int | None = None) -> float:
-    """Of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Of elements of
+    """Clocks of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Elements have
     `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop, SCALED or SCALED_SHUFFLED
     for those by ScaledLoop. lds_bytes: of a workgroup; default: of both operands of a step."""
     is_scaled = names in (SCALED, SCALED_SHUFFLED)

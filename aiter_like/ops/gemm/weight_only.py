@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Which Triton kernels serve a call of gemm_weight_only, and in what blocks. Read by gemm_weight_only.py beside it."""
+"""Selects the Triton kernels that serve a call of gemm_weight_only, and their blocks. Read by gemm_weight_only.py
+beside it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the writers of caches with scales made on the way share: kernel instances and checks."""
+"""Shared by the writers of caches that make scales on the way: kernel instances and checks."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from aiter_like.ops.kv_cache import parts
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-_MAX_ACCESSES = 2**31 - 1  # of one launch
+_MAX_ACCESSES = 2**31 - 1  # accesses of one launch
 _TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
 _NAMES = paged_cache.Names("reshape_and_cache")
 _MLA_NAMES = paged_cache.Names("reshape_and_cache", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
@@ -166,7 +166,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
                             kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None, *,
                             backend: str | None = None) -> None:
-    """Writes into a cache of whole rows: `cache[slot // page_size, slot % page_size] = x`. As `reshape_and_cache`.
+    """Writes into a cache of whole rows: `cache[slot // page_size, slot % page_size] = x`. Like `reshape_and_cache`.
 
     Args:
         key_cache: [num_blocks, page_size, num_heads, head_dim], any strides: also [B, H, bs, D] transposed, and half of
@@ -181,7 +181,7 @@ def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value
 
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
                          scale: Tensor | None, *, backend: str | None = None) -> None:
-    """Writes latent and rotated key of tokens, one after the other. As `reshape_and_cache`, into slots of an MLA cache:
+    """Writes each token's latent and rotated key into its slot of an MLA cache. Like `reshape_and_cache` otherwise.
 
     `kv_cache[slot // page_size, slot % page_size] = kv_c ‖ k_pe`, in an fp8 cache `round(x · (1 / scale))`.
 

@@ -164,7 +164,7 @@ def reshape_and_cache_with_block_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, is_truncated: bool = False,
         backend: str | None = None) -> None:
-    """Quantises tokens with a scale for each block and head. As `reshape_and_cache_with_pertoken_quant` otherwise.
+    """Quantises tokens with a scale for each block and head. Like `reshape_and_cache_with_pertoken_quant` otherwise.
 
     A run is what follows one another in a sequence and goes to one block: `scale = max(amax(|run|), 2^-110) / largest`,
     for a run that does not begin its block at least the block's scale so far; when that grows, the slots before the run
@@ -196,7 +196,7 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, ori_block_size: int = 128, *,
         is_truncated: bool = False, backend: str | None = None) -> None:
-    """Quantises with a scale for `ori_block_size` tokens, whole pages. As `reshape_and_cache_with_block_quant`.
+    """Quantises with a scale for `ori_block_size` tokens, whole pages. Like `reshape_and_cache_with_block_quant`.
 
     Args:
         k_dequant_scales: [num_heads, num_blocks · page_size / ori_block_size] fp32, read and written; with `asm_layout`

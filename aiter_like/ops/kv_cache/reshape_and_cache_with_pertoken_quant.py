@@ -118,7 +118,7 @@ _pertoken_quant = Op(
 def reshape_and_cache_with_pertoken_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, backend: str | None = None) -> None:
-    """Quantises each head of each token and writes it, and its scale, into its slot. As `reshape_and_cache` otherwise.
+    """Quantises each head of each token and writes it and its scale into its slot. Like `reshape_and_cache` otherwise.
 
     `scale = max(amax(|x|), 2^-110) / largest`, stored is `round(x · (1 / scale))`.
 

@@ -57,7 +57,7 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
 
 def unshuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool = False,
                      is_guinterleave: bool = False, gate_up: bool = False) -> Tensor:
-    """Undoes `shuffle_weight` with the same arguments; a padded K stays padded. As `shuffle_weight` otherwise.
+    """Undoes `shuffle_weight` with the same arguments; a padded K stays padded. Like `shuffle_weight` otherwise.
 
     Args:
         x: [..., N, K], contiguous, as `shuffle_weight` returned it.

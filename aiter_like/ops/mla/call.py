@@ -85,6 +85,6 @@ class MlaDecodeCall(NamedTuple):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a kernel must have besides lengths and lse, by short names, sorted."""
+        """Features that a kernel must have besides lengths and lse: short names, sorted."""
         found = {"cp": self.g_kv_indptr is not None, "full": not self.causal, "softcap": self.softcap > 0}
         return tuple(name for name, is_on in found.items() if is_on)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What mla_decode checks, and what its kernels refuse."""
+"""Checks of mla_decode, and refusals of its kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDEST = 512, 128  # columns of the latent and of the rotated part that a tile 
 
 
 def check_call(call: MlaDecodeCall) -> object:
-    """What metadata can tell beyond annotations, before anything is written."""
+    """Checks a call by metadata, beyond annotations, before anything is written."""
     q, kv = call.q, call.kv
     dim, v_dim = q.shape[2], call.out.shape[2]
     if kv.dtype not in (q.dtype, *FP8) or q.dtype in FP8 and kv.dtype not in FP8:
@@ -87,7 +87,7 @@ def size_refusal(call: MlaDecodeCall) -> str | None:
 
 
 def ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
-    """What the kernel for gfx942 does not take."""
+    """Says why the kernel for gfx942 does not take a call."""
     if reason := mfma_refusal(target):
         return reason
     dim, v_dim = call.q.shape[2], call.out.shape[2]

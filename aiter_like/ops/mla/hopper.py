@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Which calls of mla_decode the kernel of triton/mla_decode_hopper.py takes, and what the tuner may choose there."""
+"""Selects the calls of mla_decode that the kernel of triton/mla_decode_hopper.py takes, and what the tuner may choose
+there."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from aiter_like.ops.mla.call import MlaDecodeCall
 
 HOPPER, PORTABLE = "mla_decode_hopper", "mla_decode"
 
-ROWS = 64  # of a tile, all sums of which an SM's registers hold
+ROWS = 64  # rows of a tile: an SM's registers hold all its sums
 _DIMS = 576, 512
 _RUN = 8  # elements of 16 bytes, which a lane copies at once
 
@@ -41,8 +42,8 @@ def triton_kernels(target: Target, call: MlaDecodeCall, **params: int) -> list[s
 
 
 def triton_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
-    """Of the kernel for Hopper, when half of the sums are made and what copies keys; tiles, warps and stages of the
-    other one."""
+    """Settings of the kernel for Hopper, when half of the sums are made and what copies keys; tiles, warps and stages
+    of the other one."""
     if HOPPER in triton_kernels(target, call):
         for late, tma in itertools.product((0, 1), (0, 1)):
             yield {"LATE": late, "TMA": tma}

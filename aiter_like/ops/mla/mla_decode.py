@@ -85,7 +85,7 @@ def _fp32(workspace: Tensor | None, needed: int, q: Tensor) -> Tensor:
 
 
 class MlaDecodeKey(NamedTuple):
-    """What a tuned row of mla_decode is chosen by."""
+    """The fields that a tuned row of mla_decode is chosen by."""
 
     batch: int
     seqlen_q: int
@@ -265,7 +265,7 @@ mla_decode_op.public.append(mla_decode_fwd)
 def mla_decode_workspace_bytes(batch: int, max_seqlen_q: int, num_heads: int, *, v_head_dim: int = 512,
                                page_size: int = 1, num_kv_splits: int | None = None,
                                device: torch.device | None = None) -> int:
-    """The size of `workspace` for `mla_decode_fwd`, whatever the lengths. As `attention_workspace_bytes`: for partial
+    """The size of `workspace` for `mla_decode_fwd`, whatever the lengths. Like `attention_workspace_bytes`: for partial
     results of the pieces into which a plan can cut sequences, in fp32, and the plan. A call that brings a plan needs
     4 · len(reduce_partial_map) · max_seqlen_q · num_heads · (v_head_dim + 1).
 

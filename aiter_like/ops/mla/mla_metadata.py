@@ -158,7 +158,7 @@ def get_mla_metadata_info_v1(
         batch_size: int, max_seqlen_qo: int, num_head_qo: int, q_dtype: torch.dtype, kv_dtype: torch.dtype,
         is_sparse: bool, fast_mode: bool = True, num_kv_splits: int = 32, intra_batch_mode: bool = False,
         max_split_per_batch: int = -1) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    """Shapes and dtypes of the tensors that `get_mla_metadata_v1` writes. As `get_pa_metadata_info_v1`.
+    """Shapes and dtypes of the tensors that `get_mla_metadata_v1` writes. Like `get_pa_metadata_info_v1`.
 
     Args:
         max_seqlen_qo: query tokens of a sequence, at most.
@@ -196,7 +196,7 @@ def get_mla_metadata_v1(
         dtype_q_rope: torch.dtype | None = None, dtype_kv_nope: torch.dtype | None = None,
         dtype_kv_rope: torch.dtype | None = None, dtype_q: torch.dtype | None = None,
         dtype_kv: torch.dtype | None = None, *, backend: str | None = None) -> None:
-    """Plans `mla_decode_fwd` from lengths on the device. As `get_pa_metadata_v1`, with parts that have all heads.
+    """Plans `mla_decode_fwd` from lengths on the device. Like `get_pa_metadata_v1`, with parts that have all heads.
 
     Args:
         seqlens_kv_indptr: [≥ batch + 1] int32, where the pages of a sequence begin.
@@ -259,7 +259,7 @@ mla_metadata_op.public.append(get_mla_metadata_v1)
 
 def get_ps_metadata_info_v1(batch_size: int, num_head_k: int, max_qlen: int,
                             qlen_granularity: int = 256) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
-    """Shapes and dtypes of the tensors that `get_ps_metadata_v1` writes. As `get_mla_metadata_info_v1`.
+    """Shapes and dtypes of the tensors that `get_ps_metadata_v1` writes. Like `get_mla_metadata_info_v1`.
 
     Args:
         num_head_k: heads of the keys.

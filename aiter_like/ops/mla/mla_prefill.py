@@ -21,7 +21,7 @@ def mla_prefill_fwd(
         q: Tensor, kv_buffer: Tensor, o: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
         kv_last_page_lens: Tensor | None, max_seqlen_q: int, sm_scale: float | None = None, logit_cap: float = 0.0,
         num_kv_splits: int | None = None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Multi-head latent attention of whole prompts. As `mla_decode_fwd`, causal, with one part per sequence: rows
+    """Multi-head latent attention of whole prompts. Like `mla_decode_fwd`, causal, with one part per sequence: rows
     enough to fill the device come from the prompts.
 
     Args:
@@ -85,7 +85,7 @@ def _attend_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, qo_indptr: Tensor
                      kv_page_indices: Tensor, max_seqlen_q: int, softmax_scale: float, is_causal: bool, output: Tensor,
                      q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
                      backend: str | None) -> None:
-    """What both functions do with tensors that `_check_expanded` has seen."""
+    """Serves both functions, with tensors that `_check_expanded` has seen."""
     check.flag(op, "is_causal", is_causal)
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_page_indices", kv_page_indices)):
         check.tensor(op, name, tensor, rank=1)
@@ -100,7 +100,7 @@ def _attend_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, qo_indptr: Tensor
 
 
 def _check_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, output: Tensor) -> None:
-    """What can be told of keys and values before they are pages."""
+    """Checks what can be told of keys and values before they are pages."""
     check.tensor(op, "Q", Q, rank=3, last_contiguous=False)
     check.tensor(op, "output", output, rank=3, device=Q.device, last_contiguous=False)
     for name, tensor in (("K", K), ("V", V)):
@@ -120,7 +120,7 @@ def mla_prefill_ps_fwd(
         reduce_partial_map: Tensor | None = None, softmax_scale: float | None = None, q_scale: Tensor | None = None,
         k_scale: Tensor | None = None, v_scale: Tensor | None = None, *,
         backend: str | None = None) -> tuple[Tensor, None]:
-    """Attention of prompts, and the sum of its parts, of which there are none. As `mla_prefill_ps_asm_fwd` otherwise.
+    """Attention of prompts, and the sum of its parts, of which there are none. Like `mla_prefill_ps_asm_fwd` otherwise.
 
     Args:
         reduce_indptr, reduce_final_map, reduce_partial_map: the plan's; not read.

@@ -95,7 +95,7 @@ def _refusal(target: Target, call: MlaReduceCall) -> str | None:
 
 
 class MlaReduceKey(NamedTuple):
-    """What a tuned row of mla_reduce is chosen by."""
+    """The fields that a tuned row of mla_reduce is chosen by."""
 
     tiles: int
     seqlen_q: int

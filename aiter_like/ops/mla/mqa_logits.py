@@ -158,7 +158,7 @@ def _check(call: MqaLogitsCall) -> object:
 
 
 def _check_keys(call: MqaLogitsCall) -> None:
-    """Which keys a row sees is said in one way, and the table has room that can be counted."""
+    """Checks that the keys of a row are given in one way only, and that the table has room that can be counted."""
     rows, (pages, page_size, dim) = call.q.shape[0], call.keys.shape
     given = [name for name in ("starts", "ends", "context_lens", "block_table", "page_starts")
              if getattr(call, name) is not None]
@@ -183,7 +183,7 @@ def _check_keys(call: MqaLogitsCall) -> None:
 
 
 def _ck_refusal(target: Target, call: MqaLogitsCall) -> str | None:
-    """What the kernel for gfx942 does not take."""
+    """Says why the kernel for gfx942 does not take a call."""
     if reason := mfma_refusal(target):
         return reason
     _, heads, dim = call.q.shape
@@ -202,7 +202,7 @@ def _triton_refusal(target: Target, call: MqaLogitsCall) -> str | None:
 
 
 class MqaLogitsKey(NamedTuple):
-    """What a tuned row of mqa_logits is chosen by; `page_size` is 0 without a table."""
+    """The fields that a tuned row of mqa_logits is chosen by; `page_size` is 0 without a table."""
 
     rows: int
     seqlen_q: int
@@ -310,7 +310,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
 def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tensor, context_lens: Tensor | None,
                      block_table: Tensor, preshuffle: bool = False, clean_logits: bool = True, *,
                      page_starts: Tensor | None = None, backend: str | None = None) -> None:
-    """Scores keys in the indexer's cache for the last tokens of sequences. As `mqa_logits` otherwise.
+    """Scores keys in the indexer's cache for the last tokens of sequences. Like `mqa_logits` otherwise.
 
     Token t of sequence b, of next_n, sees its keys 0 … context_lens[b] − next_n + t; key j is in page
     block_table[b, j // page_size].

@@ -18,9 +18,9 @@ from aiter_like.device import Target
 BLOCK_KEYS = 64
 """Keys of which a plan makes a block, where pages are not larger."""
 
-LEAST_BLOCKS = 2  # of a part: a shorter one gains less than adding up its rows costs
+LEAST_BLOCKS = 2  # blocks of a part: a shorter one gains less than adding up its rows costs
 OVERHEAD = 1  # blocks that the rows of a sequence cost besides its keys: loads of q, stores of out
-_MOST_ROWS = 64  # of a tile: 512 columns of fp32 sums of 64 rows are half of a CU's registers, and all of an SM's
+_MOST_ROWS = 64  # rows of a tile: fp32 sums of 64 × 512 are half of a CU's registers, and all of an SM's
 _MOST_TILES = 32  # above, sequences have rows enough to fill a device, and their keys are not split
 _XCDS = 8
 
@@ -87,7 +87,7 @@ def balanced(target: Target, batch: int, rows: int, page_size: int, entries: int
 
 
 def workspace_bytes(sizes: Sizes, max_seqlen_q: int, num_heads: int, v_dim: int) -> int:
-    """Of partial results and plan together."""
+    """Bytes of partial results and plan together."""
     return 4 * (_floats(sizes, max_seqlen_q, num_heads, v_dim) + _integers(sizes))
 
 
@@ -104,7 +104,8 @@ def _lengths(sizes: Sizes) -> tuple[int, int, int, int, int]:
 
 
 def _padded(numbers: int) -> int:
-    """Of 4 bytes, so that what follows is aligned to 16 bytes whatever the sizes: Triton has a kernel for each case."""
+    """Rounds a count of 4-byte numbers up so that what follows is aligned to 16 bytes whatever the sizes: Triton has a
+    kernel for each case."""
     return -(-numbers // 4) * 4
 
 

@@ -244,7 +244,7 @@ def _check_hidden(hidden: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 def _check_routing(hidden: Tensor, weights: Tensor, ids: Tensor, mask: Tensor | None, local_tokens: Tensor | None,
                    experts: int) -> int:
-    """Which experts a token has; returns how many there are on all devices."""
+    """Checks the experts of tokens; returns how many there are on all devices."""
     device = hidden.device
     check.tensor(_OP, "topk_ids", ids, rank=2, dtypes=(torch.int32,), shape=(hidden.shape[0], None), device=device)
     check.tensor(_OP, "topk_weight", weights, dtypes=(torch.float32,), shape=ids.shape, device=device)

@@ -24,7 +24,7 @@ _ROWS = 4096  # pairs whose activation is derived at a time, in fp32
 
 
 class _Layer(NamedTuple):
-    """What is no tensor that autograd knows.
+    """The arguments of a layer that are no tensors of autograd.
 
     Attributes:
         ids: [tokens, slots] int32, the experts.
@@ -110,8 +110,8 @@ class _Experts(torch.autograd.Function):
 
 
 def _derive_rows(before: Tensor, slope: Tensor, weights: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
-    """What the second product multiplies, times the pairs' weights, and the weights' derivatives. `before`, the first
-    product, becomes its derivative; slope: that of what is between the products, without the weights."""
+    """Returns what the second product multiplies, times the pairs' weights, and the weights' derivatives. `before`, the
+    first product, becomes its derivative; slope: that of what is between the products, without the weights."""
     inner, of_weights = torch.empty_like(slope), torch.empty(len(slope), device=slope.device, dtype=torch.float32)
     factors = weights.reshape(-1, 1)
     for first in range(0, len(slope), _ROWS):

@@ -13,7 +13,7 @@ AITER has them beside fp8; mxfp4, two fp4 in a byte like int4, 32 of which share
 Activations of fp8 go with both kinds of int4."""
 INT4 = ("int4", "int4_words")
 MXFP4_GROUP = 32
-SCALE_BLOCK = 128  # as many of the depth, and as many rows of fp8 weights, share a scale
+SCALE_BLOCK = 128  # elements of the depth, and rows of fp8 weights, that share a scale
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by its three lower bits; the fourth is the sign
 

@@ -26,7 +26,7 @@ _OP = "moe_gemm"
 
 
 def pairs_of(call: MoeGemmCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the pairs that a call multiplies: their numbers, their experts, and their places among the weights."""
+    """The pairs that a call multiplies: their numbers, their experts, and their places among the weights."""
     device, count = call.a.device, call.b.shape[0]
     if call.sorted_ids is None:
         experts = call.experts.long()
@@ -65,7 +65,7 @@ def moe_gemm_ref(call: MoeGemmCall) -> None:
 
 
 def _product(call: MoeGemmCall, rows: Tensor, expert: int) -> Tensor:
-    """Of chosen rows with one expert's matrix, scaled."""
+    """The scaled product of chosen rows with one expert's matrix."""
     a, b = call.a[rows].float(), call.b[expert]
     if call.is_shuffled:
         b = unshuffle_weight(b)
@@ -88,7 +88,7 @@ def _product(call: MoeGemmCall, rows: Tensor, expert: int) -> Tensor:
 
 
 def activated_rows(product: Tensor, activation: str, limit: float, is_interleaved: bool) -> Tensor:
-    """What an activation makes of a product's rows, in torch."""
+    """Applies an activation to a product's rows, in torch."""
     if not is_gated(activation):
         return after_product(product, activation)
     if is_interleaved:
@@ -97,12 +97,13 @@ def activated_rows(product: Tensor, activation: str, limit: float, is_interleave
 
 
 def _prefers(target: Target, call: MoeGemmCall) -> str | None:
-    """Where no row says what is fastest. Layers of 16 to 512 tokens took 2 to 46 % longer by the portable hip kernel
-    (H100: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS in bf16). For gfx942 times are modelled, of DeepSeek-V3 and Mixtral
-    on one of 8 GPUs and of Qwen3-30B-A3B, in bf16 and in fp8 with blocks of scales: in blocks of 64 ck takes 26 to 54 %
-    less than hip without gates and 5 % less in the mean with them, in blocks of 32 without gates 9 % less in the mean,
-    and more with gates or in blocks of 16. Pairs that are not sorted take hip 15 to 50 % longer than Triton with
-    weights of fewer bits, where their results are not added up; with scales for 32 weights, also where they are."""
+    """The backend that comes first where no row says what is fastest. Layers of 16 to 512 tokens took 2 to 46 % longer
+    by the portable hip kernel (H100: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS in bf16). Times on gfx942 are modelled,
+    for DeepSeek-V3 and Mixtral on one of 8 GPUs and Qwen3-30B-A3B, in bf16 and in fp8 with blocks of scales: ck in
+    blocks of 64 takes 26 to 54 % less than hip without gates and 5 % less in the mean with them, in blocks of 32
+    without gates 9 % less in the mean, and more with gates or in blocks of 16. hip takes 15 to 50 % longer than Triton
+    for pairs that are not sorted, with weights of fewer bits, where their results are not added up; with scales for 32
+    weights, also where they are."""
     if target.platform == "cuda":
         return "triton"
     if call.sorted_ids is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which sizes of blocks the Triton kernels of moe_gemm take. Read by moe_gemm.py and triton/moe_gemm.py."""
+"""Sizes of blocks for the Triton kernels of moe_gemm. Read by moe_gemm.py and triton/moe_gemm.py."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FEW = "moe_gemm_few"
 MOVED = "moe_gemm_moved"  # with weights by TMA
 HOPPER = "moe_gemm_hopper"
 HOPPER_NAMES = (*NAMES, "programs", "is_flat", "group")
-"""Of the kernel for Hopper: `programs` share an SM; `is_flat`: loads go on from tile to tile; `group` blocks of rows
-are computed side by side."""
+"""Parameters of the kernel for Hopper: `programs` share an SM; `is_flat`: loads go on from tile to tile; `group` blocks
+of rows are computed side by side."""
 _MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
-_MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
+_MOST_PROGRAMS = 2**23  # programs of 8 waves; AMD counts the lanes of a launch in 32 bits
 _LEAST_ROWS, _MANY_ROWS, _PLENTY_ROWS = 23, 192, 1024  # An expert has so many in the mean.
 _SHALLOW = 1024  # elements of a depth: a tile's steps are few
 _SHORT = 256  # likewise: so few that a tile's results take as long
@@ -44,7 +44,7 @@ def mean_rows(call: MoeGemmCall) -> int:
 
 
 def _most_rows(call: MoeGemmCall) -> int:
-    """Of a program: as many as divide a block, or a matrix unit's least."""
+    """The most rows of a program: as many as divide a block, or a matrix unit's least."""
     return max(_MIN_ROWS, call.block & -call.block)
 
 
@@ -157,7 +157,7 @@ def kernels(target: Target, call: MoeGemmCall, **params: int) -> list[str]:
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
-    """What no kernel takes."""
+    """Says why no kernel takes a call."""
     columns = call.out.shape[1]
     if call.sorted_ids is None:
         most, rows = 8, call.out.shape[0]
@@ -198,7 +198,7 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
 
 
 def _hopper_space(call: MoeGemmCall) -> Iterator[dict[str, int]]:
-    """Of the kernel for Hopper: what fits its registers and shared memory."""
+    """Settings of the kernel for Hopper that fit its registers and shared memory."""
     if call.group_size:
         tiles: tuple[tuple[int, ...], ...] = (
             (128, 256, 8, 4, 1, 0), (128, 256, 8, 3, 1, 0), (64, 256, 4, 2, 2, 0), (64, 256, 4, 2, 2, 1))

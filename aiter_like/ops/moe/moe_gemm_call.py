@@ -95,8 +95,8 @@ def pair_count(call: MoeGemmCall) -> int:
 
 
 def scaling(call: MoeGemmCall) -> str:
-    """What a kernel scales before it is added to the sum of a product: "" nothing, "weights" weights of mxfp4, which
-    are exact in bf16 with their scales, "sums" the sums over groups of the depth."""
+    """Says what a kernel scales before it is added to the sum of a product: "" nothing, "weights" weights of mxfp4,
+    which are exact in bf16 with their scales, "sums" the sums over groups of the depth."""
     if call.group_size == 0:
         return ""
     return "weights" if call.b_format == "mxfp4" and call.a.dtype == torch.bfloat16 else "sums"

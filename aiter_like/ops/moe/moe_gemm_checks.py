@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a call of moe_gemm must be. Read by moe_gemm.py."""
+"""Checks of a call of moe_gemm. Read by moe_gemm.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PER_WORD = 8  # weights of int4_words
 
 
 def check_call(call: MoeGemmCall) -> object:
-    """What the annotations of a call do not say."""
+    """Checks what the annotations of a call do not say."""
     a, b, out = call.a, call.b, call.out
     check.choice(_OP, "activation", call.activation, (*ACTIVATIONS, *GATED, SWIGLU))
     check.choice(_OP, "b_format", call.b_format, FORMATS)
@@ -92,7 +92,7 @@ def _check_scales(call: MoeGemmCall, n: int) -> None:
 
 
 def _check_order(call: MoeGemmCall, pairs: int) -> None:
-    """What says which pairs are of which expert."""
+    """Checks the tensors that say which pairs belong to which expert."""
     places = pairs
     if call.sorted_ids is None:
         if call.block != 1 or call.valid is not None or call.experts.shape[0] != pairs:

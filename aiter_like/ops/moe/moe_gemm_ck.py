@@ -25,7 +25,7 @@ PLAIN = ("t256x256_w1x4x1", "t128x256_w1x4x1", "t128x128_w1x4x1", "t64x256_w1x4x
 _SCALED_SMALL = ("t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1", "t32x128_w1x4x1", "t32x64_w1x2x2",
                  "t16x64_w1x1x4")
 SCALED, SCALED_SHUFFLED = ("t128x128_w2x2x1", *_SCALED_SMALL), ("t128x128_w1x4x1", *_SCALED_SMALL)
-"""Where blocks have scales, of weights as they are and of shuffled ones, as in tiles.py."""
+"""Tiles where blocks have scales, for weights as they are and for shuffled ones, as in tiles.py."""
 
 
 def _is_scaled(call: MoeGemmCall) -> bool:
@@ -34,7 +34,7 @@ def _is_scaled(call: MoeGemmCall) -> bool:
 
 
 def tile_names(call: MoeGemmCall) -> tuple[str, ...]:
-    """Of the tiles whose rows divide a block, and of which a wave's columns lie within blocks of scales."""
+    """The tiles whose rows divide a block, and whose waves' columns lie within blocks of scales."""
     names = PLAIN if not _is_scaled(call) else SCALED_SHUFFLED if call.is_shuffled else SCALED
     return tuple(one for one in names if _fits(call, tiles.parse(one, names)))
 
@@ -51,7 +51,8 @@ def _clocks(call: MoeGemmCall, name: str) -> float:
 
 
 def _sizes(call: MoeGemmCall) -> dict[str, Any]:
-    """Of as many places as an even router leaves half of each expert's last block empty in, at most those there are."""
+    """Sizes with the places of an even router, which leaves half of each expert's last block empty, at most those there
+    are."""
     n, k = call.b.shape[1:]
     places = min(call.experts.shape[0] * call.block, call.out.shape[0] + call.b.shape[0] * call.block // 2)
     return {"places": places, "n": n, "k": k, "element_bytes": call.a.element_size(), "names": tile_names(call),
@@ -66,7 +67,7 @@ def _clocks_of(name: str, *, places: int, n: int, k: int, element_bytes: int, na
 
 
 def _lds_bytes(tile: tiles.Tile, is_shuffled: bool) -> int:
-    """Of a workgroup: operands, of which shuffled weights need none, then strips of its waves' sums."""
+    """LDS of a workgroup: operands, of which shuffled weights need none, then strips of its waves' sums."""
     rows = tile.block_m + (0 if is_shuffled else tile.block_n)
     strips = min(tile.block_m // tile.waves_m, 32) * tile.block_n * tile.waves_m * 4
     return max(rows * tile.waves_k * 128, strips)
@@ -106,14 +107,14 @@ def moe_gemm_ck(call: MoeGemmCall) -> None: ...
 
 
 def ck_refusal(target: Target, call: MoeGemmCall) -> str | None:
-    """What the kernel for gfx942 does not take."""
+    """Says why the kernel for gfx942 does not take a call."""
     return (mfma_refusal(target) or sum_refusal(target, call) or form_refusal(call)
             or depth_refusal(call.a, call.out.shape[1]) or rows_refusal(a=call.a, b=call.b, out=call.out)
             or _size_refusal(call) or _tile_refusal(call))
 
 
 def form_refusal(call: MoeGemmCall) -> str | None:
-    """What no tile takes, whatever the sizes are."""
+    """Says why no tile takes a call, whatever the sizes are."""
     if call.sorted_ids is None:
         return "pairs must be sorted: sorted_ids must be given"
     if call.b_format != "same":
@@ -150,5 +151,5 @@ def ck_space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, Any]]:
 
 
 def ck_cost(target: Target, call: MoeGemmCall, *, tile: str | None = None) -> float:
-    """Of tiles.py, by counts."""
+    """The cost by the counts of tiles.py."""
     return _clocks(call, cheapest(call) if tile is None else tile)

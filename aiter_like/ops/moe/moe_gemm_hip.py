@@ -27,15 +27,15 @@ MAX_BLOCK = 64
 MAX_SLOTS = 32  # each pair of a sum has a lane, and a warp has 32
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
-_LEAST_BYTES = 8192  # of the weights of a team
-_LDS_BYTES = 65536  # of a CU of gfx942
-_EXCHANGED_BYTES = 4096  # what the lanes of a wave exchange: 16 rows of a step, in runs of 16 bytes
+_LEAST_BYTES = 8192  # bytes of a team's weights
+_LDS_BYTES = 65536  # a CU of gfx942 has this
+_EXCHANGED_BYTES = 4096  # exchanged by the lanes of a wave: 16 rows of a step, in runs of 16 bytes
 _MAX_PACKED_BLOCK = 32  # rows of a for weights of fewer bits: a lane has four times as many of its registers
 _BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
 
 
 class Block(NamedTuple):
-    """What tells builds apart: columns of out of a team of waves, teams, a team's waves along the depth, steps
+    """The sizes that tell builds apart: columns of out of a team of waves, teams, a team's waves along the depth, steps
     under way."""
 
     block_n: int
@@ -60,7 +60,7 @@ def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
-    """What the kernel does not take, or what it would take longer for than tiles of many rows."""
+    """Says why the kernel does not take a call, or would take longer for it than tiles of many rows."""
     a, b, k = call.a, call.b, call.a.shape[1]
     is_wide = a.dtype in SIXTEEN_BITS
     if target.platform == "hip" and target.arch != "gfx942":
@@ -87,7 +87,7 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
 
 
 def _packed_refusal(target: Target, call: MoeGemmCall) -> str | None:
-    """Of weights with fewer bits than a."""
+    """Refuses weights with fewer bits than a."""
     if target.platform != "hip":
         return f"of {call.b_format} weights an MFMA kernel for gfx942, not for {target.arch}"
     if call.b_format == "int4_words" or call.a.dtype not in SIXTEEN_BITS:
@@ -119,7 +119,7 @@ def _layout_refusal(call: MoeGemmCall) -> str | None:
         rows, k = one.shape[-2:]
         if (rows * max(one.stride(-2), k) + k) * one.element_size() >= 2**32:
             return f"{name} must have matrices within 2^32 bytes, got shape {tuple(one.shape)}"
-    for name, first in (("a_scale", 0), ("b_scale", 1)):  # of all rows of a, of one expert
+    for name, first in (("a_scale", 0), ("b_scale", 1)):  # all rows of a, one expert's
         one = getattr(call, name)
         if one is not None and sum(map(math.prod, zip(one.shape[first:], one.stride()[first:]))) >= 2**31:
             return f"{name} must lie within 2^31 elements, got shape {tuple(one.shape)}, strides {one.stride()}"
@@ -127,8 +127,8 @@ def _layout_refusal(call: MoeGemmCall) -> str | None:
 
 
 def suited(call: MoeGemmCall, target: Target) -> Block:
-    """By the sizes: as did best by the cycle model (version 2) on gfx942. A depth of few steps is for few waves, and
-    teams make up for them."""
+    """The block that did best for such sizes by the cycle model (version 2) on gfx942. A depth of few steps is for few
+    waves, and teams make up for them."""
     unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1
     k, size = call.a.shape[1], call.b.element_size() / per_byte(call.b_format)  # bytes of a weight
     steps = math.ceil(k / (unit.depth * 2 / size)) * (call.slots if call.sums_slots else 1)
@@ -143,7 +143,7 @@ def suited(call: MoeGemmCall, target: Target) -> Block:
 
 
 def lds_bytes(call: MoeGemmCall, block: Block) -> int:
-    """Of a workgroup on gfx942, as Memory of csrc/moe/moe_gemm_skinny_pairs.h: of each wave its sums or what its lanes
+    """LDS of a workgroup on gfx942, like Memory of csrc/moe/moe_gemm_skinny_pairs.h: each wave's sums or what its lanes
     exchange, and the rows."""
     unit, halves = UNITS["hip"], 2 if is_gated(call.activation) else 1
     units = block.block_n * halves // unit.columns
@@ -160,12 +160,12 @@ def _fits_lds(call: MoeGemmCall, block: Block) -> bool:
 
 
 def _rows(call: MoeGemmCall) -> int:
-    """Of a workgroup."""
+    """Rows of a workgroup."""
     return 1 if call.sorted_ids is None else next(rows for rows in (4, 8, 16, 32, 64) if rows >= call.block)
 
 
 def _scales(call: MoeGemmCall) -> str:
-    """What scales there are, as in C++."""
+    """The kind of scales, by its name in C++."""
     if call.a_scale is not None:
         return "blocks" if call.group_size else "rows"
     if call.b_scale is None:
@@ -174,7 +174,7 @@ def _scales(call: MoeGemmCall) -> str:
 
 
 def _stored(dtype: torch.dtype) -> str:
-    """As in C++; bytes of mxfp4 and their powers of two are no elements."""
+    """The element's name in C++; bytes of mxfp4 and their powers of two are no elements."""
     return "uint8_t" if dtype == torch.uint8 else elements.CPP[dtype]
 
 
@@ -211,7 +211,7 @@ def instance(call: MoeGemmCall, **given: int) -> Instance:
 
 
 def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
-    """What the tuner tries."""
+    """Blocks that the tuner tries."""
     if refusal(target, call) is not None:
         return
     unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tuned rows of moe_gemm are chosen by, and what the tuner needs to know of it. Read by moe_gemm.py."""
+"""The key that tuned rows of moe_gemm are chosen by, and what else the tuner needs. Read by moe_gemm.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiter_like.ops.moe.moe_gemm_cases import sorted_case
 
 
 class MoeGemmKey(NamedTuple):
-    """What a tuned row of moe_gemm is chosen by: a block of 1 stands for pairs that are not sorted."""
+    """The fields that a tuned row of moe_gemm is chosen by: a block of 1 stands for pairs that are not sorted."""
 
     pairs: int
     experts: int
@@ -74,7 +74,7 @@ class MoeGemmKey(NamedTuple):
         return b.view(torch.uint8) if self.b_dtype == "mxfp4" else b
 
     def _scales(self, rows: int, device: torch.device, seed: int) -> dict[str, Tensor]:
-        """Of a format, such that results are about 1."""
+        """Scales of a format, such that results are about 1."""
         (_, experts, n, k), group_size, dtype = self[:4], self.group_size, dtypes.DTYPES[self.dtype]
         given = {"generator": torch.Generator(device).manual_seed(seed + 1), "device": device}
         is_wide = dtype in problems.SIXTEEN_BITS
@@ -92,8 +92,8 @@ class MoeGemmKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[MoeGemmKey]:
-        """Of models with experts: gate and up of each token's experts, and down; in 16 bits, in fp8 with blocks of
-        scales and, as GPT-OSS has them, with weights of mxfp4; in the blocks that fused_moe sorts into."""
+        """The keys of models with experts: gate and up of each token's experts, and down; in 16 bits, in fp8 with
+        blocks of scales and, as GPT-OSS has them, with weights of mxfp4; in the blocks that fused_moe sorts into."""
         formats = ((model.dtype, "same", 0), (tune_shapes.fp8_name(), "same", SCALE_BLOCK),
                    (model.dtype, "mxfp4", MXFP4_GROUP))
         pairs = tokens * model.experts_per_token

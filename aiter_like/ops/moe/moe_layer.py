@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What fused_moe's arguments say about its weights: how they are stored and scaled. Read by fused_moe.py."""
+"""Reads from fused_moe's arguments how its weights are stored and scaled. Read by fused_moe.py."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def _as_bytes(op: str, name: str, weights: Tensor, b_format: str) -> Tensor:
 
 
 def _is_shuffled(op: str, w1: Tensor, w2: Tensor, b_format: str, is_interleaved: bool) -> bool:
-    """Whether both are. Of mxfp4 AITER's callers shuffle the scales, too, and of 4-bit gates that alternate whole bands
-    may: marks do not tell."""
+    """Whether both are shuffled. AITER's callers shuffle the scales of mxfp4, too, and 4-bit gates that alternate may
+    be shuffled in whole bands: marks do not tell."""
     marks = [bool(getattr(one, "is_shuffled", False)) for one in (w1, w2)]
     if marks[0] != marks[1]:
         raise ValueError(f"{op}: w2 must be shuffled where w1 is, got {marks[0]} and {marks[1]}")
@@ -197,7 +197,7 @@ def _scale_dtypes(b_format: str, quantiser: str | None) -> tuple[torch.dtype, ..
 
 def _scale(op: str, name: str, scale: Any, weights: Tensor, kind: QuantType, b_format: str, group_size: int,
            accepted: tuple[torch.dtype, ...]) -> Tensor | None:
-    """As moe_gemm takes it: a view of the caller's."""
+    """The scale in the form of moe_gemm: a view of the caller's."""
     experts, n, k = weights.shape[0], weights.shape[1], weights.shape[2] * per_byte(b_format)
     if kind is QuantType.No:
         if scale is not None:

@@ -215,7 +215,7 @@ def moe_unpermute(out: Tensor, permuted_hidden_states: Tensor, topk_weights: Ten
 
     Source: vLLM's `moe_unpermute`.
     """
-    name = "moe_unpermute"  # of the arguments that have others in the operator
+    name = "moe_unpermute"  # messages name this function where the operator calls arguments otherwise
     check.tensor(name, "permuted_hidden_states", permuted_hidden_states, rank=2)
     check.tensor(name, "topk_weights", topk_weights, rank=2)
     shape, device = tuple(topk_weights.shape), topk_weights.device

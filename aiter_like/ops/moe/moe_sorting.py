@@ -20,9 +20,9 @@ from aiter_like.ops.common import contents, elements, rows
 __all__ = ["moe_sorting", "moe_sorting_fwd"]
 
 _OP = "moe_sorting"
-_EXPERTS = (256, 1024)  # of the builds
+_EXPERTS = (256, 1024)  # experts of the builds
 MOST_EXPERTS = _EXPERTS[-1]
-_MOST_SLOTS, _MOST_TOKENS = 127, 2**24 - 1  # of 7 and 24 bits of a number
+_MOST_SLOTS, _MOST_TOKENS = 127, 2**24 - 1  # 7 and 24 bits of a number
 
 
 class MoeSortingCall(NamedTuple):
@@ -286,7 +286,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
                     sorted_expert_ids: Tensor, num_valid_ids: Tensor, moe_buf: Tensor | None, num_experts: int,
                     unit_size: int, local_expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
                     dispatch_policy: int = 0, *, backend: str | None = None) -> None:
-    """Sorts pairs of token and expert into given tensors. As `moe_sorting` otherwise.
+    """Sorts pairs of token and expert into given tensors. Like `moe_sorting` otherwise.
 
     Args:
         sorted_token_ids, sorted_weights: [L] int32 and fp32, written, contiguous; L at least tokens · k +
@@ -299,7 +299,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
 
     Source: AITER's `moe_sorting_fwd`.
     """
-    name = "moe_sorting_fwd"  # of the arguments that have others there
+    name = "moe_sorting_fwd"  # messages name this function where the operator calls arguments otherwise
     check.tensor(name, "topk_ids", topk_ids, rank=2)
     check.integer(name, "num_experts", num_experts, low=1, high=2**20)
     check.integer(name, "unit_size", unit_size, low=1, high=2**16)

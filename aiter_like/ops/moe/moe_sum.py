@@ -110,7 +110,7 @@ def _tokens(call: MoeSumCall) -> tuple[int, ...]:
 
 
 def _kernel_refusal(target: Target, call: MoeSumCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     return rows.refusal(output=call.output)
 
 
@@ -133,7 +133,7 @@ def _cases(device: torch.device) -> dict[str, MoeSumCall]:
 
 
 class MoeSumKey(NamedTuple):
-    """What a tuned row of moe_sum is chosen by."""
+    """The fields that a tuned row of moe_sum is chosen by."""
 
     tokens: int
     slots: int
@@ -150,7 +150,8 @@ class MoeSumKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[MoeSumKey]:
-        """Of models with experts: results of pairs in the layer's dtype and, as fused_moe has those of few, in fp32."""
+        """The keys of models with experts: results of pairs in the layer's dtype and, as fused_moe has those of few, in
+        fp32."""
         if model.num_experts:
             for dtype in (model.dtype, "fp32"):
                 yield cls(tokens, model.experts_per_token, model.hidden_size, dtype)

@@ -88,7 +88,7 @@ def _refusal(target: Target, call: MoeWeightGradCall) -> str | None:
 
 
 class MoeWeightGradKey(NamedTuple):
-    """What a tuned row of moe_weight_grad is chosen by."""
+    """The fields that a tuned row of moe_weight_grad is chosen by."""
 
     pairs: int
     experts: int
@@ -106,7 +106,7 @@ class MoeWeightGradKey(NamedTuple):
 
     def make(self, device: torch.device, seed: int, is_second: bool = False,
              leaves_out: bool = False) -> MoeWeightGradCall:
-        """Of a first product, results of pairs and inputs of tokens, or of a second one; `leaves_out`: the last expert
+        """Makes results of pairs and inputs of tokens, of a first or a second product; `leaves_out`: the last expert
         has no pair, and a block does not count."""
         tokens, random = -(-self.pairs // self.slots), tune_shapes.normal(device, seed, self.dtype)
         numbers, _, of_blocks, valid = sorted_case(device, tokens, self.slots, self.experts - leaves_out, self.block,
@@ -120,7 +120,7 @@ class MoeWeightGradKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[MoeWeightGradKey]:
-        """Of models with experts: both matrices, in the blocks that moe_backward.py sorts into."""
+        """The keys of models with experts: both matrices, in the blocks that moe_backward.py sorts into."""
         for matrices, n, k in tune_shapes.linear_weights(model, tp):
             if matrices > 1:
                 pairs = tokens * model.experts_per_token

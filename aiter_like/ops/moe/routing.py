@@ -23,7 +23,7 @@ def _written_weights(op: str, indices: Tensor, weights: Tensor, shared: int = 0)
     check.integer(op, "num_shared_experts", shared, low=0)
     check.tensor(op, "topk_indices", indices, dtypes=(torch.int32,), rank=2)
     if not isinstance(weights, Tensor) or weights.ndim != 2:
-        return weights  # which the operator says
+        return weights  # the operator refuses it
     rows, columns = weights.shape
     used = indices.shape[1] + shared
     is_like = indices.shape[1] == columns or shared and used <= columns
@@ -63,7 +63,7 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, *,
                  backend: str | None = None) -> None:
-    """Routing by the sigmoid: `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`. As `topk_softmax`.
+    """Routing by the sigmoid: `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`. Like `topk_softmax`.
 
     Args:
         topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first.
@@ -81,7 +81,7 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
                 correction_bias: Tensor | None = None, need_renorm: bool = True, routed_scaling_factor: float = 1.0,
                 score_func: str = "sqrtsoftplus", num_shared_experts: int = 0, *,
                 backend: str | None = None) -> None:
-    """Routing by a score function, with a bias that counts for the choice alone. As `topk_softmax` otherwise.
+    """Routing by a score function, with a bias that counts for the choice alone. Like `topk_softmax` otherwise.
 
     `topk_indices = topk(score(gating_output) + correction_bias, k); topk_weights = score(gating_output)[topk_indices]`.
     Without a bias experts are chosen by their logits, which are ordered like all three scores.
@@ -105,7 +105,7 @@ def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, 
                  need_renorm: bool, is_softmax: bool = True, routed_scaling_factor: float = 1.0, *,
                  backend: str | None = None) -> None:
     """The k best experts of each token, all of the groups whose best experts are the best: of equal groups the lowest,
-    and one as good as a NaN after all others. As `topk_sigmoid` otherwise.
+    and one as good as a NaN after all others. Like `topk_sigmoid` otherwise.
 
     Args:
         topk_ids: [tokens, k] int32, written: experts.
@@ -125,7 +125,7 @@ def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, 
 def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
                         num_expert_group: int, topk_group: int, need_renorm: bool, routed_scaling_factor: float = 1.0,
                         *, backend: str | None = None) -> None:
-    """Routing by sigmoid and bias, within the groups whose two best have the largest sum. As `grouped_topk` otherwise.
+    """Routing by sigmoid and bias, in the groups whose two best have the largest sum. Like `grouped_topk` otherwise.
 
     An expert of another group is never chosen, however small the scores are; AITER's reference in torch, which counts
     it as 0, may choose it before one whose score and bias are negative.
@@ -143,7 +143,7 @@ def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_wei
 def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int,
                    topk_group: int, topk: int, n_share_experts_fusion: int, routed_scaling_factor: float = 1.0, *,
                    backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Routing with weights that add up to 1, and shared experts among a token's places. As `biased_grouped_topk`.
+    """Routing with weights that add up to 1, and shared experts among a token's places. Like `biased_grouped_topk`.
 
     Args:
         input: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
@@ -172,7 +172,7 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
 def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool,
                topk_ids: Tensor | None = None, topk_weights: Tensor | None = None, *,
                backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Routing into new tensors or the first rows of given ones, without shared experts. As `topk_softmax` otherwise.
+    """Routing into new tensors or the first rows of given ones, without shared experts. Like `topk_softmax` otherwise.
 
     Args:
         hidden_states: [tokens, …], whose tokens are counted.

@@ -26,7 +26,7 @@ SCORES = {"softmax": 0, "sigmoid": 1, "sqrtsoftplus": 2}
 """Score functions, by the numbers that the kernels know them by."""
 
 _MOST = 32  # places of a token, and groups: lanes of a wave on NVIDIA
-_EXPERTS = (64, 128, 256, 512, 1024)  # of the builds
+_EXPERTS = (64, 128, 256, 512, 1024)  # experts of the builds
 
 
 class TopkGatingCall(NamedTuple):
@@ -148,7 +148,7 @@ def _check(call: TopkGatingCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: TopkGatingCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     if sizes(call)[0] > _EXPERTS[-1]:
         return f"at most {_EXPERTS[-1]} experts, got {sizes(call)[0]}"
     if call.weights.shape[1] > _MOST:
@@ -161,7 +161,7 @@ def _kernel_refusal(target: Target, call: TopkGatingCall) -> str | None:
 
 
 class TopkGatingKey(NamedTuple):
-    """What a tuned row of topk_gating is chosen by."""
+    """The fields that a tuned row of topk_gating is chosen by."""
 
     tokens: int
     experts: int
@@ -185,7 +185,7 @@ class TopkGatingKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[TopkGatingKey]:
-        """Of models with experts, which every GPU routes to alike."""
+        """The keys of models with experts, which every GPU routes to alike."""
         if model.num_experts:
             yield cls(tokens, model.num_experts, model.experts_per_token, 1, model.dtype)
 

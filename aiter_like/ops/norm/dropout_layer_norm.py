@@ -87,14 +87,14 @@ def _check(call: DropoutLayerNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: DropoutLayerNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     if call.input.shape[-1] > rows.LONGEST:
         return f"rows of at most {rows.LONGEST} elements, got {call.input.shape[-1]}"
     return rows.refusal(input=call.input, residual=call.residual_in, out=call.out, residual_out=call.residual_out)
 
 
 class DropoutLayerNormKey(NamedTuple):
-    """What a tuned row of dropout_layer_norm is chosen by."""
+    """The fields that a tuned row of dropout_layer_norm is chosen by."""
 
     rows: int
     hidden: int
@@ -112,7 +112,7 @@ class DropoutLayerNormKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[DropoutLayerNormKey]:
-        """As if the model's norms were these: the models of configs/models/ give the sizes."""
+        """The keys of a model as if its norms were these: the models of configs/models/ give the sizes."""
         yield cls(tokens, model.hidden_size, model.dtype)
 
 

@@ -38,7 +38,7 @@ class FusedQkRmsnormCall(NamedTuple):
 
     @property
     def longer(self) -> Tensor:
-        """Which of `q` and `k` has the longer rows; `q` where they are equal."""
+        """The one of `q` and `k` with the longer rows; `q` where they are equal."""
         return self.q if self.q.shape[-1] >= self.k.shape[-1] else self.k
 
 
@@ -69,7 +69,7 @@ def _check(call: FusedQkRmsnormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: FusedQkRmsnormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         return "q and k must both have elements"
@@ -81,7 +81,7 @@ def _kernel_refusal(target: Target, call: FusedQkRmsnormCall) -> str | None:
 
 
 class FusedQkRmsnormKey(NamedTuple):
-    """What a tuned row of fused_qk_rmsnorm is chosen by."""
+    """The fields that a tuned row of fused_qk_rmsnorm is chosen by."""
 
     q_rows: int
     q_hidden: int
@@ -152,7 +152,7 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
 def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor | None = None,
                           x_pad_to_multiple: int = 0, *,
                           backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Normalisation into rows padded with zeros, after a residual add where `res` is given. As `rms_norm` otherwise.
+    """Normalisation into rows padded with zeros, after a residual add where `res` is given. Like `rms_norm` otherwise.
 
     `out[..., :hidden] = rms_norm(x + res, weight)`, zeros from there to the next multiple.
 

@@ -75,7 +75,7 @@ def fused_rms_fp8_per_tensor_static_quant(
         res1: Tensor | None = None, output_unquantized_inp1: bool = False,
         rmsnorm_convert_to_inp1_type: bool = False, *, backend: str | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Normalisation quantised by a scale that is known before. As `fused_rms_fp8_group_quant` otherwise.
+    """Normalisation quantised by a scale that is known before. Like `fused_rms_fp8_group_quant` otherwise.
 
     `y = rms_norm(inp1 + res1, inp1_weight)`; `q = round(y · (1 / inp1_scale))`, saturated; `out2 = rms_norm(inp2,
     inp2_weight)`.

@@ -57,7 +57,7 @@ class FusedRmsQuantCall(NamedTuple):
 
     @property
     def longer(self) -> Tensor:
-        """Which of `input` and `second` has the longer rows; `input` where there is no other or they are equal."""
+        """The one of `input` and `second` with the longer rows; `input` where there is no other or they are equal."""
         return self.input if self.second is None else max(self.input, self.second, key=lambda x: x.shape[-1])
 
 
@@ -128,7 +128,7 @@ def _check(call: FusedRmsQuantCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     for name, tensor in (("input", call.input), ("second", call.second)):
         if tensor is not None and tensor.numel() == 0:
             return f"{name} must have elements"
@@ -144,7 +144,7 @@ def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
 
 
 class FusedRmsQuantKey(NamedTuple):
-    """What a tuned row of fused_rms_quant is chosen by; `out_dtype` is "none" where nothing is quantised."""
+    """The fields that a tuned row of fused_rms_quant is chosen by; `out_dtype` is "none" where nothing is quantised."""
 
     rows: int
     hidden: int

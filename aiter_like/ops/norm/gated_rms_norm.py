@@ -70,12 +70,12 @@ def _check(call: GatedRmsNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: GatedRmsNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, gate=call.gate, out=call.out)
 
 
 class GatedRmsNormKey(NamedTuple):
-    """What a tuned row of gated_rms_norm is chosen by."""
+    """The fields that a tuned row of gated_rms_norm is chosen by."""
 
     rows: int
     hidden: int
@@ -95,7 +95,7 @@ class GatedRmsNormKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[GatedRmsNormKey]:
-        """As linear attention has it, over each of a GPU's heads: the models of configs/models/ give the sizes."""
+        """The keys of linear attention, over each of a GPU's heads: the models of configs/models/ give the sizes."""
         yield cls(tokens * model.num_heads // tp, model.head_dim, model.dtype, model.dtype)
 
 
@@ -131,7 +131,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
 
 def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor, weight: Tensor, epsilon: float, *,
                          backend: str | None = None) -> None:
-    """Root-mean-square normalisation times a gate, with a quantised result. As `gated_rms_norm` otherwise.
+    """Root-mean-square normalisation times a gate, with a quantised result. Like `gated_rms_norm` otherwise.
 
     `out · scale ≈ rms_norm(input, weight) · silu(gate)`. Rows of 128 elements have what a group-quantised GEMM takes.
 

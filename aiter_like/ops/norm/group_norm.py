@@ -139,7 +139,7 @@ def _check(call: GroupNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: GroupNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     input = call.input
     memory_format = torch.contiguous_format if input.is_contiguous() else _LAST.get(input.ndim)
     for name, tensor in (("input", input), ("out", call.out)):
@@ -152,7 +152,7 @@ def _kernel_refusal(target: Target, call: GroupNormCall) -> str | None:
 
 
 class GroupNormKey(NamedTuple):
-    """What a tuned row of group_norm is chosen by."""
+    """The fields that a tuned row of group_norm is chosen by."""
 
     samples: int
     channels: int

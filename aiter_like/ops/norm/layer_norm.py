@@ -99,13 +99,13 @@ def _check(call: LayerNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: LayerNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(
         input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out)
 
 
 class LayerNormKey(NamedTuple):
-    """What a tuned row of layer_norm is chosen by."""
+    """The fields that a tuned row of layer_norm is chosen by."""
 
     rows: int
     hidden: int
@@ -184,7 +184,7 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
 
 def layernorm2d_fwd(input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float = 1e-5,
                     x_bias: Tensor | None = None, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """`layer_norm` with weight and bias that must be given. As `layer_norm` otherwise.
+    """`layer_norm` with weight and bias that must be given. Like `layer_norm` otherwise.
 
     Source: AITER's `layernorm2d_fwd`.
     """
@@ -194,7 +194,7 @@ def layernorm2d_fwd(input: Tensor, weight: Tensor | None, bias: Tensor | None, e
 def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
                              weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None,
                              *, backend: str | None = None) -> None:
-    """Residual add and layer normalisation of the sum. As `layer_norm` otherwise.
+    """Residual add and layer normalisation of the sum. Like `layer_norm` otherwise.
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out = layer_norm(x, weight, bias)` of x before it is
     rounded.
@@ -215,7 +215,7 @@ def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, re
 def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor | None,
                                       bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
                                       backend: str | None = None) -> None:
-    """Layer normalisation with a quantised result. As `layer_norm` otherwise.
+    """Layer normalisation with a quantised result. Like `layer_norm` otherwise.
 
     `out · yscale ≈ layer_norm(input, weight, bias)`, the scale being the largest magnitude of the row over the
     largest value of `out`'s dtype.
@@ -234,7 +234,7 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
 def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
                                           yscale: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float,
                                           x_bias: Tensor | None = None, *, backend: str | None = None) -> None:
-    """Residual add and layer normalisation of the sum, quantised. As `layernorm2d_fwd_with_dynamicquant` otherwise.
+    """Residual add and layer normalisation of the sum, quantised. Like `layernorm2d_fwd_with_dynamicquant` otherwise.
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias)` of x before its
     rounding.
@@ -252,7 +252,7 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor | None,
                                      bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
                                      backend: str | None = None) -> None:
-    """Layer normalisation, smoothing by column, and quantisation. As `layernorm2d_fwd_with_dynamicquant` otherwise.
+    """Layer normalisation, smoothing by column, and quantisation. Like `layernorm2d_fwd_with_dynamicquant` otherwise.
 
     `out · yscale ≈ layer_norm(input, weight, bias) · xscale`.
 
@@ -269,7 +269,7 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
                                          xscale: Tensor, yscale: Tensor, weight: Tensor | None, bias: Tensor | None,
                                          epsilon: float, x_bias: Tensor | None = None, *,
                                          backend: str | None = None) -> None:
-    """Residual add, and normalisation and smoothing of the sum. As `layernorm2d_fwd_with_add_dynamicquant` otherwise.
+    """Residual add, and normalisation and smoothing of the sum. Like `layernorm2d_fwd_with_add_dynamicquant` otherwise.
 
     `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias) · xscale` of x
     before its rounding.

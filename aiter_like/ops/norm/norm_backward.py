@@ -80,7 +80,7 @@ def _triton_refusal(target: Target, call: NormBackwardCall) -> str | None:
 
 
 class NormBackwardKey(NamedTuple):
-    """What a tuned row of norm_backward is chosen by."""
+    """The fields that a tuned row of norm_backward is chosen by."""
 
     rows: int
     hidden: int
@@ -207,7 +207,7 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
 
 def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsilon: float, *,
                         backend: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivative of `layer_norm`. As `rms_norm_backward` otherwise.
+    """The derivative of `layer_norm`. Like `rms_norm_backward` otherwise.
 
     With r = 1 / sqrt(var(input) + epsilon), n = (input - mean(input)) · r, g = dout · weight:
     `dinput = r · (g - mean(g) - n · mean(g · n))`, `dweight = Σ dout · n`, `dbias = Σ dout` over the rows.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the norms' declarations share: names of instances, and the flags that engines pass as numbers."""
+"""Shared by the norms' declarations: names of instances, and the flags that engines pass as numbers."""
 
 from __future__ import annotations
 

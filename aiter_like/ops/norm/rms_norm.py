@@ -105,7 +105,7 @@ def _check(call: RmsNormCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: RmsNormCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return rows.refusal(input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out)
 
 
@@ -132,7 +132,7 @@ def _asm_facts(input: Tensor) -> dict[str, int | str]:
 
 
 class RmsNormKey(NamedTuple):
-    """What a tuned row of rms_norm is chosen by."""
+    """The fields that a tuned row of rms_norm is chosen by."""
 
     rows: int
     hidden: int
@@ -209,7 +209,7 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
 def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, weight: Tensor,
                            epsilon: float, gemma_norm: bool = False, use_model_sensitive_rmsnorm: int = 0, *,
                            backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation of the sum. As `rms_norm` otherwise.
+    """Residual add and root-mean-square normalisation of the sum. Like `rms_norm` otherwise.
 
     `residual_out = input + residual_in`, `out = rms_norm(input + residual_in, weight)`; the norm takes the sum before
     its rounding. With `gemma_norm` the factor is `weight + 1`.
@@ -231,7 +231,7 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
 
 def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False, *,
             backend: str | None = None) -> None:
-    """Root-mean-square normalisation into `out`, with `gemma_norm` by the factor `weight + 1`. As `rms_norm` otherwise.
+    """Root-mean-square normalisation into `out`, with `gemma_norm` by `weight + 1`. Like `rms_norm` otherwise.
 
     Args:
         out: [..., hidden], written; dtype of `input`. It may be `input`.
@@ -244,7 +244,7 @@ def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_no
 
 def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float, *,
                           backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation, both in place. As `rmsnorm2d_fwd_with_add` otherwise.
+    """Residual add and root-mean-square normalisation, both in place. Like `rmsnorm2d_fwd_with_add` otherwise.
 
     Args:
         input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced; written with the result.

@@ -97,14 +97,14 @@ def _check(call: RmsNormQuantCall) -> object:
 
 
 def _kernel_refusal(target: Target, call: RmsNormQuantCall) -> str | None:
-    """What every kernel refuses."""
+    """Says why no kernel takes a call."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(
         input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out,
         out_before_quant=call.plain_out)
 
 
 class RmsNormQuantKey(NamedTuple):
-    """What a tuned row of rms_norm_quant is chosen by."""
+    """The fields that a tuned row of rms_norm_quant is chosen by."""
 
     rows: int
     hidden: int
@@ -184,7 +184,7 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
                                         yscale: Tensor, weight: Tensor, epsilon: float,
                                         use_model_sensitive_rmsnorm: int = 0, group_size: int = 0,
                                         shuffle_scale: bool = False, *, backend: str | None = None) -> None:
-    """Residual add and root-mean-square normalisation of the sum. As `rmsnorm2d_fwd_with_dynamicquant` otherwise.
+    """Residual add and root-mean-square normalisation of the sum. Like `rmsnorm2d_fwd_with_dynamicquant` otherwise.
 
     `residual_out = input + residual_in`, `y = rms_norm(input + residual_in, weight)` of the sum before its rounding;
     `out · yscale ≈ y`.
@@ -203,7 +203,7 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
 def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor,
                                    epsilon: float, use_model_sensitive_rmsnorm: int = 0, *,
                                    backend: str | None = None) -> None:
-    """Root-mean-square normalisation and smoothing by column. As `rmsnorm2d_fwd_with_dynamicquant` otherwise.
+    """Root-mean-square normalisation and smoothing by column. Like `rmsnorm2d_fwd_with_dynamicquant` otherwise.
 
     `y = rms_norm(input, weight) · xscale`; `out · yscale ≈ y`.
 
@@ -221,7 +221,7 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
                                        xscale: Tensor, yscale: Tensor, weight: Tensor, epsilon: float,
                                        out_before_quant: Tensor | None = None, use_model_sensitive_rmsnorm: int = 0, *,
                                        backend: str | None = None) -> None:
-    """Residual add, and normalisation and smoothing of the sum. As `rmsnorm2d_fwd_with_smoothquant` otherwise.
+    """Residual add, and normalisation and smoothing of the sum. Like `rmsnorm2d_fwd_with_smoothquant` otherwise.
 
     `residual_out = input + residual_in`, `y = rms_norm(input + residual_in, weight) · xscale` of the sum before its
     rounding; `out · yscale ≈ y`.
@@ -240,7 +240,7 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
 
 def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int = 0,
                   shuffle_scale: bool = False, gemma_norm: bool = False, *, backend: str | None = None) -> None:
-    """Quantised root-mean-square normalisation, the gemma form too. As `rmsnorm2d_fwd_with_dynamicquant` otherwise.
+    """Quantised root-mean-square normalisation, the gemma form too. Like `rmsnorm2d_fwd_with_dynamicquant` otherwise.
 
     `out · scale ≈ rms_norm(input, weight)`, or `rms_norm(input, weight + 1)` with `gemma_norm`.
 
@@ -257,7 +257,7 @@ def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, eps
 def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, scale: Tensor,
                       weight: Tensor, epsilon: float, group_size: int = 0, shuffle_scale: bool = False,
                       gemma_norm: bool = False, *, backend: str | None = None) -> None:
-    """Residual add and normalisation of the sum. As `rmsnorm_quant` otherwise.
+    """Residual add and normalisation of the sum. Like `rmsnorm_quant` otherwise.
 
     `residual_out = input + residual_in`, `out · scale ≈ rms_norm(input + residual_in, weight)` of the sum before its
     rounding, or with `weight + 1` for `gemma_norm`.

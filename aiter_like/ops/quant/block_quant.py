@@ -19,8 +19,8 @@ from aiter_like.ops.quant import parts
 __all__ = ["per_block_quant"]
 
 _OP = "block_quant"
-_MOST_ROWS = 2**16  # of a block
-_MOST_BLOCKS = 2**24 - 1  # of a launch, which has fewer than 2^32 work-items
+_MOST_ROWS = 2**16  # rows of a block
+_MOST_BLOCKS = 2**24 - 1  # blocks of a launch, which has fewer than 2^32 work-items
 
 
 class BlockQuantCall(NamedTuple):
@@ -79,7 +79,7 @@ def _refusal(target: Target, call: BlockQuantCall) -> str | None:
 
 
 class BlockQuantKey(NamedTuple):
-    """What a tuned row of block_quant is chosen by."""
+    """The fields that a tuned row of block_quant is chosen by."""
 
     matrices: int
     rows: int

@@ -67,7 +67,7 @@ def _refusal(target: Target, call: FlattenGroupQuantCall) -> str | None:
 
 
 class FlattenGroupQuantKey(NamedTuple):
-    """What a tuned row of flatten_group_quant is chosen by."""
+    """The fields that a tuned row of flatten_group_quant is chosen by."""
 
     tokens: int
     heads: int

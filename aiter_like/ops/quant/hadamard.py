@@ -60,7 +60,7 @@ def _check(call: HadamardCall) -> object:
 
 
 def _refusal(target: Target, call: HadamardCall) -> str | None:
-    """What no kernel takes, and torch does."""
+    """Says why no kernel takes a call that torch serves."""
     columns = call.input.shape[-1]
     if not 2 <= columns <= _MOST_COLUMNS:
         return f"2 to {_MOST_COLUMNS} columns, got {columns}"
@@ -68,7 +68,7 @@ def _refusal(target: Target, call: HadamardCall) -> str | None:
 
 
 class HadamardKey(NamedTuple):
-    """What a tuned row of hadamard is chosen by."""
+    """The fields that a tuned row of hadamard is chosen by."""
 
     rows: int
     columns: int

@@ -75,7 +75,7 @@ def _refusal(target: Target, call: MoeSmoothquantCall) -> str | None:
 
 
 class MoeSmoothquantKey(NamedTuple):
-    """What a tuned row of moe_smoothquant is chosen by."""
+    """The fields that a tuned row of moe_smoothquant is chosen by."""
 
     tokens: int
     columns: int
@@ -99,7 +99,7 @@ class MoeSmoothquantKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[MoeSmoothquantKey]:
-        """What the experts' first product reads."""
+        """The keys of what the experts' first product reads."""
         if model.num_experts:
             yield cls(tokens, model.hidden_size, model.experts_per_token, model.num_experts, model.dtype, "i8")
 

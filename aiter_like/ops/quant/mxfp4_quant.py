@@ -23,7 +23,7 @@ _VEC = 8  # mxfp4_quant.hip counts these, in 31 bits
 _MOST = (2**31 - 2**16) * _VEC
 
 ROUNDING = (0, 0x3FFFFF, 0x200000, 0x7FFFFF)
-"""By `round_mode`, what is added to the bits of the largest magnitude; mxfp4_quant.hip has them too."""
+"""Indexed by `round_mode`: added to the bits of the largest magnitude; mxfp4_quant.hip has them too."""
 
 
 class Mxfp4QuantCall(NamedTuple):
@@ -88,7 +88,7 @@ def _refusal(target: Target, call: Mxfp4QuantCall) -> str | None:
 
 
 class Mxfp4QuantKey(NamedTuple):
-    """What a tuned row of mxfp4_quant is chosen by."""
+    """The fields that a tuned row of mxfp4_quant is chosen by."""
 
     rows: int
     columns: int

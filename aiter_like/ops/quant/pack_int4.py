@@ -71,7 +71,7 @@ def _refusal(target: Target, call: PackInt4Call) -> str | None:
 
 
 class PackInt4Key(NamedTuple):
-    """What a tuned row of pack_int4 is chosen by."""
+    """The fields that a tuned row of pack_int4 is chosen by."""
 
     rows: int
     columns: int  # bytes of a packed row
@@ -115,7 +115,7 @@ def pack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def unpack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
-    """The 4-bit numbers of each byte, the low half first. As `pack_int4`, which it undoes.
+    """The 4-bit numbers of each byte, the low half first. Like `pack_int4`, which it undoes.
 
     Args:
         x: [..., K] int8.

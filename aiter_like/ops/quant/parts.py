@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the quantisers of matrices share: checks, refusals, rows that are not used, new results."""
+"""Shared by the quantisers of matrices: checks, refusals, rows that are not used, new results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(call: Any) -> tuple[str, str]:
 
 
 def kinds(call: Any) -> tuple[str, dict[str, str]]:
-    """What an instance has of these dtypes: the beginning of its name, and macros."""
+    """The beginning of an instance's name for these dtypes, and its macros."""
     input, out = call.input.dtype, call.out.dtype
     return f"{dtypes.name(input)}_{elements.short(out)}", {"ELEMENT": elements.CPP[input], "OUT": elements.CPP[out]}
 
@@ -88,7 +88,7 @@ def check_block(op: str, block_shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def refusal(target: Target, call: Any) -> str | None:
-    """What every kernel refuses of a call with `out` and `input`."""
+    """Says why no kernel takes a call with `out` and `input`."""
     return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, out=call.out)
 
 

@@ -63,7 +63,7 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
 
 def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
                      quant_dtype: torch.dtype = torch.int8, dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises a tensor with one scale, in torch. As `pertoken_quant` otherwise.
+    """Quantises a tensor with one scale, in torch. Like `pertoken_quant` otherwise.
 
     Args:
         x: floating point, any shape but empty.
@@ -140,7 +140,7 @@ def get_hip_quant(qType: QuantType) -> Callable:
 
 
 def get_triton_quant(qType: QuantType) -> Callable:
-    """The quantiser of a QuantType with backend="triton". As `get_hip_quant` otherwise.
+    """The quantiser of a QuantType with backend="triton". Like `get_hip_quant` otherwise.
 
     Source: AITER's `get_triton_quant`.
     """
@@ -148,7 +148,7 @@ def get_triton_quant(qType: QuantType) -> Callable:
 
 
 def get_torch_quant(qType: QuantType) -> Callable:
-    """The quantiser of a QuantType in torch operations, for any device and fp8. As `get_hip_quant` otherwise.
+    """The quantiser of a QuantType in torch operations, for any device and fp8. Like `get_hip_quant` otherwise.
 
     per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and larger blocks: blocks of the latter.
 

@@ -89,7 +89,7 @@ def _check(call: RowQuantCall) -> object:
 
 
 class RowQuantKey(NamedTuple):
-    """What a tuned row of row_quant is chosen by."""
+    """The fields that a tuned row of row_quant is chosen by."""
 
     rows: int
     columns: int
@@ -112,7 +112,7 @@ class RowQuantKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[RowQuantKey]:
-        """What linear layers read, with a scale per token and per 128 columns."""
+        """The keys of what linear layers read, with a scale per token and per 128 columns."""
         for (count, columns), group_size in itertools.product(tune_shapes.linear_inputs(model, tp, tokens), (0, 128)):
             if group_size == 0 or columns % group_size == 0:
                 yield cls(count, columns, group_size, model.dtype, tune_shapes.fp8_name())
@@ -161,7 +161,7 @@ def per_group_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
                         group_size: int = 128, transpose_scale: bool = False, num_rows: Tensor | None = None,
                         num_rows_factor: int = 1, scale_type: torch.dtype = torch.float32, *,
                         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises each `group_size` columns of a row with their own scale. As `per_token_quant_hip` otherwise.
+    """Quantises each `group_size` columns of a row with their own scale. Like `per_token_quant_hip` otherwise.
 
     Args:
         group_size: 32, 64 or 128; divides K.
@@ -184,7 +184,7 @@ def per_group_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
 def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, scale_ub: Tensor | None = None,
                                    shuffle_scale: bool = False, num_rows: Tensor | None = None,
                                    num_rows_factor: int = 1, *, backend: str | None = None) -> None:
-    """Quantises rows, or groups of columns where `scales` has several per row. As `per_token_quant_hip` otherwise.
+    """Quantises rows, or groups of columns where `scales` has several per row. Like `per_token_quant_hip` otherwise.
 
     Args:
         out: [..., K], written; the hardware's fp8, or int8; rows evenly spaced.
@@ -207,7 +207,7 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
 
 def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
                                    backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises each row into tensors that the caller gives. As `per_token_quant_hip` otherwise.
+    """Quantises each row into tensors that the caller gives. Like `per_token_quant_hip` otherwise.
 
     Args:
         qx: [..., K], written; the hardware's fp8, or int8; rows evenly spaced.
@@ -224,7 +224,7 @@ def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, 
 
 def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor, *,
                     backend: str | None = None) -> None:
-    """Quantises rows of `input · x_scale`. As `dynamic_per_token_scaled_quant` otherwise.
+    """Quantises rows of `input · x_scale`. Like `dynamic_per_token_scaled_quant` otherwise.
 
     Args:
         x_scale: [K] or [1, K] fp32: a factor per column.

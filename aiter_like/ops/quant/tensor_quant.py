@@ -70,7 +70,7 @@ def _hip_refusal(target: Target, call: TensorQuantCall) -> str | None:
 
 
 class TensorQuantKey(NamedTuple):
-    """What a tuned row of tensor_quant is chosen by."""
+    """The fields that a tuned row of tensor_quant is chosen by."""
 
     rows: int
     columns: int
@@ -90,7 +90,7 @@ class TensorQuantKey(NamedTuple):
 
     @classmethod
     def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[TensorQuantKey]:
-        """What linear layers read, with a scale that is known and with one to find."""
+        """The keys of what linear layers read, with a scale that is known and with one to find."""
         for sizes, is_dynamic in itertools.product(tune_shapes.linear_inputs(model, tp, tokens), (0, 1)):
             yield cls(*sizes, is_dynamic, model.dtype, tune_shapes.fp8_name())
 
@@ -155,7 +155,7 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """Quantises a tensor with the scale that `per_tensor_quant_hip` finds. As `static_per_tensor_quant` otherwise.
+    """Quantises a tensor with the scale that `per_tensor_quant_hip` finds. Like `static_per_tensor_quant` otherwise.
 
     Args:
         scale: one fp32 number on the device, written; what it holds before does not matter.
@@ -166,7 +166,7 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backe
 
 
 def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *, backend: str | None = None) -> Tensor:
-    """Quantises with a known scale, in the words of AITER's Triton library. As `static_per_tensor_quant` otherwise.
+    """Quantises with a known scale, in the words of AITER's Triton library. Like `static_per_tensor_quant` otherwise.
 
     Args:
         qx: [..., K], written; the hardware's fp8, or int8; rows evenly spaced.
@@ -183,7 +183,7 @@ def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *
 
 def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
                                     backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises with the scale that `per_tensor_quant_hip` finds. As `static_per_tensor_quant_fp8_i8` otherwise.
+    """Quantises with the scale that `per_tensor_quant_hip` finds. Like `static_per_tensor_quant_fp8_i8` otherwise.
 
     Args:
         scale_out: one fp32 number on the device, written; what it holds before does not matter.

@@ -73,7 +73,7 @@ def _check(call: TruncatedQuantCall) -> object:
 
 
 class TruncatedQuantKey(NamedTuple):
-    """What a tuned row of truncated_quant is chosen by."""
+    """The fields that a tuned row of truncated_quant is chosen by."""
 
     rows: int
     columns: int

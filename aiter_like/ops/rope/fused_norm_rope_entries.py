@@ -13,7 +13,7 @@ from aiter_like.ops.rope.fused_qk_norm_rope_group_quant import FusedQkNormRopeGr
 
 __all__ = ["fused_kv_norm_rope_group_quant", "fused_qk_norm_rope_group_quant"]
 
-_KEY_GROUP = 64  # What reads the entries takes a scale for so many elements.
+_KEY_GROUP = 64  # Readers of the entries take a scale for so many elements.
 
 
 def fused_qk_norm_rope_group_quant(
@@ -96,7 +96,7 @@ def fused_kv_norm_rope_group_quant(
         kv: Tensor, kv_weight: Tensor, positions: Tensor, slot_mapping: Tensor, cos_cache: Tensor, sin_cache: Tensor,
         eps: float, k_nope_scale_buff: Tensor, k_rope_buff: Tensor, is_neox: bool = False, quant_group_size: int = 64,
         scale_dtype: str = "e8m0", *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Norm, rotation and fp8 of keys alone, into a paged cache of entries. As `fused_qk_norm_rope_group_quant`.
+    """Norm, rotation and fp8 of keys alone, into a paged cache of entries. Like `fused_qk_norm_rope_group_quant`.
 
     Args:
         kv: [num_tokens, head_dim] or [num_tokens, 1, head_dim] bf16|fp16|fp32, last dimension contiguous.

@@ -162,7 +162,7 @@ def _triton_refusal(target: Target, call: FusedQkRopeCacheCall) -> str | None:
 
 
 class FusedQkRopeCacheKey(NamedTuple):
-    """What a tuned row of fused_qk_rope_cache is chosen by."""
+    """The fields that a tuned row of fused_qk_rope_cache is chosen by."""
 
     tokens: int
     heads: int

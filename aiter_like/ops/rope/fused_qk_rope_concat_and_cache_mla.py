@@ -122,7 +122,7 @@ def _hip_refusal(target: Target, call: FusedMlaCacheCall) -> str | None:
 
 
 class FusedMlaCacheKey(NamedTuple):
-    """What a tuned row of the operator is chosen by."""
+    """The fields that a tuned row of the operator is chosen by."""
 
     tokens: int
     heads: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the operators of rotary position embedding share: the formula on a head, kernel instances, checks, refusals and
+"""Shared by the operators of rotary position embedding: the formula on a head, kernel instances, checks, refusals and
 what the tuner tries.
 """
 
@@ -20,7 +20,7 @@ MAX_HEAD_DIM = 512
 """The largest head that the kernels of rope and rope_2d take, and the Triton kernel of fused_qk_rope_cache."""
 
 _HEADS = (1, 2, 4)  # that a lane of the HIP kernel has in flight
-_LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # of caches, by the ranks of K and V
+_LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # ranks of K and V → layout of a cache
 _SHARES = (1, 2, 4, 8, 16)  # heads that the lane takes in all, with one row of the table
 
 
@@ -77,7 +77,7 @@ def check_positions(op: str, argument: str, positions: Any, offsets: Any, table:
     if offsets is not None:
         if not check.is_on_host(offsets) or offsets.shape != positions.shape or offsets.dtype not in elements.INTEGERS:
             return  # the operator says what does not fit
-        rows = positions.long() + offsets  # of 64 bits, since a sum of 32 may wrap into the table
+        rows = positions.long() + offsets  # in 64 bits, since a sum in 32 may wrap into the table
         if ((positions ^ rows) & (offsets ^ rows) < 0).any():
             raise ValueError(f"{op}: {argument} plus {added} must be rows of the table, got a sum beyond 64 bits")
     low, high = rows.min().item(), rows.max().item()
@@ -104,7 +104,7 @@ def check_table(op: str, name: str, table: Tensor, sin: Tensor | None, head_dim:
                 is_shared: bool) -> None:
     """`table` has at least `count` rows, each of which turns whole pairs of a head, and sines of that shape beside it.
 
-    Of the dimensions before the last, at most one is longer than 1.
+    At most one dimension before the last is longer than 1.
 
     Raises:
         ValueError: it does not; the message names the argument.
@@ -132,7 +132,7 @@ def has_rank(op: str, name: str, value: Any, *ranks: int) -> None:
 
 
 def kernel_refusal(target: Target, call: Any) -> str | None:
-    """What the kernels of rope and rope_2d refuse."""
+    """Says why the kernels of rope and rope_2d do not take a call."""
     shape = call.out.shape
     if shape[-1] > MAX_HEAD_DIM:
         return f"head dimension at most {MAX_HEAD_DIM}, got {shape[-1]}"

@@ -117,7 +117,7 @@ def _check(call: RopeCall) -> object:
 
 
 class RopeKey(NamedTuple):
-    """What a tuned row of rope is chosen by; `kv_heads` are those of the second tensor, 0 where there is none."""
+    """The fields that a tuned row of rope is chosen by; `kv_heads` are the second tensor's, 0 where there is none."""
 
     tokens: int
     heads: int

@@ -85,7 +85,7 @@ def _check(call: Rope2dCall) -> object:
 
 
 class Rope2dKey(NamedTuple):
-    """What a tuned row of rope_2d is chosen by."""
+    """The fields that a tuned row of rope_2d is chosen by."""
 
     patches: int
     heads: int

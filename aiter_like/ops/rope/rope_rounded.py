@@ -61,7 +61,7 @@ def _check(call: RopeRoundedCall) -> object:
 
 
 class RopeRoundedKey(NamedTuple):
-    """What a tuned row of rope_rounded is chosen by."""
+    """The fields that a tuned row of rope_rounded is chosen by."""
 
     tokens: int
     heads: int

@@ -47,7 +47,7 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
 def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_cache: Tensor,
                              sin_cache: Tensor, is_neox: bool, is_nope_first: bool, rot_dim: int,
                              cos_sin_cache_offsets: Tensor, *, backend: str | None = None) -> None:
-    """Rotation with an offset into the caches for each token, for caches of several tables. As `rotary_embedding_fwd`.
+    """Rotation with an offset into the caches for each token, in caches of several tables. Like `rotary_embedding_fwd`.
 
     Args:
         rot_dim: rotated elements of a head: twice the width of `cos_cache`.
@@ -67,7 +67,7 @@ def rope_cached_thd_positions_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Rotates tokens without a batch dimension, in place. As `rope_cached_positions_2c_fwd_inplace` otherwise.
+    """Rotates tokens without a batch dimension, in place. Like `rope_cached_positions_2c_fwd_inplace` otherwise.
 
     Args:
         x, y: [num_tokens, heads, head_dim] bf16|fp16|fp32, each with its own number of heads, last dimension
@@ -93,7 +93,7 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
         x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Rotates with an offset added to each position. As `rope_cached_thd_positions_2c_fwd_inplace` otherwise.
+    """Rotates with an offset added to each position. Like `rope_cached_thd_positions_2c_fwd_inplace` otherwise.
 
     Args:
         offsets: [num_tokens] int32|int64: added to `positions`; None: nothing is, as vLLM calls it.

@@ -14,11 +14,11 @@ from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.sampling import parts
 
 MOST_COLUMNS = 2**22
-"""Of a row: csrc/sampling/threshold.h sums 10 bits of as many elements in 32 bits."""
+"""Most columns of a row: csrc/sampling/threshold.h sums 10 bits of as many elements in 32 bits."""
 
 
 class LimitsKey(NamedTuple):
-    """What a tuned row of an operator on probabilities is chosen by.
+    """The fields that a tuned row of an operator on probabilities is chosen by.
 
     Attributes:
         features: which limits there may be: "top_k+top_p"; "none".
@@ -57,14 +57,14 @@ def check_limits(op: str, call: Any) -> None:
 
 
 def refusal(target: Target, call: Any) -> str | None:
-    """What the kernels do not take of probabilities."""
+    """Says why the kernels do not take a call's probabilities."""
     if call.probs.shape[1] > MOST_COLUMNS:
         return f"rows of at most {MOST_COLUMNS} elements, got {call.probs.shape[1]}"
     return parts.too_many_rows(call.out.shape[0]) or parts.refusal(target, call)
 
 
 def kept(call: Any, probs: Tensor) -> Tensor:
-    """Which of float64 probabilities [rows, columns], without NaNs or negative ones, the limits keep, in torch."""
+    """The float64 probabilities [rows, columns], without NaNs or negative ones, that the limits keep, in torch."""
 
     def column(numbers: Tensor | None, number: Any) -> Tensor:
         if numbers is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the samplers share: arguments with an element per row, seeds and draws, their random numbers in torch."""
+"""Shared by the samplers: arguments with an element per row, seeds and draws, their random numbers in torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiter_like.jit import Instance
 from aiter_like.ops.common import elements, philox
 
 MOST_ROWS = 65535
-"""Of a call: the second dimension of a launch on NVIDIA's GPUs."""
+"""Most rows of a call: the second dimension of a launch on NVIDIA's GPUs."""
 
 _MASK = 0xFFFFFFFF
 _LEAST_BYTES, _MOST_REQUESTS = 8192, 1024
@@ -63,12 +63,12 @@ def too_many_rows(rows: int) -> str | None:
 
 
 def refusal(target: Target, call: Any) -> str | None:
-    """What the kernels do not take of a call's matrix."""
+    """Says why the kernels do not take a call's matrix."""
     name, matrix = matrix_of(call)
     rows, columns = matrix.shape
     if columns >= 2**31 - 4:
         return f"rows of less than {2**31 - 4} elements, got {columns} in {name}"
-    if name == "logits" and rows > 1 and matrix.stride(0) < columns:  # which are read and written
+    if name == "logits" and rows > 1 and matrix.stride(0) < columns:  # logits are read and written
         return "the rows of logits overlap"
     return too_many_rows(rows)
 

@@ -59,7 +59,7 @@ def _check(call: RenormProbsCall) -> object:
 
 
 class RenormProbsKey(limits.LimitsKey):
-    """What a tuned row of renorm_probs is chosen by."""
+    """The fields that a tuned row of renorm_probs is chosen by."""
 
     def make(self, device: torch.device, seed: int, top_ks: list[int] | None = None) -> RenormProbsCall:
         probs, fields = self.inputs(device, seed)
@@ -110,7 +110,7 @@ def top_k_renorm_probs(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
 
 def top_p_renorm_probs(probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float, *, out: Tensor | None = None,
                        backend: str | None = None) -> Tensor:
-    """The probabilities before which the sum of larger ones is below p, divided by their sum. As `top_k_renorm_probs`.
+    """The probabilities before which larger ones sum to less than p, divided by their sum. Like `top_k_renorm_probs`.
 
     The sum that is compared with p is exact to 2^-18 of each element.
 
@@ -125,7 +125,7 @@ def top_p_renorm_probs(probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val:
 
 def min_p_renorm_probs(probs: Tensor, maybe_min_p_arr: Tensor | None, min_p_val: float, *, out: Tensor | None = None,
                        backend: str | None = None) -> Tensor:
-    """The probabilities that are at least `min_p · max(probs[r])`, divided by their sum. As `top_k_renorm_probs`.
+    """The probabilities that are at least `min_p · max(probs[r])`, divided by their sum. Like `top_k_renorm_probs`.
 
     Args:
         maybe_min_p_arr: [rows] fp32, min_p of each row; None: `min_p_val`.

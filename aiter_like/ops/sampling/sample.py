@@ -79,7 +79,7 @@ def _check(call: SampleCall) -> object:
 
 
 class SampleKey(NamedTuple):
-    """What a tuned row of sample is chosen by.
+    """The fields that a tuned row of sample is chosen by.
 
     Attributes:
         features: the exponentials: "made", "given", or "none" where the largest logits are asked for.
@@ -149,8 +149,8 @@ def random_sample(out: Tensor, input: Tensor, temperatures: Tensor, lambd: float
                   offset: int | Tensor | None = None, backend: str | None = None) -> None:
     """A token of each row, drawn with the probabilities softmax(input / temperature).
 
-    `out[r] = argmax(softmax(input[r] / T[r]) / (E[r] + eps))`, E exponential numbers of rate `lambd`. As `exponential`
-    does, the kernel makes them from seed and draw, and they are the same.
+    `out[r] = argmax(softmax(input[r] / T[r]) / (E[r] + eps))`, E exponential numbers of rate `lambd`. Like
+    `exponential`, the kernel makes them from seed and draw, and they are the same.
 
     Args:
         out: [rows] int32, written.
@@ -171,7 +171,7 @@ def random_sample(out: Tensor, input: Tensor, temperatures: Tensor, lambd: float
 def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float = 1.0,
                  generator: Generator | None = None, eps: float = 1e-10, *, seed: int | Tensor | None = None,
                  offset: int | Tensor | None = None, backend: str | None = None) -> None:
-    """A token of each row, that of `greedy_sample` where its temperature is 0. As `random_sample` otherwise.
+    """A token of each row, that of `greedy_sample` where its temperature is 0. Like `random_sample` otherwise.
 
     Args:
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.
@@ -183,7 +183,7 @@ def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float =
 
 def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Tensor, temperatures: Tensor,
                                     eps: float = 1e-10, *, backend: str | None = None) -> None:
-    """A token of each row, drawn with exponential numbers that the caller made. As `random_sample` otherwise.
+    """A token of each row, drawn with exponential numbers that the caller made. Like `random_sample` otherwise.
 
     Args:
         exponentials: [rows, columns] fp32, ≥ 0, rows contiguous, at any distance (0: one row for all).
@@ -199,7 +199,7 @@ def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Te
 
 def mixed_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Tensor, temperature: Tensor,
                                    eps: float = 1e-10, *, backend: str | None = None) -> None:
-    """A token of each row, that of `greedy_sample` where its temperature is 0. As `random_sample_outer_exponential`.
+    """A token of each row, that of `greedy_sample` where its temperature is 0. Like `random_sample_outer_exponential`.
 
     Args:
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.

@@ -77,7 +77,7 @@ def _check(call: SamplingFromProbsCall) -> object:
 
 
 class SamplingFromProbsKey(limits.LimitsKey):
-    """What a tuned row of sampling_from_probs is chosen by."""
+    """The fields that a tuned row of sampling_from_probs is chosen by."""
 
     def make(self, device: torch.device, seed: int, top_ks: list[int] | None = None) -> SamplingFromProbsCall:
         probs, fields = self.inputs(device, seed)
@@ -139,7 +139,7 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
 def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k_arr: Tensor | None, top_k_val: int,
                               deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
-    """A token of those that `top_k_renorm_probs` keeps: fewer than k of the row are larger. As `sampling_from_probs`.
+    """A token of those that `top_k_renorm_probs` keeps: fewer than k of the row are larger. Like `sampling_from_probs`.
 
     Args:
         maybe_top_k_arr: [rows] int32|int64, k of each row; None: `top_k_val`.
@@ -153,7 +153,7 @@ def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k
 def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p_arr: Tensor | None, top_p_val: float,
                               deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
-    """A token of those that `top_p_renorm_probs` keeps: the sum of larger ones is below p. As `sampling_from_probs`.
+    """A token of those that `top_p_renorm_probs` keeps: the sum of larger ones is below p. Like `sampling_from_probs`.
 
     Args:
         maybe_top_p_arr: [rows] fp32, p of each row; None: `top_p_val`.
@@ -167,7 +167,7 @@ def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p
 def min_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float,
                               deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
-    """A token of those that `min_p_renorm_probs` keeps: at least `min_p · max(probs[r])`. As `sampling_from_probs`.
+    """A token of those that `min_p_renorm_probs` keeps: at least `min_p · max(probs[r])`. Like `sampling_from_probs`.
 
     Args:
         maybe_min_p_arr: [rows] fp32, min_p of each row; None: `min_p_val`.
@@ -183,7 +183,7 @@ def top_k_top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe
                                     deterministic: bool = False, *, min_p: float | Tensor = 0.0,
                                     seed: int | Tensor | None = None, offset: int | Tensor | None = None,
                                     backend: str | None = None) -> Tensor:
-    """A token of those that top-k and top-p both keep. As `top_k_sampling_from_probs` otherwise.
+    """A token of those that top-k and top-p both keep. Like `top_k_sampling_from_probs` otherwise.
 
     Both limits are of the probabilities as they are: p is no share of what top-k keeps, as in AITER, and in FlashInfer
     with `filter_apply_order="joint"`.

@@ -60,7 +60,7 @@ def _check(call: SoftmaxCall) -> object:
 
 
 class SoftmaxKey(NamedTuple):
-    """What a tuned row of softmax is chosen by."""
+    """The fields that a tuned row of softmax is chosen by."""
 
     rows: int
     columns: int

@@ -93,7 +93,7 @@ def _refusal(target: Target, call: TopkCall) -> str | None:
 
 
 class TopkKey(NamedTuple):
-    """What a tuned row of topk is chosen by."""
+    """The fields that a tuned row of topk is chosen by."""
 
     rows: int
     columns: int
@@ -161,7 +161,7 @@ def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool
 def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest: bool = True,
                rowStarts: Tensor | None = None, rowEnds: Tensor | None = None, stride0: int = -1, stride1: int = 1, *,
                backend: str | None = None) -> None:
-    """The largest of each row's columns that count: `topk_out[r, i] = x[r, topk_ids[r, i]]`. As `topk` otherwise.
+    """The largest of each row's columns that count: `topk_out[r, i] = x[r, topk_ids[r, i]]`. Like `topk` otherwise.
 
     Args:
         x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
@@ -213,7 +213,7 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
 
 def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int, stride0: int,
                          stride1: int, k: int = 2048, stable: bool = False, *, backend: str | None = None) -> None:
-    """The columns of the k largest of as many logits as a row's sequence is long. As `top_k_per_row_prefill` otherwise.
+    """The columns of the k largest logits of each row, by its own length. Like `top_k_per_row_prefill` otherwise.
 
     `indices[r] = topk(logits[r, :seqLens[r / next_n] - next_n + r mod next_n + 1], k)`.
 

@@ -192,7 +192,7 @@ def tree_speculative_sampling_target_only(
         uniform_samples_for_final_sampling: Tensor, target_probs: Tensor, draft_probs: Tensor,
         threshold_single: float = 1.0, threshold_acc: float = 1.0, deterministic: bool = True, *,
         backend: str | None = None) -> None:
-    """A path of a tree of drafted tokens, drawn with the target's probabilities. As `verify_tree_greedy` otherwise.
+    """A path of a tree of drafted tokens, drawn with the target's probabilities. Like `verify_tree_greedy` otherwise.
 
     From an accepted node, the first child is accepted whose probability is more than 0 and at which the sum of the
     target's probabilities of the children so far, over `threshold_acc`, reaches the node's uniform number, or whose own

@@ -230,7 +230,7 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cum_seq_q: torch.T
 
 
 def _window(left: int | None, right: int | None) -> tuple[int, int]:
-    """As `_Form` has it, where None is all."""
+    """Like a field of `_Form`, where None is all."""
     return -1 if left is None else left, -1 if right is None else right
 
 

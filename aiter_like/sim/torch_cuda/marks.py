@@ -77,7 +77,7 @@ def remove(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def index_of_storage(holder: Any) -> int | None:
-    """As `index_of`, of a storage."""
+    """Like `index_of`, of a storage."""
     place = getattr(holder, _NAME, None)
     return place.index if place else None
 
@@ -94,7 +94,7 @@ def own_place(storage: torch.UntypedStorage) -> torch.device:
 
 
 def put_storage(holder: Any, index: int | None, address: int | None = None) -> None:
-    """As `put`, of a storage."""
+    """Like `put`, of a storage."""
     count = 0
     if isinstance(holder, torch.UntypedStorage) and own_place(holder).type != "meta":  # a fake one has no memory
         count = holder.nbytes() if address != 0 else 0  # A wrapper's storage has no memory.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiter_like.build import processes, toolchain
 from aiter_like.errors import BuildError
+from aiter_like.modules import processes, toolchain
 
 _ARGUMENTS = "<QQIIQ"
 _ARGUMENT_BYTES = struct.calcsize(_ARGUMENTS)

@@ -8,7 +8,7 @@
 namespace aiter_like {
 
 constexpr int kMostOfCluster = 8;             // the size that every such device can hold
-constexpr size_t kMostDynamicLds = 192 << 10;  // of a workgroup; the other 35 KB are for what a kernel declares itself
+constexpr size_t kMostDynamicLds = 192 << 10;  // a workgroup's; the other 35 KB are for what a kernel declares itself
 
 #if AITER_LIKE_OVERLAPS_LAUNCHES
 constexpr bool kHasClusters = true;
@@ -17,7 +17,7 @@ constexpr bool kHasClusters = true;
 template <class... Parameters, class... Args>
 inline void launch_clusters(void (*kernel)(Parameters...), uint32_t cluster, uint32_t clusters, int threads,
                             size_t lds_bytes, Stream stream, const Args&... args) {
-  // Of the kernel, so that it is the same whatever another thread launches meanwhile.
+  // The kernel's own attribute is the same whatever another thread launches meanwhile.
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostDynamicLds));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -54,8 +54,8 @@ __device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "m
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-/// As cluster_arrive where what others are to see is in this workgroup's own LDS: it does not wait for stores to
-/// global memory, nor for loads from others' LDS whose results have not been used.
+/// Like cluster_arrive, where others are to see only this workgroup's own LDS: does not wait for stores to global
+/// memory, nor for loads from others' LDS whose results have not been used.
 __device__ inline void cluster_arrive_with_own() {
 #if __CUDACC_VER_MAJOR__ >= 13
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;\n\tbarrier.cluster.arrive.relaxed;" ::: "memory");
@@ -114,7 +114,7 @@ __device__ void add_of_peer(uint32_t* lds, uint32_t rank, uint32_t x);
 __device__ uint32_t fetch_add_of_peer(uint32_t* lds, uint32_t rank, uint32_t x);
 #endif
 
-/// As cluster_barrier, for what is in each workgroup's own LDS.
+/// Like cluster_barrier, for what is in each workgroup's own LDS.
 __device__ inline void cluster_barrier_with_own() {
   cluster_arrive_with_own();
   cluster_wait();

@@ -123,7 +123,7 @@ struct FromFloat<f16, Rounding::kTowardZero> {
 /// Two fp8 values, the first in the low byte; beyond the largest value they saturate, NaN stays NaN.
 __device__ inline uint16_t to_fp8_pair(float low, float high) {
 #if defined(__HIP__)
-  const auto clamped = [](float x) {  // of a NaN, the median would make a number
+  const auto clamped = [](float x) {  // the median would make a number of a NaN
     return x != x ? x : __builtin_amdgcn_fmed3f(x, -kLargest<fp8>, kLargest<fp8>);
   };
   return static_cast<uint16_t>(__builtin_amdgcn_cvt_pk_fp8_f32(clamped(low), clamped(high), 0, false));
@@ -185,7 +185,8 @@ __device__ inline uint32_t to_pair(float low, float high) {
 }
 
 #if defined(__HIP__)
-/// As vec_from_float, of numbers only: no NaN. An element to bf16 takes 2.5 instructions, not 5; to fp8 1.5, not 3.5.
+/// Like vec_from_float, for numbers only: no NaN. An element to bf16 takes 2.5 instructions, not 5; to fp8 1.5, not
+/// 3.5.
 template <class T, int kCount>
 __device__ inline Vec<T, kCount> vec_of_numbers(const float (&x)[kCount]) {
   if constexpr (__is_same(T, bf16)) {
@@ -272,7 +273,7 @@ struct Packed {
   /// From an address aligned to min(16, kBytes).
   __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
 
-  /// As load where `is_there`, zeros elsewhere; `readable` is an address of the same alignment that may be read.
+  /// Loads where `is_there`, else gives zeros; `readable` is an address of the same alignment that may be read.
   __device__ void load_if(bool is_there, const T* address, const T* readable) {
     words = load_vec_if<kWords>(is_there, reinterpret_cast<const Word*>(address),
                                 reinterpret_cast<const Word*>(readable));

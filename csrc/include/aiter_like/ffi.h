@@ -116,7 +116,7 @@ inline int64_t row_stride(const Tensor& tensor) {
 }
 
 #if defined(__HIP__)
-extern "C" {  // of the simulator, where that is in the process
+extern "C" {  // the simulator has it, where that is in the process
 __attribute__((weak)) uint64_t aiter_like_sim_register(uint64_t count, uint64_t* bases, const uint64_t* bytes,
                                                        const char* const* names, const uint8_t* writable);
 __attribute__((weak)) void aiter_like_sim_unregister(uint64_t count, const uint64_t* bases);
@@ -168,7 +168,7 @@ class Scratch {
 #define AITER_LIKE_TEXT(name) AITER_LIKE_TEXT_OF(name)
 #define AITER_LIKE_TEXT_OF(name) #name
 
-/// Exports `function`, of a plain C++ signature, to Python as `name`. Not inside a namespace.
+/// Exports `function`, of a plain C++ signature, to Python as `name`. It must not stand inside a namespace.
 #include "aiter_like/export.h"
 
 #endif

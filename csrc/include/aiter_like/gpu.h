@@ -97,6 +97,13 @@ inline void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, int thre
 #endif
 }
 
+/// launch_overlapped; `name` is the kernel's, for the error of a launch that was refused.
+template <class Kernel, class... Args>
+inline void launch_named(const char* name, Kernel* kernel, dim3 grid, int threads, Stream stream, const Args&... args) {
+  launch_overlapped(kernel, grid, threads, stream, args...);
+  check_launch(name);
+}
+
 /// Lets the stream's next kernel start its workgroups, should it be one of launch_overlapped, then waits until the
 /// previous one has ended and its stores can be read. Before it a kernel reads and writes no global memory.
 __device__ inline void await_stream() {

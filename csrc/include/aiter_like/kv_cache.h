@@ -14,8 +14,8 @@ namespace aiter_like {
 
 enum class KvLayout : int { kRows, kColumns, kShuffled };
 
-/// What is stored in groups of 2^pack_log2: nothing, a head's elements (K of the packed layouts), tokens, or both, in
-/// tiles (the indexer's keys).
+/// Things that are stored in groups of 2^pack_log2: nothing, a head's elements (K of the packed layouts), tokens, or
+/// both, in tiles (the indexer's keys).
 enum class Pack : int { kNone, kDims, kTokens, kTiles };
 
 /// The K or the V of a cache. Strides in elements; `pack` leads from group to group, of tokens where both are grouped.
@@ -102,7 +102,7 @@ inline uint32_t log2_of(const Match& match, int64_t size) {
   return result;
 }
 
-/// Of elements T.
+/// Takes the cache, whose elements are T.
 template <class T>
 Cache take_cache(Match& match, const Tensor& key, const Tensor& value, KvLayout layout) {
   Cache cache;

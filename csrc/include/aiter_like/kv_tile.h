@@ -14,14 +14,14 @@ __device__ inline void store_whole(T* address, const Vec<T, kCount>& value) {
   *reinterpret_cast<unsigned __int128*>(address) = __builtin_bit_cast(unsigned __int128, value);
 }
 
-/// Which tokens of a tile leave together. A pack is 2^n = kPack tokens of consecutive slots, the first a multiple of
+/// Tokens of a tile that leave together. A pack is 2^n = kPack tokens of consecutive slots, the first a multiple of
 /// kPack; a tile has room for kTokens / kPack of them, wherever they begin. All other tokens are single.
 template <uint32_t kTokens, uint32_t kPack>
 struct TilePacks {
   static constexpr uint32_t kCount = kTokens / kPack;
 
   uint32_t single[kTokens];                      // slot of a token that leaves by itself, or kNowhere
-  uint32_t pack_slot[kCount], pack_row[kCount];  // of a pack's first token; kNowhere: no pack
+  uint32_t pack_slot[kCount], pack_row[kCount];  // a pack's first token's; kNowhere: no pack
 
 #if defined(__HIP__)
   /// Whether the slots of the pack that begins at the lane's row `start` of the tile are consecutive, where a wave has
@@ -80,7 +80,7 @@ struct TileRows {
   }
 };
 
-/// Which pack and column the work-item number `item` of a tile stores, so that neighbours fill sectors of 32 bytes:
+/// The pack and the column that work-item number `item` of a tile stores, so that neighbours fill sectors of 32 bytes:
 /// neighbouring columns where the cache keeps these together, else two packs of 16 columns.
 template <Pack kLayout, uint32_t kColumns>
 struct TileItem {

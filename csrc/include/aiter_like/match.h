@@ -41,7 +41,7 @@ class Match {
       refuse(name, "must have " + Shape{count}.text() + " elements, contiguous", *tensor);
     return static_cast<T*>((*tensor).data_ptr());
   }
-  /// What the caller gives for `bytes` of memory; null for none.
+  /// The memory of `bytes` that the caller gives; null for none.
   void* memory(const OptionalTensor& given, int64_t bytes, int alignment) {
     if (!given.has_value()) return nullptr;
     check(*given, kElement<void>, "workspace");
@@ -62,7 +62,7 @@ class Match {
     if (reinterpret_cast<uintptr_t>(data) % 16 != 0)
       TVM_FFI_THROW(AddressError) << op_ << ": " << name << " must begin at a multiple of 16 bytes";
   }
-  /// Which of the types T the elements have.
+  /// The index among the types T of the elements' type.
   template <class... T>
   int one_of(const Tensor& tensor, const char* name) const {
     const bool is_that[] = {has_element<T>(tensor)...};
@@ -75,7 +75,7 @@ class Match {
   void built(bool condition, const char* difference = "flags") const {
     if (!condition) TVM_FFI_THROW(ValueError) << op_ << ": this module was built for other " << difference;
   }
-  /// What no shape says, of all tensors or of the one that is named.
+  /// Requires what no shape says, of all tensors or of the one that is named.
   void require(bool condition, const char* message) const {
     if (!condition) TVM_FFI_THROW(ValueError) << op_ << ": " << message;
   }
@@ -138,7 +138,7 @@ class Match {
   }
 
   const char* op_;
-  DLDevice device_{kDLCPU, -1};  // of the first tensor
+  DLDevice device_{kDLCPU, -1};  // the first tensor's
 };
 
 }  // namespace aiter_like::ffi

@@ -6,10 +6,10 @@
 // what is in memory:
 //
 //   struct Args { ...; static constexpr Preload preload() { return {offsetof(Args, rows), offsetof(Args, input)}; } };
-//   __global__ void some_kernel(AITER_LIKE_PRELOADED, Args args) { take_preloaded(args, AITER_LIKE_PRELOADED_NAMES); }
+//   __global__ void some_kernel(AITER_LIKE_PRELOADED(Args)) { take_preloaded(args, AITER_LIKE_PRELOADED_NAMES); }
 //
 // launch_overlapped(some_kernel, grid, threads, stream, args) launches it as if it took the struct alone. CUDA has the
-// arguments of a kernel in its constant cache. HIP only.
+// arguments of a kernel in its constant cache: there the kernel does take the struct alone, and all of this is nothing.
 #pragma once
 
 #include "aiter_like/gpu.h"
@@ -25,10 +25,15 @@ struct Word {
 /// A wave starts with at most 16 scalar registers that the host fills; two hold the address of the arguments.
 constexpr int kPreloadedWords = 7;
 
-#define AITER_LIKE_PRELOADED \
+#if defined(__HIP__)
+#define AITER_LIKE_PRELOADED(...)                                                                 \
   aiter_like::Word word0, aiter_like::Word word1, aiter_like::Word word2, aiter_like::Word word3, \
-      aiter_like::Word word4, aiter_like::Word word5, aiter_like::Word word6
+      aiter_like::Word word4, aiter_like::Word word5, aiter_like::Word word6, __VA_ARGS__ args
 #define AITER_LIKE_PRELOADED_NAMES word0, word1, word2, word3, word4, word5, word6
+#else
+#define AITER_LIKE_PRELOADED(...) __VA_ARGS__ args
+#define AITER_LIKE_PRELOADED_NAMES 0
+#endif
 
 /// Offsets in a struct, in bytes, of the words to be preloaded: multiples of 8, at most kPreloadedWords.
 struct Preload {
@@ -46,6 +51,7 @@ struct Preload {
   }
 };
 
+#if defined(__HIP__)
 /// Puts the words that a kernel was given where they belong in its copy of `args`.
 template <class Args, class... Words>
 __device__ __forceinline__ void take_preloaded(Args& args, Words... words) {
@@ -91,5 +97,12 @@ inline void launch_overlapped(void (*kernel)(Word, Word, Word, Word, Word, Word,
     __builtin_memcpy(&words[i], reinterpret_cast<const char*>(&args) + preload.offsets[i], sizeof(Word));
   kernel<<<grid, threads, 0, stream>>>(words[0], words[1], words[2], words[3], words[4], words[5], words[6], args);
 }
+#else
+template <class Args>
+__device__ __forceinline__ void take_preloaded(Args&, int) {}
+__device__ __forceinline__ void load_arguments_first() {}
+template <class... Arguments>
+__device__ __forceinline__ void await_arguments(const Arguments&...) {}
+#endif
 
 }  // namespace aiter_like

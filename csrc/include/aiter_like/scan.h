@@ -7,7 +7,7 @@
 
 namespace aiter_like {
 
-/// What scan() needs in LDS for LISTS lists at once: the sums of all waves.
+/// The LDS of scan() for LISTS lists at once: the sums of all waves.
 template <int LISTS, int WAVE_COUNT>
 struct ScanLds {
   uint32_t of_waves[LISTS][WAVE_COUNT];

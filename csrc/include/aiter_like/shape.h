@@ -16,7 +16,7 @@ struct Size {
 };
 constexpr int64_t kNoLimit = INT64_MAX;
 
-/// What a dimension must be: a size, a number, or at least a number.
+/// The demand on a dimension: a size, a number, or at least a number.
 struct Dim {
   Dim(Size& size) : size(&size) {}
   Dim(int64_t number = 0, bool is_least = false) : number(number), is_least(is_least) {}
@@ -66,7 +66,7 @@ struct RowView {
   int64_t count = 0, size = 0;  // rows, and elements of each
   int64_t stride = 0;           // elements from row to row; 0 for a single row
   template <class Matrix>
-  operator Matrix() const {  // what a kernel knows of them
+  operator Matrix() const {  // a kernel knows so much of them
     return {data, stride};
   }
 };

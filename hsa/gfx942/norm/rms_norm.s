@@ -256,7 +256,7 @@
 RMS_NORM rms_norm_bf16_h4096, 2, 0x39800000               // 2^-12
 RMS_NORM rms_norm_bf16_h8192, 4, 0x39000000               // 2^-13
 
-// What the runtime reads before a launch. Both kernels have the same arguments; offsets are those of the loads above.
+// The runtime reads this before a launch. Both kernels have the same arguments; offsets are those of the loads above.
 .amdgpu_metadata
 ---
 amdhsa.version: [1, 2]

@@ -13,11 +13,11 @@ import torch
 from trace_library import recorded_launches
 
 from aiter_like import sim
-from aiter_like.build import build
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit.asm import AsmFunction
 from aiter_like.jit.compile_ops import JitFunction
+from aiter_like.modules import build
 from mutation.kernels import Buffer, Kernel, Launch, captured, contents, device_code, triton_kernels
 
 COMPILED = ("hip", "ck", "asm")

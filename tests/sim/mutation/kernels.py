@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 
 from aiter_like import sim
-from aiter_like.build import build, code_object
 from aiter_like.jit import Instance, JitFunction
+from aiter_like.modules import build, code_object
 from aiter_like.ops.attention import flash_attn_fwd_hip
 from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.norm import rms_norm

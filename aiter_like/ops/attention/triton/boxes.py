@@ -9,8 +9,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 def head_box(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Of `rows` rows of one head of [batch, rows, heads, head_dim], or without a batch; beyond the head dimension there
-    are zeros."""
+    """A box of `rows` rows of one head of [batch, rows, heads, head_dim], or without a batch; zeros lie beyond the head
+    dimension."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     dense = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
     return TensorDescriptor(dense, list(dense.shape), list(dense.stride()), [1, rows, 1, columns], layout)

@@ -52,9 +52,9 @@ from aiter_like.traced import exactly
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
 
-# Of rows and keys for each SM, 32 tiles of 128 by 128, below which the host bounds the kernels for Hopper: it takes
-# longer to launch them. On an H200, µs of the others and of those: 200 and 315 with 4 tiles, 217 and 377 with 8, 429
-# and 345 with 62.
+# Pairs of rows and keys for each SM, 32 tiles of 128 by 128, below which the host bounds the kernels for Hopper: they
+# take longer to launch. µs on an H200, the others and those: 200 and 315 with 4 tiles, 217 and 377 with 8, 429 and 345
+# with 62.
 _LEAST_PAIRS = 2**19
 
 
@@ -326,7 +326,7 @@ def _products(call: AttentionBackwardCall, params: dict[str, int], delta: Tensor
 
 
 def _grid(blocks: int, heads: int, call: AttentionBackwardCall) -> tuple[int, int, int]:
-    """As place_of_program reads it."""
+    """The grid, in the order that place_of_program reads."""
     batch, is_causal = call.forward.batch, _limit(call.window_right, call.max_seqlen_q) is not None
     if is_causal and target_of(call.q.device).arch == "gfx942":
         return heads, batch, blocks

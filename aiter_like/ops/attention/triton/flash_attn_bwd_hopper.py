@@ -214,7 +214,7 @@ def _walk_keys(dq, own, tiles, rings, begin, end, high, of_rows, scale, LAYOUT: 
     """
     q, dout = own
     lse2, delta = of_rows
-    ds_operand = gl.zeros([OWN, N], q.dtype, P_LAYOUT)  # of the product that dQ waits for
+    ds_operand = gl.zeros([OWN, N], q.dtype, P_LAYOUT)  # operand of the product that dQ waits for
     for turn in range(begin, end, UNROLL):
         scores = start_product(q, tiles[0], rings[0], turn, LAYOUT, N, D, STAGES)
         dp = start_product(dout, tiles[1], rings[1], turn, LAYOUT, N, D, STAGES)
@@ -363,6 +363,6 @@ def products_on_hopper(call: AttentionBackwardCall, settings: dict[str, int], de
 
 
 def _row_box(numbers: Tensor, rows: int) -> TensorDescriptor:
-    """Of a number for each of `rows` rows of one head, of [heads, rows]."""
+    """A box of [heads, rows], a number each: `rows` rows of one head."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return TensorDescriptor(numbers, list(numbers.shape), list(numbers.stride()), [1, rows], layout)

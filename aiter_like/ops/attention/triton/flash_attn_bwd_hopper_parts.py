@@ -45,7 +45,7 @@ def place_of(ring, index, BYTES: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def load_own(boxes, own, full, batch, head, first, D: gl.constexpr, PARTS: gl.constexpr = 2):
-    """What the two warp groups keep: OWN rows each, from `first` on, of two tensors; PARTS 1: the same rows."""
+    """Loads what the two warp groups keep: OWN rows each, from `first` on, of two tensors; PARTS 1: the same rows."""
     mbarrier.expect(full, 2 * PARTS * OWN * D * 2)
     for which in gl.static_range(2):
         for group in gl.static_range(PARTS):

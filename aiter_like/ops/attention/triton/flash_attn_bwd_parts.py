@@ -14,7 +14,7 @@ from aiter_like.ops.attention.triton import parts
 from aiter_like.ops.attention.triton.parts import round_finite, tanh
 from aiter_like.ops.attention.triton.terms import alibi_slopes, minus_alibi, plus_bias
 
-PADDING = tl.constexpr(128)  # of rows in the scratch of _delta_kernel: a multiple of every BLOCK_M
+PADDING = tl.constexpr(128)  # rows in the scratch of _delta_kernel fill this: a multiple of every BLOCK_M
 
 
 class View(NamedTuple):
@@ -37,7 +37,7 @@ class Bias(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Which probabilities of one head survive, and what those are multiplied by; rng_state None: all, by 1."""
+    """Dropout of one head's probabilities: those that survive, and their factor; rng_state None: all survive, by 1."""
 
     rng_state: Any
     seed: Any
@@ -58,7 +58,7 @@ class Rule(NamedTuple):
     scale: Any  # softmax_scale · log2 e; with a softcap softmax_scale / softcap
     cap_log2: Any  # softcap · log2 e
     slopes: Any
-    slope_log2: Any  # of this head, times log2 e
+    slope_log2: Any  # this head's, times log2 e
     bias: Any
     bias_at: Any  # row 0 of this head
     rests: Any  # LSE - lse2, to base 2

@@ -42,7 +42,7 @@ _clamped, _key_ranges, _keys_of, _sequence = (gluon.jit(function.fn)
                                               for function in (clamped, key_ranges, keys_of, sequence))
 _copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # since Triton 3.7
 
-# By groups and programs that share an SM: the registers of a lane at the start, and in the warp that loads; the groups
+# Groups and programs that share an SM → the registers of a lane at the start, and in the warp that loads; the groups
 # take what it leaves.
 _REGISTERS = {(1, 2): (128, 40), (1, 3): (80, 24), (2, 1): (168, 24)}
 

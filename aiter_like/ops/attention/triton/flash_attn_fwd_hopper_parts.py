@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a warp group of flash_attn_fwd_hopper.py does with tiles: scores, softmax, rounding, products, ends of rows."""
+"""Work of a warp group of flash_attn_fwd_hopper.py on tiles: scores, softmax, rounding, products, ends of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _round_to, _round_finite = gluon.jit(round_to.fn), gluon.jit(round_finite.fn)
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernel is compiled for, besides which tensors there are.
+    """The constants that the kernel is compiled for, besides which tensors there are.
 
     Attributes:
         GROUPS: warp groups that attend.

@@ -285,7 +285,7 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: Tensor | 
     shape = replace(shape, IS_SPLIT=num_splits > 1, HAS_BOXES=boxes[0] is not None)
     out, lse, split_strides = call.out, call.lse, (0, 0, 0)
     out_strides, lse_strides = strides_of_rows(call.out), strides_of_lse(call.lse)
-    if shape.IS_SPLIT:  # what the parts of the keys give: sums, and their weights and maxima
+    if shape.IS_SPLIT:  # parts of the keys give sums, and their weights and maxima
         out = scratch((num_splits, *call.out.shape), torch.float32, call.q)
         lse = scratch((num_splits, 2, *call.out.shape[:-1]), torch.float32, call.q)
         split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
@@ -330,7 +330,7 @@ def _options(shape: Shape, settings: dict[str, int]) -> dict[str, int]:
 
 
 def _descales(call: AttentionCall) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of q, k and v, where they are fp8: engines pass them whatever the tensors hold."""
+    """The descales of q, k and v where these are fp8: engines pass them whatever the tensors hold."""
     q_descale = call.q_descale if call.q.element_size() == 1 else None
     return (q_descale, call.k_descale, call.v_descale) if call.k.element_size() == 1 else (q_descale, None, None)
 

@@ -153,7 +153,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
 
 @triton.jit
 def _store_part(parts, sums, place, is_part, acc, total, maximum, SHAPE: tl.constexpr):
-    """What a part knows of its rows, for _merge_kernel."""
+    """Stores a part's sums, weights and maxima of its rows, for _merge_kernel."""
     dims = tl.arange(0, SHAPE.DV)
     tl.store(parts + place[:, None] * SHAPE.HEAD_DIM_V + dims[None, :], acc,
              mask=is_part[:, None] & (dims < SHAPE.HEAD_DIM_V)[None, :])
@@ -163,7 +163,7 @@ def _store_part(parts, sums, place, is_part, acc, total, maximum, SHAPE: tl.cons
 
 @triton.jit
 def _value_scale(v_scale, out_scale, SHAPE: tl.constexpr):
-    """What sums are multiplied by in the end."""
+    """The factor of the sums in the end."""
     result = 1.0
     if v_scale is not None:
         if not SHAPE.V_BY_TOKEN:
@@ -262,12 +262,13 @@ def _partial_sums(call: PagedAttentionCall, bounds: Parts) -> torch.Tensor | Non
 
 
 def _parts_at_once(batch: int, bounds: Parts) -> int:
-    """Of a sequence that _merge_kernel looks at together: all where sequences have one length."""
+    """Parts of a sequence that _merge_kernel looks at together: all where sequences have one length."""
     parts = bounds.most if not bounds.share else bounds.share // batch if bounds.share > batch else _FEW_PARTS
     return min(max(power_of_2(parts), 4), _MOST_PARTS)
 
 
 def _cache_strides(cache: torch.Tensor, pair: int = 1) -> tuple[int, ...]:
-    """Of page, key (or keys that lie together), head and column (or columns that do); of pairs of elements."""
+    """Strides of page, key (or keys that lie together), head and column (or columns that do), in elements or pairs of
+    them."""
     *strides, column = cache.stride()[:4]
     return *(stride // pair for stride in strides), column

@@ -151,7 +151,7 @@ def attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE:
     for start in range(begin, end, SHAPE.N):
         keys = _shared_out(start + tl.arange(0, SHAPE.N), SHAPE)
         page, inside = clamped(entries, 0, num_pages - 1).to(tl.int64), tl.minimum(keys, end - 1)
-        entries = _load_pages(table, start + SHAPE.N, end, SHAPE)  # of the next tile: its loads wait for no other
+        entries = _load_pages(table, start + SHAPE.N, end, SHAPE)  # the next tile's: its loads wait for no other
         places = (inside.to(tl.uint32) % SHAPE.PAGE).to(tl.int32)
         offsets = page * k_strides[0] + places * k_strides[1]
         k_rows = k + offsets

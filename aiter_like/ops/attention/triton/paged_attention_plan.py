@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which keys of which sequence a program of paged_attention has: planned on the device, from lengths, by each program.
+"""Plans the keys and the sequence of a program of paged_attention: on the device, from lengths, by each program.
 
 A few vector operations per 1024 sequences are cheaper than another launch, and nothing has to be kept between calls.
 """
@@ -15,7 +15,7 @@ from aiter_like.ops.common.triton.launch import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def await_lengths(OVERLAPS: tl.constexpr):
-    """As await_stream, but what follows on the stream starts only when all before this kernel has ended: it may read
+    """Like await_stream, but what follows on the stream starts only when all before this kernel has ended: it may read
     what that wrote, such as lengths, before it waits for this one."""
     if OVERLAPS:
         gdc_wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Triton kernels of paged_attention are compiled for."""
+"""The constants that the Triton kernels of paged_attention are compiled for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAtten
 from aiter_like.ops.common.triton.launch import power_of_2
 from aiter_like.traced import exactly
 
-_MOST_SUMS = 4096  # of a tile of rows, in the registers of one wave
+_MOST_SUMS = 4096  # sums of a tile of rows, in the registers of one wave
 _BRIEF = 2048  # keys of a part
 _SEQUENCES = (64, 256, 1024)  # a program looks at so many together: the fewest that are all, or the most
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernels are compiled for. Optional tensors show as None.
+    """The constants that the kernels are compiled for. Optional tensors show as None.
 
     Attributes:
         M, N: rows and keys of a tile of scores.
@@ -110,7 +110,7 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int], parts: Parts) -
 
 
 def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
-    """Of page, place and head, or row and head; zeros for one number."""
+    """Strides of page, place and head, or row and head; zeros for one number."""
     return (0, 0, 0) if scale is None or scale.numel() == 1 else scale.stride()
 
 

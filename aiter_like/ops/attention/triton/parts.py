@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the attention kernels share: rounding, which keys a tile of rows sees, loads of tiles, exponents, parts of rows.
+"""Parts of the attention kernels: rounding, which keys a tile of rows sees, loads of tiles, exponents, parts of rows.
 
 SHAPE is a Shape of shape.py, or what flash_attn_fwd_hopper.py has in its place.
 """
@@ -240,7 +240,7 @@ def descaled(scale, q_descale, k_descale, batch, kv_head, k_strides):
 
 @triton.jit
 def value_factor(value_scale, v_descale, out_scale, batch, kv_head, v_strides):
-    """What sums of values are multiplied by; v_strides: of batch and head."""
+    """The factor of sums of values; v_strides: of batch and head."""
     if v_descale is not None:
         value_scale *= tl.load(v_descale + batch * v_strides[0] + kv_head * v_strides[1])
     if out_scale is not None:
@@ -250,7 +250,8 @@ def value_factor(value_scale, v_descale, out_scale, batch, kv_head, v_strides):
 
 @triton.jit
 def positive_scale(scale):
-    """What scores, masked ones too, are multiplied by instead; `signed` makes up for it. 0 is as good as LEAST_SCALE.
+    """The factor of scores, masked ones too, in place of `scale`; `signed` makes up for it. 0 is as good as
+    LEAST_SCALE.
     """
     return tl.maximum(tl.abs(scale), LEAST_SCALE)
 
@@ -297,7 +298,8 @@ def load_box(box, boxes, start, N: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def store_part(out_rows, lse_rows, strides, split, is_row, acc, total, maximum, HEAD_DIM_V: tl.constexpr,
                DV: tl.constexpr):
-    """What a split knows of its rows, for _combine_kernel. strides: of split in out and lse, from Σ p to maximum."""
+    """Stores a split's sums, weights and maxima of its rows, for _combine_kernel. strides: of split in out and lse,
+    from Σ p to maximum."""
     dims = tl.arange(0, DV)
     at = out_rows + split.to(tl.int64) * strides[0]
     tl.store(at[:, None] + dims[None, :], acc, mask=is_row[:, None] & (dims < HEAD_DIM_V)[None, :])

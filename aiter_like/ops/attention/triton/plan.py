@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What plans of attention over pages share in Triton: which part of a launch takes which pages of which sequence, in
+"""Shared in Triton by plans of attention over pages: which part of a launch takes which pages of which sequence, in
 AITER's lists.
 """
 

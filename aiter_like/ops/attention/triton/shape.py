@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Triton attention kernel is compiled for, and into how many parts the keys of a call are split."""
+"""The constants that the Triton attention kernel is compiled for, and the number of parts of a call's keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYS_PER_SPLIT = 256  # below, adding the parts costs more than another program
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernel is compiled for: its one constexpr argument. Optional tensors show as None.
+    """The kernel's one constexpr argument. Optional tensors show as None.
 
     Attributes:
         M, N: rows and keys of a tile of scores.
@@ -62,7 +62,7 @@ class Shape:
 
 
 def shape_of(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Shape:
-    """Of a call, without boxes and splits."""
+    """The shape of a call, without boxes and splits."""
     group, block_m = exactly(call.num_heads) // exactly(call.num_kv_heads), settings["BLOCK_M"]
     is_short = call.max_seqlen_q < block_m or block_table is not None  # a batch with pages has sequences of one query
     pack = group if is_short and call.dropout_p == 0 else 1  # dropout counts by head

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is added to scores, softcap, bias and ALiBi, at any size, and the ends of rows. Read beside parts.py."""
+"""Terms that change scores, softcap, bias and ALiBi, at any size, and the ends of rows. Read beside parts.py."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def log_sum_exp(maximum, total, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def bias_of(bias, strides, q_batch, tile, queries, is_row, delta, num_biases, SHAPE: tl.constexpr):
-    """What `adjusted` takes of a bias. strides: of batch, row, head and key."""
+    """The arguments of `adjusted` for a bias. strides: of batch, row, head and key."""
     if SHAPE.IS_QQ_BIAS:  # the queries are the last ones of the keys
         return (bias + queries.to(tl.int64) * strides[1], is_row & (queries < num_biases), strides[3], delta,
                 num_biases)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What launchers of Triton kernels share: the launch, a kernel's first statement, configurations. Read by the families
+"""Shared by launchers of Triton kernels: the launch, a kernel's first statement, configurations. Read by the families
 beside it.
 """
 

@@ -12,7 +12,7 @@ import triton.language as tl
 @triton.jit
 def attention_kept(seed, offset, head, rows, first_column, threshold, COLUMNS: tl.constexpr,
                    IS_TRANSPOSED: tl.constexpr = False):
-    """Which probabilities survive: bool [len(rows), COLUMNS], or [COLUMNS, len(rows)] where transposed.
+    """The probabilities that survive: bool [len(rows), COLUMNS], or [COLUMNS, len(rows)] where transposed.
 
     seed, offset: scalars, rng_state[0] and [1]. head: batch · num_heads + head. rows: int32 vector, positions in the
     sequence. first_column: key of the tile's first column, a multiple of 4. threshold: aiter_like.philox.threshold(p).

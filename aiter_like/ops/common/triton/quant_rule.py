@@ -32,7 +32,7 @@ def inverse_of(scale):
 @triton.jit
 def quantised(x, dtype: tl.constexpr, LARGEST: tl.constexpr):
     """fp32 `x` rounded to nearest even in `dtype`, saturated at ±LARGEST; fp8 keeps NaN, int8 makes it 0."""
-    if dtype == tl.float8e4nv:  # of NVIDIA alone, whose conversion saturates
+    if dtype == tl.float8e4nv:  # only NVIDIA's, whose conversion saturates
         return x.to(dtype)
     if dtype == tl.int8:
         limited = tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), 0.0)
@@ -50,8 +50,8 @@ def larger(a, b):
 @triton.jit
 def quantise_row(out, scale, group_stride, columns, scale_ub, LOAD: tl.constexpr, operands, VARIANT: tl.constexpr,
                  BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr):
-    """What LOAD(column, columns, operands, VARIANT) gives of a row, with one scale, of at most scale_ub / LARGEST where
-    that is there, or (GROUP > 0) one per group."""
+    """Quantises a row that LOAD(column, columns, operands, VARIANT) gives, with one scale, at most scale_ub / LARGEST
+    where that is given, or (GROUP > 0) one per group."""
     lanes = tl.arange(0, BLOCK)
     values = tl.zeros([BLOCK], tl.float32)
     inverse = 0.0

@@ -49,7 +49,7 @@ def _batched_gemm_kernel(out, a, b, bias, a_scale, b_scale, rows, columns, depth
 
 
 def batched_gemm(call: BatchedGemmCall, kernel: str = "batched_gemm", **params: int) -> Launch:
-    """What writes `out`.
+    """The launch that writes `out`.
 
     kernel: "batched_gemm_hopper" is that of problems_hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,

@@ -59,7 +59,7 @@ def _gemm_a16w16_kernel(out, a, b, column_scale, bias, residual, rows, columns, 
 
 
 def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> tuple[Launch, ...]:
-    """What writes `out`.
+    """The launches that write `out`.
 
     kernel: "gemm_a16w16_hopper" is that of hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n (rows of b), block_k, num_warps, num_stages

@@ -44,7 +44,7 @@ def _gemm_a8w8_kernel(out, a, b, a_scale, b_scale, bias, rows, columns, depth, o
 
 
 def gemm_a8w8(call: GemmA8w8Call, kernel: str = "gemm_a8w8", **params: int) -> tuple[Launch, ...]:
-    """What writes `out`.
+    """The launches that write `out`.
 
     kernel: "gemm_a8w8_hopper" is that of hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,

@@ -62,7 +62,7 @@ def _gemm_a8w8_blockscale_kernel(out, a, b, a_scale, b_scale, rows, columns, dep
 
 def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_blockscale",
                          **params: int) -> tuple[Launch, ...]:
-    """What writes `out`.
+    """The launches that write `out`.
 
     kernel: "gemm_a8w8_blockscale_hopper" is that of gemm_a8w8_blockscale_hopper.py; where an address forbids it the
         other takes over.
@@ -104,9 +104,9 @@ def _blocks(m: int, n: int, k: int, target: Target, is_preshuffled: bool) -> tup
 @answered
 def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
     """HOPPER_NAMES by the sizes. Operands of few rows come the faster the more programs ask for them, two of 4 warps on
-    an SM: the depth is split until they are as many. Where there are more of them anyway, wider blocks do with fewer
-    beginnings: 16 × 24576 × 1536 takes 23.4 µs instead of 27.2, 16 × 28672 × 4096 56 instead of 63 (H100). Of more rows
-    that block and those splits are taken with which the SM that has most to do needs the least time."""
+    an SM: the depth is split until there are as many. Wider blocks have fewer beginnings where there are more programs
+    anyway: 16 × 24576 × 1536 takes 23.4 µs instead of 27.2, 16 × 28672 × 4096 56 instead of 63 (H100). For more rows,
+    the block and the splits are chosen with which the SM that has most to do needs the least time."""
     return _hopper_blocks(hopper.alike(m), n, k, out_bytes, cu_num)
 
 

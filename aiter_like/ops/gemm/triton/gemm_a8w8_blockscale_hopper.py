@@ -58,7 +58,7 @@ def _gemm_a8w8_blockscale_hopper_kernel(a, b, a_scale, b_scale, out, partials, r
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     tiles, steps = blocks_m * blocks_n, tl.cdiv(depth, _STEP)
     rest = tiles - whole
-    # Where all tiles have the same steps both loops become one, and loads go on from tile to tile; that would take more
+    # Both loops become one where all tiles have the same steps, and loads go on from tile to tile; that would take more
     # registers than a wide tile leaves.
     for index in tl.range(tl.program_id(0), whole + rest * SPLITS, tl.num_programs(0), flatten=not IS_WIDE):
         tile, split_tile, first, end = index, index - whole, 0, steps
@@ -107,8 +107,9 @@ def _gemm_a8w8_blockscale_hopper_kernel(a, b, a_scale, b_scale, out, partials, r
 
 def multiply(call: GemmA8w8BlockscaleCall, target: Target, *, block_m: int, block_n: int, num_warps: int,
              num_stages: int, swap: int, splits: int) -> tuple[Launch, ...]:
-    """What writes `out`, by as many programs as the SMs hold: one of 8 warps, or two of 4 where shared memory suffices.
-    Of the tiles that do not fill all SMs at the end the depth is split in `splits`, which a second kernel adds up."""
+    """The launches that write `out`, by as many programs as the SMs hold: one of 8 warps, or two of 4 where shared
+    memory suffices. Tiles that do not fill all SMs at the end have their depth split in `splits`, which a second kernel
+    adds up."""
     (m, k), n, out = call.a.shape, call.b.shape[0], call.out
     a, b = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, BLOCK])
             for matrix, rows in ((call.a, block_m), (call.b, min(block_n, BLOCK))))

@@ -65,7 +65,7 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
 
 
 def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> tuple[Launch, ...]:
-    """What writes `out`.
+    """The launches that write `out`.
 
     kernel: "gemm_weight_only_skinny" and "gemm_weight_only_hopper" are those of the files beside this one; where an
         address forbids them the one of this file takes over. "gemm_weight_only_wide" is the two of

@@ -194,8 +194,8 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
 
 def multiply(call: GemmWeightOnlyCall, block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int,
              splits: int) -> tuple[Launch, ...]:
-    """What writes `out`, a program for block_m rows, block_n columns and one of `splits` parts of the depth, which a
-    second kernel adds up."""
+    """The launches that write `out`. A program has block_m rows, block_n columns and one of `splits` parts of the
+    depth, which a second kernel adds up."""
     (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
     block_k = min(block_k, call.group_size or block_k)
     is_apart = per_byte == 2 and m > 64
@@ -226,7 +226,8 @@ def _apart(a: Tensor) -> tuple[Tensor, Launch]:
 
 def add_up(call: GemmWeightOnlyCall, partials: Tensor | None, strides: tuple[int, ...],
            constants: dict[str, Any]) -> tuple[Launch, ...]:
-    """What writes `out` from the sums over parts of the depth [splits, rows, columns], where there is more than one."""
+    """The launch that writes `out` from the sums over parts of the depth [splits, rows, columns], where there is more
+    than one."""
     if partials is None:
         return ()
     (m, n), row_scale = call.out.shape, None if call.group_size else call.scale

@@ -31,7 +31,7 @@ _REGISTERS = 128  # two programs of 8 warps share an SM if a lane has no more
 
 @gluon.constexpr_function
 def _count(size):
-    """Of the bits of an index below a power of two."""
+    """The number of bits of an index below a power of two."""
     return size.bit_length() - 1
 
 
@@ -42,8 +42,8 @@ def _bits(size):
 
 @gluon.constexpr_function
 def _weight_layout(rows, words, vector, num_warps):
-    """Of words [rows, words]: rows as the left side of a product has them; `vector` neighbours in a lane, four lanes to
-    a row."""
+    """The layout of words [rows, words]: rows as on the left side of a product; `vector` neighbours in a lane, four
+    lanes to a row."""
     row, word = [[one, 0] for one in _bits(rows)], [[0, one] for one in _bits(words)]
     near, warps = _count(vector), _count(num_warps)
     return gl.DistributedLinearLayout(word[:near] + word[near + 2:] + row[3:4] + row[4 + warps:],
@@ -52,8 +52,8 @@ def _weight_layout(rows, words, vector, num_warps):
 
 @gluon.constexpr_function
 def _activation_layout(rows, depth, apart, num_warps):
-    """Of activations [rows, depth]: 8 neighbours in a lane and, where there are enough, the four times 8 that are
-    `apart`, whose neighbours a product has side by side."""
+    """The layout of activations [rows, depth]: 8 neighbours in a lane and, where there are enough, the four times 8
+    that are `apart`, whose neighbours a product has side by side."""
     k, row = [[0, one] for one in _bits(depth)], [[one, 0] for one in _bits(rows)]
     own, rest, near, lanes = k[:3], k[3:] + row, _count(apart), 5 + _count(num_warps)
     if len(rest) >= lanes + 2 and near >= 3:
@@ -166,8 +166,8 @@ def _halves(words, IS_BF16: gl.constexpr):
 @gluon.jit
 def _fetch(b_at, scale_at, zero_at, word, step, end, row_words, WORDS: gl.constexpr, IS_GROUPED: gl.constexpr,
            IS_EVEN: gl.constexpr):
-    """What a step needs of the weights: words, and their group's scales and zero points or 0. Beyond the end the words
-    are those of the last step, which meet activations of 0, and the scales are 0."""
+    """Loads a step's weights: words, and their group's scales and zero points or 0. Steps beyond the end get the last
+    step's words, which meet activations of 0, and scales of 0."""
     first = gl.minimum(step, end - 1) * WORDS
     if IS_EVEN:
         words = gl.load(b_at + first, eviction_policy="evict_first")
@@ -245,7 +245,8 @@ def _store_part(product, partials, split, row, column, rows, columns):
 
 @gluon.constexpr_function
 def _shared_layout(depth):
-    """Of activations [rows, depth], of which the matrix unit takes 8 rows by 16 bytes at a time: no two in one bank."""
+    """The layout of activations [rows, depth] in shared memory. The matrix unit takes 8 rows by 16 bytes at a time: no
+    two lie in one bank."""
     phases = min(8, depth // 8)
     return gl.SwizzledSharedLayout(8, 8 // phases, phases, [1, 0])
 
@@ -326,8 +327,8 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
 
 def multiply(call: GemmWeightOnlyCall, block_n: int, num_warps: int, num_stages: int,
              splits: int) -> tuple[Launch, ...]:
-    """What writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel
-    adds up; a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
+    """The launches that write `out`. A program has block_n columns and one of `splits` parts of the depth, which a
+    second kernel adds up; a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
     if block_n % (16 * num_warps):
         raise ValueError(f"block_n must be a multiple of 16 for each of {num_warps} warps, got {block_n}")
     (m, k), n = call.a.shape, call.b.shape[0]

@@ -68,8 +68,8 @@ def _each_scale_kernel(scales, scale, count, BLOCK: tl.constexpr, OVERLAPS: tl.c
 
 
 def multiply(call: GemmWeightOnlyCall, params: dict[str, int]) -> tuple[Launch, ...]:
-    """What writes `out`. Scales of groups are in the 16-bit weights; that of a row stays for the sum, and its weights
-    are exact. params: those of the product, by gemm_a16w16.py beside this."""
+    """The launches that write `out`. Scales of groups are in the 16-bit weights; that of a row stays for the sum, and
+    its weights are exact. params: those of the product, by gemm_a16w16.py beside this."""
     weights, *first = _wide_weights(call)
     product = GemmA16w16Call(call.out, call.a, weights, call.bias, call.residual, activation=call.activation)
     is_for_hopper = target_of(call.a.device).arch == "sm_90" and hopper.serves(call.a, weights)

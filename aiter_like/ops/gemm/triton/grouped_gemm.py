@@ -62,7 +62,7 @@ def _grouped_gemm_kernel(out, a, b, group_offsets, bias, a_scale, b_scale, row_i
 
 
 def grouped_gemm(call: GroupedGemmCall, kernel: str = "grouped_gemm", **params: int) -> Launch:
-    """What writes `out`.
+    """The launch that writes `out`.
 
     kernel: "grouped_gemm_hopper" is that of problems_hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,

@@ -20,7 +20,7 @@ from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, sc
 from aiter_like.ops.gemm.hopper import Blocks
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
-SUM_ELEMENTS = 1024  # of a tile that a program of sum_tiles_kernel adds up
+SUM_ELEMENTS = 1024  # elements of a tile that a program of sum_tiles_kernel adds up
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
                    OVERLAPS: tl.constexpr):
     """out = act(a · bᵀ · scales + bias) + residual, BLOCK_M × BLOCK_N elements at a time; bound: the matrix units, or
-    memory. Of fp8 up to ROUGH products in a row are added up by the matrix unit, which keeps few bits (None: all).
+    memory. The matrix unit adds up to ROUGH products of fp8 in a row, with few bits (None: all).
     With SPLITS > 1 the tiles from number `whole` on are split: the sums over a part of the depth each go to
     partials [SPLITS, tiles − whole, BLOCK_M, BLOCK_N]. With IS_GATED b has the rows of gate, then those of up: out =
     act(gate) · up + residual, and partials have two tiles instead of one."""
@@ -118,7 +118,7 @@ def sum_tiles_kernel(partials, out, row_scale, column_scale, bias, residual, row
 
 
 class Finish(NamedTuple):
-    """What happens to a · bᵀ, in this order; `finish` in parts.py.
+    """Steps that follow a · bᵀ, in this order; `finish` in parts.py.
 
     Attributes:
         a_scale, b_scale: one fp32 number, or one for each row of out and each column.
@@ -138,9 +138,9 @@ class Finish(NamedTuple):
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, target: Target,
              rough: int | None = None) -> tuple[Launch, ...]:
-    """What writes `out` [rows, columns], from a [rows, depth] and b [columns, depth], or [2 · columns, depth] if gated;
-    at most a program for each SM. Of the tiles that do not fill all SMs at the end the depth is split, which a second
-    kernel adds up."""
+    """The launches that write `out` [rows, columns], from a [rows, depth] and b [columns, depth], or [2 · columns,
+    depth] if gated, with at most a program for each SM. Tiles that do not fill all SMs at the end have their depth
+    split, which a second kernel adds up."""
     block_m, block_n, block_k, num_warps, num_stages, swap, splits = blocks
     (m, k), n = a.shape, out.shape[1]
     left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])

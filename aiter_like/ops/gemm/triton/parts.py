@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What Triton's kernels of products share: the order of tiles, the loop over the depth, what happens to a sum."""
+"""Shared by Triton's kernels of products: the order of tiles, the loop over the depth, what follows a sum."""
 
 from __future__ import annotations
 

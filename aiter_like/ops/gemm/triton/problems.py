@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Triton kernels of many products share, those of a batch and those of groups of rows."""
+"""Shared by the Triton kernels of many products, those of a batch and those of groups of rows."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 """Many products on Hopper: operands by TMA, programs that go on from tile to tile. Launched by batched_gemm.py and
 grouped_gemm.py.
 
-As hopper.py: where `a` has fewer rows than the matrix unit wants on its left, the weights stand there (SWAP) and the
-tile of out is computed transposed.
+Weights stand on the left of the matrix unit (SWAP), and the tile of out is computed transposed, where `a` has fewer
+rows than are wanted there, like in hopper.py.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _grouped_gemm_hopper_kernel(a, b, out, group_offsets, bias, a_scale, b_scale
 
 
 def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> Launch:
-    """What writes `out` of a batch of products, by at most a program for each SM. params: in place of what suits the
-    sizes."""
+    """The launch that writes `out` of a batch of products, with at most a program for each SM. params: in place of what
+    suits the sizes."""
     (batch, m, k), n = call.a.shape, call.b.shape[1]
     suited = hopper.suited(m, n, k, call.a.element_size(), max(target.cu_num // batch, 1), rough is not None, 1)[:-1]
     blocks, options = constants_of("batched_gemm", _NAMES, suited, params)
@@ -131,8 +131,8 @@ def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | N
 
 
 def multiply_groups(call: GroupedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> Launch:
-    """What writes `out` of groups of rows, by a program for each SM, or fewer where fewer tiles are possible. Blocks
-    have twice the rows of a group, where it has few: more of equal size than of unequal ones would have to take two."""
+    """The launch that writes `out` of groups of rows, with a program for each SM, or fewer where fewer tiles are
+    possible. Blocks have twice the rows of a group where it has few: then fewer groups of unequal size take two."""
     (groups, n, k), rows, element_bytes = call.b.shape, call.out.shape[0], call.a.element_size()
     m = min(rows, triton.cdiv(2 * rows, groups))
     suited = hopper.suited(m, n, k, element_bytes, max(target.cu_num // groups, 1), rough is not None, 1)[:-1]

@@ -33,7 +33,7 @@ from aiter_like.traced import exactly
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernel is compiled for: its one constexpr argument. Optional tensors show as None.
+    """The kernel's one constexpr argument. Optional tensors show as None.
 
     Attributes:
         M, N: rows and keys of a tile of scores; a row is a head of a query token.

@@ -54,7 +54,7 @@ _clamped, await_stream = gluon.jit(clamped.fn), gluon.jit(common.await_stream.fn
 
 _COPIERS = gl.constexpr(128)  # lanes, each of which says when its copies are there
 _MOST_TILES = gl.constexpr(2**30)
-_REGISTERS = (168, 176, 80)  # of a lane at the start; then of the right half's group and of the warps that copy
+_REGISTERS = (168, 176, 80)  # a lane's at the start; then the right half's group's, and the copying warps'
 
 
 @gluon.jit
@@ -314,8 +314,8 @@ def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_
 
 
 def _boxes(kv: Tensor) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
-    """Of 64 keys: half of the latent's columns, and the rotated ones; None where pages do not hold whole tiles, or do
-    not follow one another."""
+    """Boxes of 64 keys: half of the latent's columns, and the rotated ones; None where pages do not hold whole tiles,
+    or do not follow one another."""
     num_pages, page_size, _, dim = kv.shape
     rows = num_pages * page_size
     if page_size % KEYS.value or not 0 < rows < 2**31 or num_pages > 1 and kv.stride(0) != page_size * kv.stride(1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the warp groups of mla_decode_hopper.py share: an item of the plan, its keys' places, softmax, stores."""
+"""Shared by the warp groups of mla_decode_hopper.py: an item of the plan, its keys' places, softmax, stores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from aiter_like.ops.attention.triton.parts import LN_2, MASKED, clamped, exponent_of, tanh
 
-KEYS = gl.constexpr(64)  # of a tile
-ROWS = gl.constexpr(64)  # of a tile: heads of query tokens
+KEYS = gl.constexpr(64)  # keys of a tile
+ROWS = gl.constexpr(64)  # rows of a tile: heads of query tokens
 HALF = gl.constexpr(256)  # columns of the latent of which a warp group has the sums
 ROPE = gl.constexpr(64)
 STAGES = gl.constexpr(2)  # tiles of keys in shared memory
@@ -30,7 +30,7 @@ _clamped, _exponent_of, _tanh = (gluon.jit(function.fn) for function in (clamped
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernel is compiled for, besides which tensors there are.
+    """The constants that the kernel is compiled for, besides which tensors there are.
 
     Attributes:
         PAGE: keys of a page.
@@ -122,7 +122,7 @@ def start_copy(place, pointers, FIRST: gl.constexpr, COUNT: gl.constexpr, inside
 
 @gluon.jit
 def copy_columns(place, pointers, FIRST: gl.constexpr, COUNT: gl.constexpr, inside, full):
-    """As start_copy; the barrier says when all that was started before is there, too."""
+    """Like start_copy; the barrier says when all that was started before is there, too."""
     start_copy(place, pointers, FIRST, COUNT, inside)
     async_copy.mbarrier_arrive(full, increment_count=False)
 

@@ -15,7 +15,7 @@ from aiter_like.traced import exactly
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _OPTIONS = {"enable_fp_fusion": False}
 _MOST_TOGETHER = 32  # rows of parts that are loaded at once
-_MOST_HEADS = 8  # of a program
+_MOST_HEADS = 8  # heads of a program
 _PROGRAMS = 1024  # more have several heads each: a program waits for five loads one after the other
 
 

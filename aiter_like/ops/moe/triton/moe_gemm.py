@@ -177,7 +177,7 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
 
 
 def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Launch | None:
-    """What writes `out`; None where it has no tiles.
+    """The launch that writes `out`; None where it has no tiles.
 
     kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted, "moe_gemm_hopper" that of
         moe_gemm_hopper.py; where an address forbids it this one takes over. With "moe_gemm_moved" TMA moves the

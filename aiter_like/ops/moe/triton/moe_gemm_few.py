@@ -126,7 +126,7 @@ def _moe_gemm_few_kernel(out, a, b, experts, weights, bias, a_scale, b_scale, li
 
 
 def multiply(call: MoeGemmCall, params: dict[str, int]) -> Launch:
-    """What writes `out`. params: in place of what suits the sizes."""
+    """The launch that writes `out`. params: in place of what suits the sizes."""
     chosen = values("moe_gemm", moe_gemm_blocks.FEW_NAMES, moe_gemm_blocks.few(call), params)
     block_n, block_k, num_warps = (chosen[name] for name in moe_gemm_blocks.FEW_NAMES)
     grid = (call.out.shape[0], triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)))

@@ -32,7 +32,7 @@ _REGISTERS, _MOST_REGISTERS = 65536, 255  # An SM has so many, and a lane can.
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernel is compiled for, besides which tensors there are.
+    """The constants that the kernel is compiled for, besides which tensors there are.
 
     Attributes:
         M, N, K: rows of a tile, rows of a matrix for it (of a gate's activation half as many columns of out), and the
@@ -232,7 +232,7 @@ def _moe_gemm_hopper_kernel(out, a, b, experts, sorted_ids, valid, weights, bias
 
 
 def multiply(call: MoeGemmCall, params: dict[str, int], target: Target) -> Launch | None:
-    """What writes `out`; None where it has no tiles."""
+    """The launch that writes `out`; None where it has no tiles."""
     blocks = values("moe_gemm", moe_gemm_blocks.HOPPER_NAMES, moe_gemm_blocks.suited_to_hopper(call), params)
     k, columns = call.a.shape[1], call.out.shape[1]
     is_of_pairs = call.a.shape[0] == pair_count(call)

@@ -60,9 +60,9 @@ def _place_kernel(index, inverse, first, counts, ids, expert_map, ids_stride, sl
         tl.store(index + row, pair, mask=is_own & (own < experts))
         tl.store(inverse + pair, tl.where(own < experts, row, -1), mask=is_own)
         next_row += tl.sum(is_own.to(tl.int32), axis=0)
-    tl.store(first + own, begin_row.to(tl.int64))  # of the last program: where all rows end
+    tl.store(first + own, begin_row.to(tl.int64))  # the last program's is where all rows end
     end_row = begin_row + tl.sum(tl.where(number == own, padded, 0), axis=0)
-    unused = tl.where(own < experts, next_row, begin_row)  # of padding, or beyond all rows
+    unused = tl.where(own < experts, next_row, begin_row)  # padding, or beyond all rows
     end_row = tl.where(own < experts, end_row, rows)
     for begin in range(unused, end_row, BLOCK):
         row = begin + tl.arange(0, BLOCK)
@@ -93,7 +93,7 @@ def _copy_kernel(output, input, output_scales, scales, inverse, output_stride, i
 
 
 def moe_permute(call: MoePermuteCall) -> tuple[Launch, ...]:
-    """What writes what `moe_permute_ref` writes."""
+    """The launches that write what `moe_permute_ref` writes."""
     (tokens, slots), pairs, experts = call.ids.shape, call.ids.numel(), call.experts
     counts = scratch((experts,), torch.int32, call.ids)
     mapped = 0 if call.expert_map is None else call.expert_map.numel()

@@ -52,7 +52,7 @@ def _moe_sum_kernel(out, x, weights, ids, mask, local_tokens, index, used, out_s
 
 
 def moe_sum(call: MoeSumCall, num_warps: int = 2) -> Launch:
-    """What writes `output`, with Triton's `num_warps`."""
+    """The launch that writes `output`, with Triton's `num_warps`."""
     (tokens, columns), x, index = call.output.shape, call.input, call.index
     slots = x.shape[1] if index is None else index.shape[1]
     block_n = power_of_2(min(columns, _TILE))

@@ -60,8 +60,8 @@ def _moe_weight_grad_kernel(out, g, a, experts, sorted_ids, valid, places, block
 
 
 def moe_weight_grad(call: MoeWeightGradCall, **params: int) -> Launch:
-    """What writes `out`. params: block_n, block_k, block_p, num_warps and num_stages in place of what suits the
-    sizes."""
+    """The launch that writes `out`. params: block_n, block_k, block_p, num_warps and num_stages in place of what suits
+    the sizes."""
     experts, n, k = call.out.shape
     is_hip = target_of(call.g.device).platform == "hip"
     small = min(n, k) <= 64

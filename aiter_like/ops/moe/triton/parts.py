@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the kernels of moe_gemm share: where weights stand, what numbers they are, what happens to a product."""
+"""Shared by the kernels of moe_gemm: where weights stand, what numbers they are, what follows a product."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def matrix_at(b, row, k, b_row, b_depth, BAND: tl.constexpr, PACK: tl.constexpr)
 
 @triton.jit
 def depth_of(place, HAS_WORDS: tl.constexpr):
-    """Of what a step widens along the depth, where it stands there. With HAS_WORDS a word of eight weights has the even
-    ones in its lower half."""
+    """The place along the depth of what a step widens. With HAS_WORDS a word of eight weights has the even ones in its
+    lower half."""
     if HAS_WORDS:
         return place // 8 * 8 + place % 4 * 2 + place % 8 // 4
     else:
@@ -105,7 +105,7 @@ def finished(product, row_scale, column_scale, bias, weight, is_column):
 
 @triton.jit
 def after(product, up, limit, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, IS_BF16: tl.constexpr):
-    """What the activation makes of a product and, of a gate's, of what it lets through."""
+    """Applies the activation to a product and, if that is a gate's, multiplies what it lets through."""
     if IS_GATED:
         return gated(product, up, limit, ACTIVATION, IS_BF16)
     elif ACTIVATION != "none":

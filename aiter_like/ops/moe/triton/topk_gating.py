@@ -33,7 +33,7 @@ def _best(keys, place):
 
 @triton.jit
 def _scores(x, SCORE: tl.constexpr):
-    """Of a token's logits; 0 for a NaN, several infinities share the weight of a softmax."""
+    """Scores of a token's logits; 0 for a NaN, several infinities share the weight of a softmax."""
     is_number = x == x
     if SCORE == 0:
         largest = tl.max(tl.where(is_number, x, -float("inf")), axis=0)
@@ -57,7 +57,7 @@ def _topk_gating_kernel(weights, ids, gating, bias, weights_stride, ids_stride, 
                         BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
     """A token: scores of all its experts, the best one k times; bound: latency."""
     await_stream(OVERLAPS)
-    LOWEST: tl.constexpr = -0x80000000  # of what cannot be chosen (any more)
+    LOWEST: tl.constexpr = -0x80000000  # marks what cannot be chosen (any more)
     token = tl.program_id(0).to(tl.int64)
     row = gating + token * gating_stride
     expert, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
@@ -115,7 +115,7 @@ def _topk_gating_kernel(weights, ids, gating, bias, weights_stride, ids_stride, 
 
 
 def topk_gating(call: TopkGatingCall, num_warps: int = 1) -> Launch:
-    """What writes `weights` and `ids`, with Triton's `num_warps`."""
+    """The launch that writes `weights` and `ids`, with Triton's `num_warps`."""
     experts, k = sizes(call)
     return launch(
         _topk_gating_kernel, (call.gating.shape[0],), call.weights, call.ids, call.gating, call.bias,

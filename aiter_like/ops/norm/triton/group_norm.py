@@ -13,7 +13,7 @@ from aiter_like.ops.norm.group_norm import GroupNormCall
 from aiter_like.ops.norm.triton.parts import moments
 
 _MAX_PARTS = 256  # slices whose moments a program combines at a time
-_CHANNELS, _TILE = 64, 4096  # of channels last: channels of a program, elements of a tile of their positions
+_CHANNELS, _TILE = 64, 4096  # for channels last: channels of a program, elements of a tile of their positions
 
 
 @triton.jit
@@ -56,8 +56,8 @@ def _group_norm_parts_kernel(parts, x, size, groups, channels, slices, BLOCK: tl
 def _group_norm_slices_kernel(out, parts, x, weight, bias, size, groups, channels, positions, slices, count, epsilon,
                               BLOCK: tl.constexpr, VEC: tl.constexpr, PARTS: tl.constexpr, IS_SILU: tl.constexpr,
                               OVERLAPS: tl.constexpr):
-    """As _group_norm_kernel, of a slice per program with the moments of all slices of its group; the last slice first,
-    which is still in a cache.
+    """Like _group_norm_kernel, with a slice per program and the moments of all slices of its group; the last slice
+    first, which is still in a cache.
     """
     await_stream(OVERLAPS)
     index = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -129,7 +129,7 @@ def _store(out, values, mean, variance, weight, bias, row, start, size, groups, 
 @triton.jit
 def _places(row, start, size, groups, channels, BLOCK: tl.constexpr, VEC: tl.constexpr,
             IS_CHANNELS_LAST: tl.constexpr):
-    """Where a group's elements from `start` on are in memory: [BLOCK // VEC, VEC]."""
+    """Offsets of a group's elements from `start` on: [BLOCK // VEC, VEC]."""
     column = start + tl.arange(0, BLOCK // VEC) * VEC
     if IS_CHANNELS_LAST:
         group = row % groups
@@ -152,8 +152,9 @@ def _load(x, row, start, size, groups, channels, BLOCK: tl.constexpr, VEC: tl.co
 @triton.jit
 def _channels_kernel(parts, x, positions, slices, channels, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
                      OVERLAPS: tl.constexpr):
-    """Of channels last: mean, and squared deviations, of BLOCK_C channels in a slice of a sample's positions → parts
-    [samples, slices + 1, channels, 2]. They are of differences from the slice's first value, as in group_norm.hip.
+    """For channels last: mean, and squared deviations, of BLOCK_C channels in a slice of a sample's positions → parts
+    [samples, slices + 1, channels, 2]. Both are taken of differences from the slice's first value, like in
+    group_norm.hip.
     """
     await_stream(OVERLAPS)
     sample, slice, first, count = _positions(tl.program_id(0), positions, slices)
@@ -214,7 +215,7 @@ def _group_moments_kernel(parts, positions, slices, groups, channels, size, BLOC
 @triton.jit
 def _positions_kernel(out, parts, x, weight, bias, positions, slices, groups, channels, epsilon, BLOCK_P: tl.constexpr,
                       BLOCK_C: tl.constexpr, IS_SILU: tl.constexpr, OVERLAPS: tl.constexpr):
-    """As _group_norm_slices_kernel, of a slice of positions and BLOCK_C of their channels per program."""
+    """Like _group_norm_slices_kernel, with a slice of positions and BLOCK_C of their channels per program."""
     await_stream(OVERLAPS)
     sample, _, first, count = _positions(tl.num_programs(0) - 1 - tl.program_id(0), positions, slices)
     all_channels = groups * channels
@@ -251,7 +252,7 @@ def _positions(index, positions, slices):
 
 @triton.jit
 def _tile(start, count, channel, channels, BLOCK_P: tl.constexpr):
-    """Where BLOCK_P positions' channels are, from the slice's first on, and which are there."""
+    """Offsets of BLOCK_P positions' channels, from the slice's first on, and which are there."""
     position = start + tl.arange(0, BLOCK_P)[:, None]
     return position.to(tl.int64) * channels + channel[None, :], (position < count) & (channel < channels)[None, :]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the norms' Triton files share: loads and factors of a row, its moments, and how many rows a program takes."""
+"""Shared by the norms' Triton files: loads and factors of a row, its moments, and how many rows a program takes."""
 
 from __future__ import annotations
 

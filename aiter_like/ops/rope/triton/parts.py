@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Triton kernels of rope, rope_2d and fused_qk_rope_cache share: angles, pairs of heads, tiles."""
+"""Shared by the Triton kernels of rope, rope_2d and fused_qk_rope_cache: angles, pairs of heads, tiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiter_like.ops.common.triton.launch import power_of_2
 DEFAULT_ELEMENTS = 4096
 """The elements of either tensor's heads that one program takes."""
 
-_MAX_WARPS = 4  # by a trial of this layout on an H200, 16 + 2 heads of 128, 16384 tokens: 39.3 us, on 8 waves 41.9
+_MAX_WARPS = 4  # tried with this layout on an H200, 16 + 2 heads of 128, 16384 tokens: 39.3 us, on 8 waves 41.9
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def copy_rest(out, x, out_head, x_head, heads, first_head, begin, count, BLOCK_H
 
 
 def constants(call: Any, head_dim: int, width: int, tensors: list) -> tuple[list[int], dict[str, int | bool]]:
-    """What of a head is rotated and copied, as integers; the constexpr arguments that both kernels share.
+    """The parts of a head that are rotated and copied, as integers; the constexpr arguments that both kernels share.
 
     Args:
         call: RopeCall or Rope2dCall.

@@ -27,7 +27,7 @@ struct RowLayout {
   static constexpr int min_groups(int bytes, int factor_bytes = 2) {
     const int words = bytes * kVectors * kVec / 4, factor_words = 2 * kVec * (factor_bytes - 2) / 4;
     const int registers = words <= 8 && factor_bytes <= 4 ? 32 : 22 + (words + factor_words) * 9 / 8;
-    const int threads = 65536 / ((registers + 7) / 8 * 8);  // of which there are multiples of 8
+    const int threads = 65536 / ((registers + 7) / 8 * 8);  // registers come in multiples of 8
     return threads < kThreads ? 1 : threads / kThreads;
   }
 

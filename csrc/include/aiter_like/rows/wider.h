@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Rows that 16 bytes do not divide: a layout of single elements is built for them, but most are multiples of two or
 // four elements still, and lanes then take as many side by side. A launch chooses, since only it knows the addresses.
-// HIP only.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +9,8 @@
 
 namespace aiter_like {
 
-/// As many elements of a lane, kWide of them side by side; Layout itself where that does not divide them.
+/// A layout with equally many elements of a lane, kWide of them side by side; Layout itself where that does not divide
+/// them.
 template <class Layout, int kWide>
 using WiderLayout = std::conditional_t<
     Layout::kVectors % kWide == 0,

@@ -6,8 +6,8 @@
 
 namespace aiter_like::tile {
 
-/// As T: bf16 by any Rounding, f16 to nearest even or towards zero, fp8 (of magnitude at most 240) to nearest even.
-/// NaNs as in round_to_upper_half: those of arithmetic are kept.
+/// Converts to T: bf16 by any Rounding, f16 to nearest even or towards zero, fp8 (of magnitude at most 240) to nearest
+/// even. NaNs as in round_to_upper_half: those of arithmetic are kept.
 template <class T, Rounding kMode, class TILE>
 __device__ inline auto convert(const TILE& tile) {
   RegTile<T, TILE::kRows, TILE::kColumns, typename TILE::Layout> result;

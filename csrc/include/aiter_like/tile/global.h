@@ -41,7 +41,7 @@ struct GlobalView {
     return part;
   }
 
-  /// Of a matrix, the window of ROWS × COLUMNS from a row and a column on.
+  /// The window of ROWS × COLUMNS of a matrix from a row and a column on.
   template <int ROWS, int COLUMNS>
   __device__ TileWindow<T, ROWS, COLUMNS> window(int64_t first_row, int64_t first_column) const {
     return {*this, first_row, first_column};
@@ -72,7 +72,7 @@ constexpr uint32_t kOutOfRange = 0x80000000u;  // an offset beyond every buffer
 template <class T, int ROWS, int COLUMNS>
 struct TileWindow {
   static constexpr int kRows = ROWS, kColumns = COLUMNS;
-  T* data;                  // of the first row and column
+  T* data;                  // the first row's and column's
   int rows, columns;        // inside the view; either may be negative
   uint32_t row_bytes;       // from row to row
 

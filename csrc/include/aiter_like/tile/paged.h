@@ -27,13 +27,13 @@ struct Pieces {
   }
 };
 
-/// Where the keys of one sequence are. Whatever the table and a key are, a page of the cache is found and no entry
-/// behind that of the last key is read.
+/// The places of one sequence's keys. It finds a page of the cache whatever the table and a key are, and reads no entry
+/// behind that of the last key.
 struct PageTable {
   const int* entries;
   Divider page_size;
-  uint32_t last_page;  // of the cache
-  int last_key;        // of the sequence, not negative
+  uint32_t last_page;  // the cache's
+  int last_key;        // the sequence's, not negative
 
   __device__ int clamped(int key) const { return key < last_key ? key : last_key; }
   __device__ uint32_t entry(uint32_t index) const { return static_cast<uint32_t>(entries[index]); }
@@ -54,7 +54,7 @@ struct PagedHead {
   int64_t page_bytes, place_bytes;
 };
 
-/// What lane LANE of this lane's 16 has, as part of the instruction that uses it (ISA, DPP_CTRL, row_newbcast).
+/// The value of lane LANE of this lane's 16, as part of the instruction that uses it (ISA, DPP_CTRL, row_newbcast).
 template <int LANE>
 __device__ inline uint32_t lane_of_16(uint32_t x) {
   constexpr int kRowNewBroadcast = 0x150;
@@ -71,7 +71,7 @@ __device__ inline int64_t lane_of_16(int64_t x) {
   return __builtin_bit_cast(int64_t, Fragment{lane_of_16<LANE>(halves[0]), lane_of_16<LANE>(halves[1])});
 }
 
-/// What is at an address of global memory.
+/// The value at an address of global memory.
 template <class T>
 __device__ inline T load_global(uint64_t address) {
   return *reinterpret_cast<const __attribute__((address_space(1))) T*>(address);
@@ -84,15 +84,15 @@ __device__ inline void for_constants(F f) {
   (std::make_integer_sequence<int, COUNT>{});
 }
 
-/// Where the keys of STRIPS strips of 16 are, each lane one of them: lane 4 s + i of group g has key 16 s + 4 g + i, so
-/// that what a lane has to know of its four rows of each strip is within its own 16 lanes. An entry stays as it was
-/// loaded until it is used: to look at it is to wait for it.
+/// The places of the keys of STRIPS strips of 16, each lane one of them: lane 4 s + i of group g has key 16 s + 4 g +
+/// i, so that what a lane has to know of its four rows of each strip is within its own 16 lanes. An entry stays as it
+/// was loaded until it is used: to look at it is to wait for it.
 template <int STRIPS>
 struct KeyPlaces {
   static_assert(STRIPS == 1 || STRIPS == 2 || STRIPS == 4, "16 lanes have four keys of each strip");
   uint32_t entry, place;  // place: in the page
 
-  /// Of this lane, counted from the tile's first one.
+  /// This lane's key, counted from the tile's first one.
   __device__ static int own_key() {
     const int lane = lane_index();
     return lane / 4 % STRIPS * 16 + lane / 16 * 4 + lane % 4;
@@ -109,7 +109,7 @@ struct KeyPlaces {
     };
     return {table.page_of(from(entry)), from(place)};
   }
-  /// Of what is so far from page to page and from place to place.
+  /// The offset in a plane with these strides from page to page and from place to place.
   __device__ int64_t offset(const PageTable& table, int64_t page_stride, int64_t place_stride) const {
     return table.page_of(entry) * page_stride + place * place_stride;
   }
@@ -122,7 +122,7 @@ struct KeyPlaces {
 /// The pages of a tile are asked for first, at best a tile ahead; K and V of the same keys share them.
 template <class STAGED>
 struct PagedWindow {
-  uint32_t entries[STAGED::kCount];  // as they were loaded: to look at one is to wait for it
+  uint32_t entries[STAGED::kCount];  // kept as they were loaded: to look at one is to wait for it
   uint32_t places[STAGED::kCount];   // in the page
   int first_key;
 
@@ -163,7 +163,7 @@ template <class T, int E, int STRIPS>
 struct GatheredRows {
   using P = Pieces<E>;
   static constexpr int kSize = sizeof(T);
-  static constexpr int kWords = (E * kSize + 3) / 4;  // of a row; a last half word has its own
+  static constexpr int kWords = (E * kSize + 3) / 4;  // words of a row; a last half word has its own
   uint32_t words[STRIPS][4][kWords];
 
   static constexpr __host__ __device__ int word(int p) { return P::first(p) * static_cast<int>(sizeof(T)) / 4; }
@@ -301,7 +301,7 @@ __device__ inline TILE load_widened(const LDS& lds, int first_column) {
   return tile;
 }
 
-/// What the lanes of this wave have written to LDS, its other lanes may read from here on. LDS serves a wave in order:
+/// Lets the lanes of this wave read from here on what its other lanes have written to LDS. LDS serves a wave in order:
 /// no instruction, but the compiler knows of one lane at a time.
 __device__ inline void share_with_wave() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");

@@ -39,8 +39,8 @@ struct PingPong {
   }
 };
 
-/// As long as it lives, this wave goes before those of priority 0 on its SIMD, and the compiler moves nothing across
-/// its beginning and end: for the part that multiplies, so that the matrix units never wait.
+/// Puts this wave before those of priority 0 on its SIMD as long as it lives; the compiler moves nothing across its
+/// beginning and end: for the part that multiplies, so that the matrix units never wait.
 class Priority {
  public:
   __device__ Priority() {

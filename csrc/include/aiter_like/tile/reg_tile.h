@@ -14,7 +14,7 @@ namespace aiter_like::tile {
 template <class T>
 constexpr bool kIsSum = std::is_same_v<T, float> || std::is_same_v<T, int32_t>;
 
-/// What one matrix instruction takes (8 bytes) or gives (WIDTH² / 64 sums) per lane.
+/// A lane's operand (8 bytes) or result (WIDTH² / 64 sums) of one matrix instruction.
 template <class T, int WIDTH, bool IS_SUM = kIsSum<T>>
 struct PieceOf {
   using type = Fragment;

@@ -18,7 +18,7 @@ struct RingSlot {
   int item, stage;
 };
 
-// Of two stages either is behind the other one: one instruction.
+// Either of two stages is behind the other one: one instruction.
 template <int STAGES>
 __device__ inline int stage_after(int stage) {
   return STAGES == 2 ? stage ^ 1 : stage + 1 == STAGES ? 0 : stage + 1;

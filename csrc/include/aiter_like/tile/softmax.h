@@ -25,7 +25,7 @@ __device__ inline uint32_t negated(uint32_t word) {
   return word ^ ((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu & 0x80808080u);
 }
 
-/// What scores are to be multiplied by instead of `scale`, a positive number: the queries take over a sign, or become
+/// The factor of scores in place of `scale`, a positive number: the queries take over a sign, or become
 /// NaN as the scale is. 0 is as good as kLeastScale.
 template <class QUERIES, int COUNT>
 __device__ inline float positive_scale(float scale, QUERIES (&queries)[COUNT]) {
@@ -51,8 +51,8 @@ __device__ inline float positive_scale(float scale, QUERIES (&queries)[COUNT]) {
 template <class SCORES, int BITS = 0>
 struct OnlineSoftmax {
   using Layout = typename SCORES::Layout;
-  typename SCORES::PerColumn maximum;  // of scale · score; the same in all groups
-  typename SCORES::PerColumn sum;      // of what this lane has exponentiated
+  typename SCORES::PerColumn maximum;  // maximum of scale · score; the same in all groups
+  typename SCORES::PerColumn sum;      // sum of what this lane has exponentiated
   bool is_far = false;                 // whether a maximum of the wave is beyond ±kFar
   static constexpr float kFar = BITS ? 0x1p23f : 0x1p27f;  // it is rounded by up to 0.5 and 8 there
   static_assert(!SCORES::kOwnsRows, "each lane has columns: queries");

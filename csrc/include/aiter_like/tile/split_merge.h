@@ -16,7 +16,7 @@ struct SplitMerge {
   float maxima[WAVES][ROWS], sums[WAVES][ROWS];
   float values[WAVES][16][kPitch];
 
-  /// Of this wave's rows, one lane each. A barrier has to follow.
+  /// Stores this wave's rows, one lane each. A barrier has to follow.
   template <class SOFTMAX>
   __device__ void tell(const SOFTMAX& softmax, int wave) {
 #pragma unroll
@@ -30,7 +30,7 @@ struct SplitMerge {
     }
   }
 
-  /// Of a row of all waves: its maximum, its sum, and by what each wave's values count.
+  /// A row of all waves: its maximum, its sum, and the factor of each wave's values.
   struct Row {
     float maximum, sum, weights[WAVES];
   };

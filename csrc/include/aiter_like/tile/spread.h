@@ -20,13 +20,13 @@ struct Spread {
     const int i = ((t - from) * count + end - from - 1) / (end - from);
     return i < count && place(i) == t ? i : -1;
   }
-  /// Where access i is.
+  /// The place of access i.
   constexpr __host__ __device__ int place(int i) const { return from + i * (end - from) / count; }
   /// Whether there are as many places as accesses.
   constexpr __host__ __device__ bool fits() const { return 0 <= from && count <= end - from; }
 };
 
-/// What an instruction occupies; the values are LLVM's, of amdgcn.sched.group.barrier.
+/// The pipe that an instruction occupies; the values are LLVM's, of amdgcn.sched.group.barrier.
 enum class Pipe { valu = 0x2, scalar = 0x4, matrix = 0x8, global_read = 0x20, lds_read = 0x100, lds_write = 0x200 };
 
 /// Orders what comes since the last keep_order(): PRODUCTS times a matrix instruction, then one of each of PIPES as

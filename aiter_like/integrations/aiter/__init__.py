@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""AITER's names: their table, adapters where parameters differ, the package `aiter` for programs that import it."""

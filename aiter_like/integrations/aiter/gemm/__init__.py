@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Adapters of AITER's matrix products."""

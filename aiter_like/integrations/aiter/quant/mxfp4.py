@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""AITER's quantisers to MXFP4: elements of fp4, of which each 32 share a power of two. Named by names.txt.
+
+There is no matrix product of such elements on gfx942: they are weights, which gemm_weight_only and fused_moe take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aiter_like
+from aiter_like import check, dtypes
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.objects import MxScaleRoundModeInt
+from aiter_like.integrations.aiter.others.adapters import e8m0_shuffle as shuffled_scale
+from aiter_like.integrations.aiter.others.adapters import shuffle_scale_a16w4, shuffle_weight_a16w4
+
+_GROUP = 32
+
+
+def quant_mxfp4_hip(x: Tensor, group_size: int = 32, round_mode: int = MxScaleRoundModeInt.RoundUp,
+                    e8m0_shuffle: bool = False, a16w4_shuffle: bool = False, gate_up: bool = False,
+                    shuffle_weight: bool = False) -> tuple[Tensor, Tensor]:
+    """`quant_mxfp4`, in `dtypes.fp4x2` and `dtypes.fp8_e8m0`, if asked for in the layout of a product's weights.
+
+    Args:
+        x: [rows, columns] bf16 or fp16, contiguous.
+        group_size: 32.
+        round_mode: of MxScaleRoundMode, as `quant_mxfp4` has it.
+        e8m0_shuffle: scales as `e8m0_shuffle` puts them.
+        a16w4_shuffle, gate_up: scales as `shuffle_scale_a16w4` puts those of one expert.
+        shuffle_weight: with one of these, also the elements as `shuffle_weight` or `shuffle_weight_a16w4` puts them.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit.
+    """
+    name = "quant_mxfp4_hip"
+    check.tensor(name, "x", x, rank=2, dtypes=(torch.bfloat16, torch.float16))
+    check.choice(name, "group_size", group_size, (_GROUP,))
+    mode = _checked_mode(name, round_mode)
+    for flag, value in (("e8m0_shuffle", e8m0_shuffle), ("a16w4_shuffle", a16w4_shuffle), ("gate_up", gate_up),
+                        ("shuffle_weight", shuffle_weight)):
+        check.flag(name, flag, value)
+    if e8m0_shuffle and a16w4_shuffle:
+        raise ValueError(f"{name}: e8m0_shuffle must be False with a16w4_shuffle")
+    if gate_up and not a16w4_shuffle:
+        raise ValueError(f"{name}: gate_up must be False without a16w4_shuffle")
+    if shuffle_weight and not (e8m0_shuffle or a16w4_shuffle):
+        raise ValueError(f"{name}: shuffle_weight must be False without e8m0_shuffle and a16w4_shuffle")
+    packed, scale = aiter_like.quant_mxfp4(x, mode)
+    if shuffle_weight:
+        packed = (shuffle_weight_a16w4(packed[None], 16, gate_up)[0] if a16w4_shuffle
+                  else aiter_like.shuffle_weight(packed))
+    if e8m0_shuffle:
+        scale = shuffled_scale(scale)
+    if a16w4_shuffle:
+        scale = shuffle_scale_a16w4(scale, 1, gate_up)
+    return packed.view(dtypes.fp4x2), scale.view(dtypes.fp8_e8m0)
+
+
+def per_1x32_f4_quant(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
+                      pack_dim: int = -1, round_mode: int = MxScaleRoundModeInt.RoundUp) -> tuple[Tensor, Tensor]:
+    """`quant_mxfp4`, in `dtypes.fp4x2` and `dtypes.fp8_e8m0`; the scales of all rows are one matrix.
+
+    Args:
+        x: [..., K], K a multiple of 32; [K, N] with `pack_dim` 0.
+        scale: without effect, as there.
+        quant_dtype: `dtypes.fp4x2`.
+        shuffle: scales as `e8m0_shuffle` puts them.
+        pack_dim: the dimension of the groups, -1 or 0.
+        round_mode: of MxScaleRoundMode.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit.
+    """
+    name = "per_1x32_f4_quant"
+    check.tensor(name, "x", x, last_contiguous=False)
+    _check_fp4(name, quant_dtype)
+    check.choice(name, "pack_dim", pack_dim, (-1, 0))
+    mode = _checked_mode(name, round_mode)
+    check.flag(name, "shuffle", shuffle)
+    if pack_dim == 0:
+        check.tensor(name, "x", x, rank=2, last_contiguous=False)
+        x = x.t().contiguous()
+    packed, scales = aiter_like.quant_mxfp4(x, mode)
+    scales = scales.reshape(-1, scales.shape[-1])
+    scales = shuffled_scale(scales) if shuffle else scales
+    if pack_dim == 0:
+        packed, scales = packed.t().contiguous(), scales.t().contiguous()
+    return packed.view(dtypes.fp4x2), scales.view(dtypes.fp8_e8m0)
+
+
+def per_1x32_mx_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
+                          num_rows: Tensor | None = None, num_rows_factor: int = 1,
+                          scale_type: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """`per_1x32_f4_quant` of all rows: what lies behind num_rows · num_rows_factor rows is AITER's to leave as it was
+    made.
+
+    Raises:
+        UnsupportedError: `quant_dtype` is an fp8.
+    """
+    name = "per_1x32_mx_quant_hip"
+    if quant_dtype != dtypes.fp4x2:
+        raise UnsupportedError(f"{name}: quant_dtype must be dtypes.fp4x2, got {quant_dtype}: no product here takes "
+                               "fp8 with a scale for each 32", "mxfp4_quant")
+    check.choice(name, "scale_type", scale_type, (None, dtypes.fp8_e8m0))
+    return per_1x32_f4_quant(x, scale, quant_dtype, shuffle)
+
+
+def per_1x32_f4_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
+                          num_rows: Tensor | None = None, num_rows_factor: int = 1) -> tuple[Tensor, Tensor]:
+    """`per_1x32_mx_quant_hip` of fp4."""
+    _check_fp4("per_1x32_f4_quant_hip", quant_dtype)
+    return per_1x32_mx_quant_hip(x, scale, quant_dtype, shuffle, num_rows, num_rows_factor)
+
+
+def per_1x32_f4_quant_triton(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2,
+                             shuffle: bool = False) -> tuple[Tensor, Tensor]:
+    """`dynamic_mxfp4_quant` of aiter.utility.fp4_utils, in `dtypes.fp4x2`."""
+    _check_fp4("per_1x32_f4_quant_triton", quant_dtype)
+    return dynamic_mxfp4_quant_shuffled(x, shuffle=shuffle)
+
+
+def dynamic_mxfp4_quant(x: Tensor, scaling_mode: str = "even") -> tuple[Tensor, Tensor]:
+    """`quant_mxfp4` whose scales are rounded to the nearest.
+
+    Args:
+        x: [..., K], K even; the last group may have fewer than 32 elements.
+        scaling_mode: "even".
+
+    Returns:
+        [..., K / 2] and [..., ⌈K / 32⌉] uint8.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit.
+    """
+    name = "dynamic_mxfp4_quant"
+    check.tensor(name, "x", x, last_contiguous=False)
+    check.choice(name, "scaling_mode", scaling_mode, ("even",))
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise ValueError(f"{name}: x must have an even last dimension, got shape {tuple(x.shape)}")
+    columns, rest = x.shape[-1], -x.shape[-1] % _GROUP
+    packed, scale = aiter_like.quant_mxfp4(torch.nn.functional.pad(x, (0, rest)) if rest else x,
+                                           int(MxScaleRoundModeInt.Even))
+    return packed[..., :columns // 2].contiguous() if rest else packed, scale
+
+
+def mxfp4_quant(x: Tensor, block_size_m: int = 16, block_size_n: int = 256) -> tuple[Tensor, Tensor]:
+    """`dynamic_mxfp4_quant` of whole groups; the sizes are those of AITER's kernel, and without effect."""
+    check.tensor("mxfp4_quant", "x", x, rank=2, last_contiguous=False)
+    if x.shape[-1] % _GROUP:
+        raise ValueError(f"mxfp4_quant: x must have whole groups of {_GROUP} in its last dimension, got shape "
+                         f"{tuple(x.shape)}")
+    return dynamic_mxfp4_quant(x)
+
+
+def dynamic_mxfp4_quant_shuffled(x: Tensor, scaling_mode: str = "even", shuffle: bool = False) -> tuple[Tensor, Tensor]:
+    """`dynamic_mxfp4_quant` in `dtypes.fp4x2` and `dtypes.fp8_e8m0`, the scales if asked for as `e8m0_shuffle` puts
+    them.
+    """
+    packed, scale = dynamic_mxfp4_quant(x, scaling_mode)
+    scale = scale.reshape(-1, scale.shape[-1])
+    return packed.view(dtypes.fp4x2), (shuffled_scale(scale) if shuffle else scale).view(dtypes.fp8_e8m0)
+
+
+def _checked_mode(name: str, mode: Any) -> int:
+    """`round_mode` as `quant_mxfp4` takes it."""
+    number = int(mode) if isinstance(mode, MxScaleRoundModeInt) else mode
+    check.choice(name, "round_mode", number, tuple(map(int, MxScaleRoundModeInt)))
+    return number
+
+
+def _check_fp4(name: str, dtype: torch.dtype) -> None:
+    check.choice(name, "quant_dtype", dtype, (dtypes.fp4x2,))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Runs programs in the manner of AITER's own tests."""

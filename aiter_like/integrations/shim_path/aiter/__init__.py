@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: MIT
-"""AITER's names served by aiter_like, for engines that import `aiter` where it is not installed (../../shim.py)."""
-
-from aiter_like.integrations import shim
-
-shim.fill(__name__)
