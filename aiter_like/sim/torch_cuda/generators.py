@@ -53,7 +53,7 @@ class Generator(torch.Generator):
         return super().manual_seed(seed)
 
     def get_offset(self) -> int:
-        """The place up to which kernels have drawn from it, which `set_offset` tells; what torch draws does not count here."""
+        """The place up to which kernels have drawn, told by `set_offset`; what torch draws does not count here."""
         return self.offset
 
     def set_offset(self, offset: int) -> None:

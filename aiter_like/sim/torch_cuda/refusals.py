@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Calls that a GPU refuses and the CPU would do, within sim.as_gpu(): tensors of several devices in one call; and the error
-of a tensor for which there is no memory.
+"""Calls that a GPU refuses and the CPU would do, within sim.as_gpu(): tensors of several devices in one call; and the
+error of a tensor for which there is no memory.
 """
 
 from __future__ import annotations
