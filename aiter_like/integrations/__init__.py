@@ -33,7 +33,7 @@ _log_before: list[tuple[int, list[logging.Handler]]] = []
 
 @dataclass(frozen=True)
 class Status:
-    """What `install` did in this process.
+    """The state of the integrations in this process.
 
     Attributes:
         enabled: the switch AITER_LIKE.
@@ -94,7 +94,7 @@ def uninstall() -> None:
 
 
 def status() -> Status:
-    """What is in place, and the calls so far."""
+    """Tells what is in place, and the calls so far."""
     try:
         enabled = env.get("AITER_LIKE")
     except ValueError:

@@ -26,7 +26,7 @@ _GROUPS = {"vllm": ("vllm.general_plugins",), "transformers": (),
            "sglang": ("sglang.srt.plugins", "sglang.multimodal_gen.plugins")}
 _ALLOWED = {"vllm": "VLLM_PLUGINS", "sglang": "SGLANG_PLUGINS"}
 _PLUGIN = "aiter_like"
-_STARTUP = "aiter_like_startup"  # what transformers has for a plugin: read by each interpreter when it starts
+_STARTUP = "aiter_like_startup"  # transformers has this in place of a plugin: each interpreter reads it when it starts
 
 logger = logging.getLogger("aiter_like")
 
@@ -85,12 +85,12 @@ def _installed(engine: str, problems: list[str]) -> Iterator[str]:
 
 
 def _cause(error: Exception) -> str:
-    """What keeps a package from being imported, and, where it is one to install, how."""
+    """Says what keeps a package from being imported, and how to install it where it is missing."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if error.name == package:
             return f"{package} is missing: pip install {package}"
-    unregistered = re.search(r"operator (torch\w+)::\w+ does not exist", str(error))  # what such a build says of itself
+    unregistered = re.search(r"operator (torch\w+)::\w+ does not exist", str(error))  # such a build's own error
     if unregistered:
         package, toolkit = unregistered[1], torch.__version__.partition("+")[2] or "cpu"
         return (f"{package} was built for another torch than {torch.__version__}: pip install --force-reinstall "
@@ -108,7 +108,7 @@ def _aiter() -> str:
 
 
 def _startup(enabled: bool) -> tuple[list[str], list[str]]:
-    """Where the line lies that an interpreter reads when it starts, and why new models will not be served."""
+    """Says where the line lies that an interpreter reads when it starts, and why new models will not be served."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     found = [folder for folder in folders if (Path(folder) / f"{_STARTUP}.pth").is_file()]
     lines = [f"{_STARTUP}.pth in {folder}" for folder in found[:1]] or [f"{_STARTUP}.pth: not installed"]
@@ -119,7 +119,7 @@ def _startup(enabled: bool) -> tuple[list[str], list[str]]:
 
 
 def _plugins(engine: str) -> tuple[list[str], list[str]]:
-    """What the engine will find of ours, and why it will not."""
+    """Says which of our plugins the engine will find, and why it will not."""
     lines, problems = [], []
     for group in _GROUPS[engine]:
         found = [point for point in importlib.metadata.entry_points(group=group) if point.name == _PLUGIN]

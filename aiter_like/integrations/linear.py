@@ -146,7 +146,7 @@ def _is_first(target: Target, call: GemmA16w16Call) -> bool:
 
 
 def _schema(x: Tensor, weight: Tensor, bias: Tensor | None, engine: str, *, backend: str | None = None) -> Tensor:
-    """What `torch.ops.aiter_like.linear` takes; a backend that is named serves in any case."""
+    """The schema of `torch.ops.aiter_like.linear`; a backend that is named serves in any case."""
 
 
 def _run(x: Tensor, weight: Tensor, bias: Tensor | None, engine: str, *, backend: str | None = None) -> Tensor:

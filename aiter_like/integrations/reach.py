@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which operators stand behind a function: for the page of names, and for AITER_LIKE_DISABLE, which names operators."""
+"""Finds the operators behind a function: for the page of names, and for AITER_LIKE_DISABLE, which names operators."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _named(function: types.FunctionType) -> list[Any]:
         if module.__name__.split(".")[0] == "aiter_like":
             served = {*vars(module), *getattr(module, "__all__", ())}  # the root loads its functions when asked
             found += [getattr(module, name) for name in sorted(names & served)]
-            if "getattr" in names:  # by a name that is put together: any of the module's operators
+            if "getattr" in names:  # the name is put together: any of the module's operators
                 found += [value for value in vars(module).values() if isinstance(value, Op)]
     kinds = (Op, types.FunctionType, functools.partial)
     return [value for value in found if isinstance(value, kinds) or _is_layer(value)]

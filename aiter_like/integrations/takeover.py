@@ -23,13 +23,13 @@ from aiter_like.integrations import reach
 _log = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling
 
-# What our checks raise, before anything is written: the call is not for us, the original says whether it is wrong.
+# Our checks raise these before anything is written: the call is not for us, the original says whether it is wrong.
 _REFUSALS = (UnsupportedError, TypeError, ValueError)
 _REASONS_PER_NAME = 8  # shapes differ call by call; later reasons are counted only
 _ABSENT = object()
 
 LEFT = object()
-"""What a function of ours returns, in place of a result, for a call that the engine's own serves as well or better."""
+"""A function of ours returns this in place of a result for a call that the engine's own serves as well or better."""
 
 # The names under which adapters take what has no name in an index: their `take("engine.name", …)` and rows of layers.
 NAMES = frozenset({
@@ -148,7 +148,7 @@ def take_attribute(holder: Any, attr: str, name: str, ours: Callable[..., Any], 
 
 
 def replaced() -> tuple[str, ...]:
-    """Where `replace_attribute` has put something, as "module.attribute"."""
+    """The places where `replace_attribute` has put something, as "module.attribute"."""
     return tuple(f"{getattr(module, '__qualname__', getattr(module, '__name__', module))}.{attr}"
                  for _, module, attr, _, _ in _replaced)
 

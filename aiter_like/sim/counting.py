@@ -10,7 +10,8 @@ from aiter_like.sim import library
 from aiter_like.sim.observing import Launches
 
 SCHEMA = 1
-"""Of what `Session.launches` holds; csrc/sim/MODEL.md, "Counters", describes it. New keys do not change it."""
+"""The version of the records in `Session.launches`; csrc/sim/MODEL.md, "Counters", describes them. New keys do not
+change it."""
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from aiter_like.sim import library
 from aiter_like.sim.observing import Launches
 
 SCHEMA = 1
-"""Of what `Session.modelled` holds; csrc/sim/MODEL.md, "The cycle model", describes it."""
+"""The version of the records in `Session.modelled`; csrc/sim/MODEL.md, "The cycle model", describes them."""
 
 PEAK_MHZ = 2100.0
 """The MI300X's highest engine clock: cycles are stated at it unless a clock is given."""
@@ -22,12 +22,12 @@ BUDGET = 12_000_000
 """Wave instructions that are replayed of a launch, about: some seconds."""
 
 USUAL_ERROR = 0.087
-"""Of the model, absolute and relative: three quarters of the public microbenchmarks of csrc/sim/timing/VALIDATION.md
-are within it. What most of the others measure it does not model."""
+"""The model's relative error: three quarters of the public microbenchmarks of csrc/sim/timing/VALIDATION.md are within
+it. It does not model what most of the others measure."""
 
 LEAST_GAIN = (1 + USUAL_ERROR) / (1 - USUAL_ERROR) - 1
-"""By which one modelled time must be below another to mean anything: what two can be apart that are off by USUAL_ERROR,
-one of them up and the other one down."""
+"""The factor by which modelled times must differ to mean anything: two that are off by USUAL_ERROR, one up and one
+down, can be so far apart."""
 
 SUSTAINED_MHZ = {"matrix bf16": 1207.0, "matrix fp16": 1115.0, "matrix 8-bit": 1230.0, "attention": 1343.0,
                  "vector": 1837.0, "memory": 1592.0}

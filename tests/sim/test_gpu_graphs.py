@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""sim.as_gpu(): torch.cuda.graph, and what Python code sees in a backward pass, autocasting, or of two devices."""
+"""sim.as_gpu(): torch.cuda.graph, random numbers, and what Python code sees in a backward pass or of two devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_a_graph_of_operators_triton_and_torch(twice):
     x, weight = torch.ones(2, 256, dtype=torch.bfloat16, device="cuda"), torch.ones(256, dtype=torch.bfloat16).cuda()
     count, host = torch.zeros(1, device="cuda"), torch.zeros(1)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool), torch.cuda.graph(graph, pool=pool.id):
         assert torch.cuda.is_current_stream_capturing()
         count += 1
         host += 1
@@ -144,19 +145,6 @@ def test_backward_passes_are_on_the_gpu(twice):
     assert torch.func.vmap(lambda one: one * 2 if one.is_cuda else None)(x.detach()).is_cuda
 
 
-def test_autocasting_to_float32():
-    x, model = torch.randn(4, 8, device="cuda"), torch.nn.Linear(8, 8).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
-        y = model(x)
-        assert y.dtype == (y @ y.mT).dtype == torch.bfloat16
-        for wide in (torch.softmax(y, -1), functional.layer_norm(y, (8,)), y.exp(), y.pow(2), y.sum(),
-                     functional.mse_loss(y, x)):
-            assert wide.dtype == torch.float32 and wide.is_cuda
-        with torch.autocast("cuda", enabled=False):
-            assert y.exp().dtype == torch.bfloat16
-    assert torch.softmax(y, -1).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("call", (
     lambda x, host: x + host, lambda x, host: host @ x, lambda x, host: torch.cat([x, host]),
     lambda x, host: functional.linear(x, host), lambda x, host: x.mul_(host),
@@ -178,24 +166,6 @@ def test_what_a_tensor_says_of_itself():
     facts = torch.cuda.get_device_properties(0)
     assert repr(facts).startswith("_CudaDeviceProperties(name='AMD Instinct MI300X") and facts.uuid
     assert torch.version.cuda is None
-
-
-def test_memory_and_streams_that_programs_ask_for():
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        torch.empty(1 << 46, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match="simulated MI300X, in the host's memory"):
-        torch.ones(1, device="cuda").expand(1 << 46).clone()
-    with torch.device("meta"):
-        assert torch.empty(1 << 46).is_meta
-    stats = torch.cuda.memory_stats()
-    assert "num_ooms" in stats and "allocated_bytes.large_pool.freed" in stats
-    assert "CUDA" in torch.cuda.memory_summary()
-    stream = torch.Stream(device="cuda", priority=-1)
-    assert isinstance(stream, torch.cuda.Stream) and isinstance(torch.Event(device="cuda"), torch.cuda.Event)
-    torch.ones(1, device="cuda").record_stream(stream)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 3, 4, device="cuda"), torch.tensor([3, 2]), True)
-    assert packed.data.is_cuda and not packed.batch_sizes.is_cuda
-    assert torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())(torch.ones(4, 2, device="cuda")).is_cuda
 
 
 def test_host_and_gpu_draw_from_sequences_of_their_own():
@@ -230,18 +200,6 @@ def test_host_and_gpu_draw_from_sequences_of_their_own():
     assert seen[0] == seen[2] != seen[1]
     with pytest.raises(RuntimeError, match="register_generator_state: expected a generator of device type cuda"):
         graph.register_generator_state(torch.default_generator)
-
-
-def test_attention_by_the_kernels_that_are_permitted():
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    x = torch.randn(1, 2, 8, 16, device="cuda", dtype=torch.float16)
-    expected = functional.scaled_dot_product_attention(x, x, x)
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
-        with sdpa_kernel(backend):
-            torch.testing.assert_close(functional.scaled_dot_product_attention(x, x, x), expected, atol=4e-3, rtol=0)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
-        functional.scaled_dot_product_attention(x.float(), x.float(), x.float())
 
 
 def test_states_of_random_numbers():
@@ -287,9 +245,7 @@ def test_a_capture_draws_nothing():
 
     torch.cuda.manual_seed(5)
     own.manual_seed(6)
-    clone = own.clone_state()
     expected = [draw() for _ in range(3)]
-    assert torch.rand(3, device="cuda", generator=clone).equal(expected[0][1])
     torch.cuda.manual_seed(5)
     own.manual_seed(6)
     graph = torch.cuda.CUDAGraph()
@@ -307,8 +263,3 @@ def test_a_capture_is_on_a_stream_of_its_own():
     with pytest.raises(RuntimeError, match="must be captured on a non-default stream"):
         torch.cuda.CUDAGraph().capture_begin()
     assert not torch.cuda.is_current_stream_capturing()
-
-
-def test_more_memory_than_there_is():
-    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity"):
-        torch.empty(800000000 << 30, dtype=torch.int8, device="cuda")

@@ -1,48 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""sim.as_gpu(): torch's types of old, copies of tensors and modules, streams' and devices' lower names."""
+"""sim.as_gpu(): copies of tensors and modules, streams, calls of two devices, what a GPU has and the CPU lacks."""
 
 from __future__ import annotations
 
 import copy
-import ctypes
 import pickle
 
-import numpy
 import pytest
 import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from aiter_like import sim
-from aiter_like.errors import UnsupportedError
-from aiter_like.sim import session
 
 
 @pytest.fixture(autouse=True)
 def gpu():
     with sim.as_gpu() as device:
         yield device
-
-
-def test_types_of_old(gpu):
-    x, host = torch.cuda.FloatTensor(2, 3).fill_(1), torch.FloatTensor(2, 3).fill_(1)
-    assert x.device == gpu and torch.cuda.LongTensor([3, 4]).tolist() == [3, 4] and not host.is_cuda
-    assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.FloatTensor)
-    assert isinstance(host, torch.FloatTensor) and not isinstance(host, (torch.cuda.FloatTensor, torch.LongTensor))
-    for to_gpu in (torch.cuda.HalfTensor, "torch.cuda.HalfTensor"):
-        there = host.type(to_gpu)
-        assert there.is_cuda and there.dtype == torch.float16 and there.type() == "torch.cuda.HalfTensor"
-        for to_host in (torch.FloatTensor, "torch.FloatTensor"):
-            assert not there.type(to_host).is_cuda and there.type(to_host).dtype == torch.float32
-    assert x.type(torch.float16).is_cuda and torch.cuda.FloatTensor.dtype == torch.float32
-    assert str(torch.cuda.FloatTensor) == "<class 'torch.cuda.FloatTensor'>" and torch.cuda.FloatTensor.is_cuda
-    assert str(torch.LongTensor | None) == "torch.LongTensor | None" and isinstance(torch.cuda.FloatTensor, type)
-    with pytest.raises(TypeError, match=r"expected torch\.cuda\.FloatTensor \(got torch\.FloatTensor\)"):
-        torch.cuda.FloatTensor(host)
-    with pytest.raises(ValueError, match="invalid type: 'torch.cuda.Half'"):
-        host.type("torch.cuda.Half")
-    torch.set_default_tensor_type(torch.cuda.FloatTensor)
-    assert torch.zeros(1).is_cuda
-    torch.set_default_tensor_type("torch.FloatTensor")
-    assert not torch.zeros(1).is_cuda
 
 
 def test_copies_are_where_their_tensors_are():
@@ -79,120 +54,39 @@ def test_sparse_tensors_move():
     assert copy.deepcopy(bag).weight.is_cuda and bag.weight.grad.is_sparse and bag.weight.grad.is_cuda
 
 
-def test_parts_on_devices(gpu):
-    from torch.nn.parallel import comm, data_parallel, replicate
-
-    assert torch.device(0) == gpu
-    x = torch.arange(6.0).view(3, 2)
-    parts = comm.scatter(x, [0, 0])
-    assert [part.tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5]]] and all(part.is_cuda for part in parts)
-    assert torch.equal(comm.gather(parts, destination="cpu"), x) and comm.gather(parts).device == gpu
-    out = [torch.empty(3, 1, device="cuda") for _ in range(2)]
-    comm.scatter(x, out=out, dim=-1)
-    assert [one.flatten().tolist() for one in out] == [[0, 2, 4], [1, 3, 5]]
-    assert all(one.is_cuda for one in comm.broadcast(x, [0, 0]))
-    assert len(comm.broadcast_coalesced([x, x[0]], [0])[0]) == 2
-    assert comm.broadcast(x.cuda(), out=[torch.empty(3, 2, device="cuda")])[0].tolist() == x.tolist()
-    for call, text in ((lambda: comm.scatter(x, [0], [3, 1]), "to be of same length"),
-                       (lambda: comm.scatter(x, out=out), "incorrect shape"),
-                       (lambda: comm.gather([x]), "tensor at index 0 has device 'cpu'"),
-                       (lambda: comm.gather(parts, out=torch.empty(3, 3)), "Expected out tensor to have shape")):
-        with pytest.raises(RuntimeError, match=text):
-            call()
-    layer = torch.nn.Linear(2, 2).cuda()
-    assert replicate(layer, [0])[0].weight.is_cuda and data_parallel(layer, x.cuda(), [0]).is_cuda
-
-
-def test_memory_that_is_shared_with_others():
-    x = torch.arange(3.0, device="cuda")
-    assert tuple(map(int, x.__dlpack_device__())) == (10, 0) and tuple(map(int, x.cpu().__dlpack_device__())) == (1, 0)
-    with pytest.raises((BufferError, RuntimeError), match="Unsupported device"):
-        numpy.from_dlpack(x)
-    with pytest.raises(BufferError, match=r"__dlpack__: a tensor on cuda:0 has no memory on device \(1, 0\)"):
-        x.__dlpack__(dl_device=(1, 0))
-    for how in (torch.from_dlpack, lambda one: torch.from_dlpack(torch.to_dlpack(one)),
-                lambda one: torch.utils.dlpack.from_dlpack(one.__dlpack__(stream=0))):
-        x = torch.arange(3.0, device="cuda")
-        shared = how(x)
-        shared += 1
-        assert shared.is_cuda and x.tolist() == [1, 2, 3]
-    assert not torch.from_dlpack(torch.to_dlpack(torch.ones(2))).is_cuda
-    host = torch.from_dlpack(x, device="cpu")
-    host += 1
-    assert not host.is_cuda and x.tolist() == [1, 2, 3]
-    array = x.numpy(force=True)
-    array += 1
-    assert x.tolist() == [1, 2, 3]
-
-
 def test_streams_have_handles(gpu):
     stream, other = torch.cuda.Stream(), torch.cuda.Stream()
     assert stream != other and stream.cuda_stream != other.cuda_stream != 0
     assert torch.cuda.default_stream().cuda_stream == 0 and repr(stream).startswith("<torch.cuda.Stream device=cuda:0")
-    twin = torch.cuda.Stream(stream_id=stream.stream_id, device_index=0, device_type=stream.device_type)
-    assert twin == stream and hash(twin) == hash(stream) and twin.cuda_stream == stream.cuda_stream
     with stream, other, stream:
         assert torch.cuda.current_stream() == stream
         assert torch._C._cuda_getCurrentRawStream(0) == stream.cuda_stream
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    torch._C._cuda_setStream(stream_id=other.stream_id, device_index=0, device_type=1)
+    torch.cuda.set_stream(other)
     assert torch.cuda.current_stream() == other
     torch.cuda.set_stream(torch.cuda.default_stream())
-    made = ctypes.c_void_p()
-    session.load().hipStreamCreate(ctypes.byref(made))
-    outside = torch.cuda.ExternalStream(made.value)
-    with torch.cuda.stream(outside):
-        assert torch.cuda.current_stream().cuda_stream == made.value and isinstance(outside, torch.cuda.Stream)
-    session.load().hipStreamDestroy(made)
-    for wrong in ({"stream_id": 99999, "device_index": 0, "device_type": 1},
-                  {"stream_id": 0, "device_index": 9, "device_type": 1},
-                  {"stream_id": 0, "device_index": 0, "device_type": 9}):
-        with pytest.raises(RuntimeError):
-            torch.cuda.Stream(**wrong)
+    torch.ones(1, device="cuda").record_stream(stream)
     event = torch.cuda.Event()
-    assert event.device is None and event.cuda_event == 0 and "uninitialized" in repr(event)
-    stream.record_event(event)
-    assert event.device == gpu and event.cuda_event
-    with pytest.raises(NotImplementedError, match="ipc_handle"):
-        event.ipc_handle()
+    assert event.device is None
+    assert stream.record_event(event) is event and event.device == gpu
 
 
-def test_lower_names(gpu):
+def test_devices_by_other_names():
     with torch.accelerator.device_index(0):
         assert torch.accelerator.current_device_index() == torch._C._cuda_getDevice() == 0
-    assert torch.bfloat16 in torch.accelerator.get_device_capability()["supported_dtypes"]
     assert torch.backends.cuda.is_built() and torch.cuda.get_allocator_backend() == "native"
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    torch.cuda._sleep(4_200_000)  # 2 ms at 2.1 GHz
-    end.record()
-    assert start.elapsed_time(end) >= 2
-    torch.set_autocast_enabled(device_type="cuda", enabled=True)
-    assert torch.is_autocast_enabled("cuda")
-    torch.set_autocast_enabled("cuda", False)
-    x, graph = torch.zeros(2, device="cuda"), torch.accelerator.Graph()
-    with torch.Stream(device="cuda"), graph:
-        x += 1
-    graph.replay()
-    assert x.tolist() == [1, 1]
-    with pytest.raises(UnsupportedError, match=r"get_gencode_flags .*--offload-arch=gfx942"):
-        torch.cuda.get_gencode_flags()
+    assert torch._C._get_accelerator() == torch.device("cuda")
+    assert isinstance(torch._C._cuda_CUDAAllocator_AllocatorState, type), "torch._inductor imports it"
     assert torch.cuda.memory_allocated(torch.cuda.device(0)) == torch.cuda.memory_allocated("cuda:0")
     with pytest.raises(ValueError, match="Expected a cuda device, but got: cpu"):
         torch.cuda.current_stream(torch.device("cpu"))
     assert torch.cuda.get_device_capability((0, 304)) == (9, 4)  # torch takes what it does not know as the current one
 
 
-def test_results_of_functions_of_c():
+def test_results_of_scripted_functions():
     x, layer = torch.ones(2, 3, device="cuda"), torch.nn.Linear(3, 3).cuda()
     assert torch.jit.script(layer)(x).is_cuda and torch.jit.trace(layer, x)(x).is_cuda
     assert not torch.jit.script(torch.nn.Linear(3, 3))(torch.ones(2, 3)).is_cuda
-    for layout in (torch.strided, torch.jagged):
-        for nested in (torch.nested.nested_tensor([x, x[:1]], layout=layout),
-                       torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout, device="cuda"),
-                       torch.nested.as_nested_tensor([x, x[:1]], layout=layout)):
-            assert nested.is_cuda and (2 * nested).is_cuda and nested.unbind()[0].is_cuda
-        assert not torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout).is_cuda
 
 
 def test_indices_of_another_device():
@@ -228,25 +122,139 @@ def test_calls_for_which_the_host_waits():
     assert x.sum().item() == 3
 
 
-def test_functions_of_the_runtime():
-    runtime, host = torch.cuda.cudart(), torch.ones(20)
-    torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), 80, 0))
-    assert host.is_pinned() and host[3:].is_pinned()
-    torch.cuda.check_error(runtime.cudaHostUnregister(host.data_ptr()))
-    assert not host.is_pinned()
-    with pytest.raises(RuntimeError, match="memory is not registered"):
-        torch.cuda.check_error(runtime.cudaHostUnregister(host.data_ptr()))
-    assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
-    with torch.cuda.profiler.profile():
-        assert runtime.cudaError.success == 0
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_scaled_products_of_8_bit_numbers(by_rows):
+    a, b = (torch.randn(16, 32, device="cuda").to(torch.float8_e4m3fnuz) for _ in range(2))
+    scales = (torch.rand(16, 1, device="cuda"), torch.rand(1, 16, device="cuda")) if by_rows else (
+        torch.tensor(0.5, device="cuda"), torch.tensor(2., device="cuda"))
+    found = torch._scaled_mm(a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16)
+    assert found.is_cuda and found.dtype == torch.bfloat16
+    expected = (a.double() * scales[0].double()) @ (b.double().t() * scales[1].double())
+    torch.testing.assert_close(found, expected.bfloat16())
+    with pytest.raises(RuntimeError, match="mat2 column-major"):
+        torch._scaled_mm(a, b.t().contiguous(), *scales)
+    with pytest.raises(RuntimeError, match="_scaled_mm: scales must be float32"):
+        torch._scaled_mm(a, b.t(), scales[0], scales[1].half())
 
 
-def test_types_of_autocasting():
-    assert torch.get_autocast_dtype("cuda") == torch.get_autocast_gpu_dtype() == torch.float16
-    x = torch.ones(2, 2, device="cuda")
-    torch.set_autocast_dtype("cuda", torch.bfloat16)
-    with torch.autocast("cuda"):
-        assert (x @ x).dtype == torch.get_autocast_dtype("cuda") == torch.bfloat16
-    torch.set_autocast_dtype("cuda", torch.float16)
-    with torch.autocast("cuda"):
-        assert (x @ x).dtype == torch.float16
+def test_gradients_of_results_that_are_not_used_are_where_these_are():
+    seen = []
+
+    class Split(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x.cpu() * 3, x * 4
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            seen.append([one.is_cuda for one in gradients])
+            return gradients[0] * 2
+
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    Split.apply(x)[0].sum().backward()
+    assert seen == [[True, False, True]] and x.grad.is_cuda and x.grad.tolist() == [2, 2]
+
+
+def test_functions_with_gradients_are_themselves_after_the_block():
+    apply = vars(torch.autograd.Function)["apply"]
+    with sim.as_gpu():  # within that of the fixture
+        pass
+    assert vars(torch.autograd.Function)["apply"] is apply and isinstance(apply, classmethod)
+
+
+def test_profiles_of_a_gpu_alone():
+    x = torch.ones(8, device="cuda")
+    counts = []
+    with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=1, warmup=1, active=1, repeat=1),
+                 on_trace_ready=lambda done: counts.append(len(done.key_averages()))) as taken:
+        for _ in range(4):
+            x + 1
+            taken.step()
+    with torch.autograd.profiler.profile(use_device="cuda") as older:
+        x + 1
+    assert counts[0] > 0 and len(older.key_averages()) > 0
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0, 1]), [0, 1], (slice(None), [0, 1]), torch.tensor([True, True])])
+def test_values_of_another_device_at_indices(index):
+    x = torch.zeros(2, 2, device="cuda")
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+        x[index] = torch.ones(2, 2)
+    x[index] = torch.tensor(3.)
+    x[:, 0] = torch.ones(2)  # it is copied
+    assert x.tolist() == [[1, 3], [1, 3]]
+    with pytest.raises(RuntimeError, match="in index_put_"):
+        torch.index_put_(x, (torch.tensor([0]),), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("call", [torch.isin, torch.hypot, torch.searchsorted, torch.bucketize,
+                                  lambda x, y: x.masked_fill_(y > 1, 0), lambda x, y: x.index_fill(0, y.long(), 0)])
+def test_two_devices_in_one_call(call):
+    x = torch.tensor([1., 2.])
+    call(x.cuda(), x.cuda() - 1)
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+        call(x.cuda(), x - 1)
+
+
+def test_results_are_written_where_the_arguments_are():
+    x, out = torch.rand(3, 4, device="cuda"), torch.empty(3, device="cuda")
+    assert torch.prod(x, 1, out=out) is out and out.equal(x.prod(1))
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu"):
+        torch.mode(x, 1, out=(torch.empty(3), torch.empty(3, dtype=torch.long)))
+
+
+def test_gradients_are_where_their_tensors_are():
+    x = torch.rand(3, device="cuda", requires_grad=True)
+    with pytest.raises(RuntimeError, match="different device: cpu instead of cuda:0"):
+        x.grad = torch.ones(3)
+    x.grad = torch.ones(3, device="cuda")
+    x.grad = None
+
+    class Without(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+
+    Without.apply(x.cpu()).sum().backward()  # no gradient goes back to the GPU
+    assert x.grad is None
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu! .in backward"):
+        (x * 2).backward(torch.ones(3))
+    (x * 2).sum().backward(torch.tensor(1.0))  # one without dimensions goes there
+    assert x.grad.is_cuda and x.grad.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_tensor_like_another_ones_type_goes_where_that_is(dtype):
+    x, other = torch.ones(2), torch.ones(1, dtype=dtype, device="cuda")
+    assert x.type_as(other).device == other.device and not x.is_cuda and x.type_as(other).dtype == dtype
+    assert not other.type_as(x).is_cuda and other.type_as(other) is other
+
+
+def test_modules_move_to_a_number():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert all(one.is_cuda for one in model.to(0).state_dict().values())
+    assert not any(one.is_cuda for one in model.to("cpu").state_dict().values())
+    assert model.to(device=0, dtype=torch.float64)[0].weight.is_cuda
+
+
+def test_torch_s_own_words():
+    x = torch.ones(2, device="cuda")
+    with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\)"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"):
+        x.pin_memory()
+    with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+        torch.zeros(2, device="cuda", pin_memory=True)
+    for mixed in (lambda: torch.clamp(x, min=torch.zeros(2)), lambda: torch.allclose(x, torch.ones(2)),
+                  lambda: torch.linalg.solve(torch.eye(2, device="cuda"), torch.eye(2)),
+                  lambda: torch.complex(x, torch.ones(2)),
+                  lambda: torch.stft(x.repeat(99), 64, window=torch.ones(64), return_complex=True)):
+        with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu!"):
+            mixed()
+    assert torch.get_device(x) == 0 and torch.get_device(x.cpu()) == -1
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu!"):
+        torch.equal(x, torch.ones(2))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a program in AITER's manner has checked, while `aiter-like aiter-tests` runs it; nothing is counted elsewhere.
+"""Counts the checks of a program in AITER's manner while `aiter-like aiter-tests` runs it; nothing is counted
+elsewhere.
 
 Each event is a line of a file, so that a process that is killed leaves what it had found.
 """
@@ -115,7 +116,7 @@ class Journal:
 
 
 journal: Journal | None = None
-"""Of the program that runs; None: nobody counts."""
+"""The running program's journal; None: nobody counts."""
 
 
 class Arch(str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which of AITER's names an expression of a program stands for, as far as its text tells; read by calls.py."""
+"""Finds the names of AITER that an expression of a program stands for, as far as its text tells; read by calls.py."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Scope:
         return found
 
     def reaching(self, node: ast.Name) -> list:
-        """What a name of its own may be bound to where it stands: nothing that a later statement of the lists around
-        it has replaced by then."""
+        """The values that a name of this scope may have where it stands, without those that a later statement of the
+        lists around it has replaced by then."""
         values, places = self.names[node.id], self.places.get(node.id, [])
         around = self.blocks.get(id(node), ())
         lines = [getattr(place, "lineno", 0) for place in places]
@@ -97,7 +97,7 @@ class Scope:
             yield from scope.calls()
 
     def find(self, name: str) -> tuple[list, Scope]:
-        """What a name is bound to, and where; a class's names are not seen by its functions."""
+        """The values of a name, and the scope that binds it; functions of a class do not see its names."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not isinstance(scope.node, ast.ClassDef)):
@@ -116,7 +116,7 @@ class Program:
                 self.modules[file] = _scope(ast.parse(text), None, file)
             except (SyntaxError, ValueError):  # a template, or no Python
                 continue
-        self._open: set[tuple[int, int]] = set()  # what is being resolved: names can be bound in circles
+        self._open: set[tuple[int, int]] = set()  # names that are being resolved: they can be bound in circles
 
     def targets(self, node: ast.expr, scope: Scope) -> set[str]:
         """Names of AITER's that an expression may stand for."""
@@ -182,7 +182,7 @@ class Program:
         return set()
 
     def _returned(self, node: ast.Call, scope: Scope) -> set[str]:
-        """What a call gives: of getattr, and of a function here that returns a name of AITER's."""
+        """The result of a call of getattr, or of a function here that returns a name of AITER's."""
         if dotted(node.func) == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             return {f"{name}.{node.args[1].value}" for name in self.targets(node.args[0], scope)}
         if dotted(node.func) == "staticmethod" and node.args:

@@ -25,7 +25,7 @@ from aiter_like.integrations.aiter import names as aiter_names
 from aiter_like.integrations.aiter.names import Name
 
 PATH = paths.shim()
-"""What belongs on PYTHONPATH."""
+"""The folder that belongs on PYTHONPATH."""
 
 TORCH_OPS = "torch.ops.aiter"
 _DTYPES = "aiter.utility.dtypes"
@@ -75,7 +75,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """As Python makes it."""
+        """Leaves the making to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
         _fill(module)
@@ -115,7 +115,8 @@ def _fill(module: ModuleType) -> None:
 
 
 def _served(row: Name) -> Any:
-    """What serves a row; a function's calls are counted, also where an installed aiter would keep its own."""
+    """The object that serves a row; a function's calls are counted, also where an installed aiter would keep its
+    own."""
     if row.server is None or not isinstance(row.value, FunctionType):
         return row.value
     return takeover.take(f"{row.modules[0]}.{row.name}", row.value, None, announce=False)

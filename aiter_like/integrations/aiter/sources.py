@@ -41,7 +41,7 @@ class _Computed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a checkout of AITER has otherwise than the table.
+    """The differences between a checkout of AITER and the table.
 
     Attributes:
         different: "module.name: what differs", of signatures with which AITER's callers cannot call ours.
@@ -151,7 +151,7 @@ class _Sources:
         return inside if classes else found
 
     def signatures(self, found: Iterable[tuple[str, ast.AST | None]], is_method: bool) -> Iterator[inspect.Signature]:
-        """Of those definitions that are functions."""
+        """The signatures of those definitions that are functions."""
         for module, node in found:
             if isinstance(node, ast.FunctionDef):
                 is_bound = is_method and not any(getattr(one, "id", "") == "staticmethod"
@@ -174,7 +174,7 @@ class _Sources:
         return inspect.Signature(found)
 
     def _value(self, module: str, node: ast.expr, depth: int = 0) -> Any:
-        """What a default is: a literal, a dtype, an element of an enum, a constant of a module, else its text."""
+        """The value of a default: a literal, a dtype, an element of an enum, a constant of a module, else its text."""
         try:
             return ast.literal_eval(node)
         except ValueError:
@@ -193,7 +193,7 @@ class _Sources:
         return _Computed() if isinstance(node, ast.Call) else text
 
     def _all(self, module: str) -> dict[str, list[tuple[str, ast.AST | None]]]:
-        """What a module defines and what it imports from others of the package."""
+        """All names that a module defines or imports from others of the package."""
         module = self.canonical(module)
         if module not in self._names:
             self._names[module] = {}  # a circle of imports ends here

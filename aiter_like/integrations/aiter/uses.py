@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which of AITER's names a program uses, read from its text, and what each of them is in the shim."""
+"""Reads from a program's text which names of AITER it uses, and tells what each of them is in the shim."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Uses:
 
     @classmethod
     def of(cls, file: Path) -> Uses:
-        """Of one program; of none where it is no Python."""
+        """The names that one program uses; none where it is no Python."""
         return cls.of_all([file])
 
     @classmethod
     def of_all(cls, files: Iterable[Path]) -> Uses:
-        """Of several, each name once."""
+        """The names that several programs use, each once."""
         found: dict[str, list[str]] = {state: [] for state in STATES}
         for name, state in sorted({resolved(name) for file in files for name in _names_of(file)}):
             if state:
@@ -68,7 +68,7 @@ def resolved(name: str) -> tuple[str, str]:
 
 
 def value_of(name: str) -> object:
-    """What the shim has under a name, or None."""
+    """The object that the shim has under a name, or None."""
     for row in aiter_names.table():
         for module in row.modules:
             full = f"{module}.{row.name}"
@@ -103,7 +103,7 @@ def _names_of(file: Path) -> set[str]:
 
 
 def names(tree: ast.AST) -> Iterator[str]:
-    """What it imports from aiter, and the attributes that it takes of aiter's modules."""
+    """The names that a program imports from aiter, and the attributes that it takes of aiter's modules."""
     called: dict[str, str] = {}  # a name of the program → of AITER
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "aiter":

@@ -28,7 +28,7 @@ _has_choice = False
 
 
 class Sequences(NamedTuple):
-    """Where the queries and keys of a batch are, as the kernel reads it: int32, on the device.
+    """The places of a batch's queries and keys, as the kernel reads them: int32, on the device.
 
     Attributes:
         starts: [batch + 1]: rows of each sequence in q.

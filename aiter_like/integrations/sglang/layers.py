@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What serves SGLang's layers: each function takes the layer and the arguments of its forward, as SGLang's own do.
+"""Functions that serve SGLang's layers: each takes the layer and the arguments of its forward, as SGLang's own do.
 
 UnsupportedError, raised before anything is written, leaves a call to the method that SGLang would have run.
 """
@@ -92,7 +92,7 @@ def apply_linear(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor | 
 
 
 def own_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What SGLang does with a plain weight."""
+    """SGLang's own product with a plain weight."""
     own = sys.modules[_UNQUANTISED]
     return own.tgemm.mm(x, weight, bias, otype=x.dtype) if own._use_aiter else torch.nn.functional.linear(
         x, weight, bias)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What serves SGLang's sampler, through a hook around the function of its "pytorch" sampling backend, ROCm's default.
+"""Serves SGLang's sampler through a hook around the function of its "pytorch" sampling backend, ROCm's default.
 
 UnsupportedError, raised before anything is written, leaves a call to that function.
 """

@@ -46,7 +46,7 @@ logger = logging.getLogger("aiter_like")
 
 @dataclass
 class _Enabled:
-    """What `enable` changed in a model.
+    """The changes of `enable` in a model.
 
     Attributes:
         attention: configurations with the implementation they had.
@@ -103,7 +103,7 @@ def uninstall() -> None:
 
 
 def trial() -> str:
-    """What is served of a small model that is made now, as a program would make it; "" where nothing is."""
+    """Tells what is served of a small model that is made now, as a program would make it; "" where nothing is."""
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         hidden_size=64, num_hidden_layers=1, intermediate_size=64, vocab_size=8, num_attention_heads=2))
     return _enabled[model].taken if model in _enabled else ""
@@ -230,7 +230,7 @@ def _chosen_attention(model: transformers.PreTrainedModel) -> str:
 
 
 def _copied(model: nn.Module) -> _Enabled:
-    """What is ours in a model of which no record is: a copy of an enabled one. It gets its default attention."""
+    """Finds what is ours in a model without a record, a copy of an enabled one, and gives it its default attention."""
     layers = [module for module in model.modules()
               if getattr(module.__dict__.get("forward"), "__func__", None) in transformers_layers.forwards]
     attention = [(part.config, part.get_correct_attn_implementation(None, is_init_check=True))

@@ -23,7 +23,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.flash_attn import flash_attn_func, flash_attn_varlen_func
 from aiter_like.ops.common.contents import as_int32
 
-# What transformers passes besides and is not the attention function's business: position ids are in q and k.
+# transformers passes these too, which are not the attention function's business: position ids are in q and k.
 _NEUTRAL = {"position_ids", "cache_position", "encoder_hidden_states", "use_cache", "output_hidden_states",
             "output_router_logits", "return_dict", "num_items_in_batch", "logits_to_keep", "is_training", "labels"}
 _WIDE = (torch.bfloat16, torch.float16)
@@ -154,8 +154,8 @@ def attention_forward(
 
 def stock_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                     **options: Any) -> tuple[Tensor, Tensor | None]:
-    """What serves a layer that `attention_forward` refuses: transformers' sdpa; softcap and sinks, which sdpa lacks,
-    by the model's own eager function.
+    """Serves a layer that `attention_forward` refuses, by transformers' sdpa; softcap and sinks, which sdpa lacks, by
+    the model's own eager function.
 
     Raises:
         UnsupportedError: neither has the option.
@@ -218,7 +218,7 @@ def _is_full(mask: Tensor, end: int | Tensor) -> bool:
 
 
 def _passes_window(config: Any, tensor: Tensor | None) -> bool:
-    """Whether the layers of this model hand their sliding window to the attention function. Not looked up while
+    """Whether the layers of this model hand their sliding window to the attention function. It is not looked up while
     tracing, which cannot follow it."""
     if config is None or is_tracing(tensor) or getattr(config, "attention_chunk_size", None) is not None:
         return False

@@ -71,7 +71,7 @@ def _gate_of(module: nn.Module) -> dict[str, Any] | None:
 
 
 def _forms(module: nn.Module, x: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """What fused_moe has, and its result."""
+    """The forms of an activation in fused_moe, each with its result."""
     limits = [getattr(module, name, None) for name in ("limit", "swiglu_limit")]
     for limit in (None, *(float(one) for one in limits if isinstance(one, (int, float)) and one > 0)):
         for mode in ("separated", "interleave"):
@@ -80,5 +80,5 @@ def _forms(module: nn.Module, x: Tensor) -> Iterator[tuple[dict[str, Any], Tenso
                 gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             for kind, found in ((ActivationType.Silu, silu(gate) * up), (ActivationType.Gelu, gelu(gate) * up),
                                 (ActivationType.Swiglu, gate * (_ALPHA * gate).sigmoid() * (up + 1))):
-                if kind is not ActivationType.Swiglu or limit is not None:  # which has a limit of its own without
+                if kind is not ActivationType.Swiglu or limit is not None:  # Swiglu has a limit of its own without
                     yield {"activation": kind, "swiglu_limit": limit, "gate_mode": mode}, found

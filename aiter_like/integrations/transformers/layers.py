@@ -216,7 +216,7 @@ def rotary_function(original: Callable) -> Callable | None:
 
 
 def _tables(cos: Tensor, sin: Tensor, width: int) -> list[Tensor]:
-    """Of [batch, tokens, …] the first `width` columns as [tokens, 1, 1, width], or [batch · tokens, 1, 1, width]."""
+    """The first `width` columns of [batch, tokens, …] as [tokens, 1, 1, width], or [batch · tokens, 1, 1, width]."""
     halves = (table[..., :width] for table in (cos, sin))
     return [half.transpose(0, 1)[:, :, None] if half.shape[0] == 1 else half.reshape(-1, 1, 1, width)
             for half in (half if half.stride(-1) == 1 else half.contiguous() for half in halves)]

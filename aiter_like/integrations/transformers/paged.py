@@ -100,7 +100,7 @@ def install(is_ours: Callable[[str | None], bool], owner: str) -> None:
         elif not name.endswith(SUFFIX):
             if model.dtype in _FLOATS or not is_plain(name):
                 model.config._attn_implementation = name + SUFFIX
-            else:  # which ours refuses, and then there is no mask for another
+            else:  # ours refuses it, and then there is no mask for another
                 model.set_attn_implementation("sdpa")
                 switch(self, model, auto_switch_to_flash)
             self._original_attn_impl = name

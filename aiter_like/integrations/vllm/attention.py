@@ -158,7 +158,7 @@ def pages(kv_cache: Tensor, impl: Any) -> tuple[Tensor, Tensor]:
 
 
 def _check_layer(impl: Any, kv_cache: Tensor) -> None:
-    """What holds for all calls of a layer, those that write its cache included."""
+    """Checks what holds for all calls of a layer, those that write its cache included."""
     kind = getattr(impl, "attn_type", "decoder")
     if kind != "decoder":
         raise UnsupportedError(f"attention of type {kind}")
@@ -173,7 +173,7 @@ def _check_layer(impl: Any, kv_cache: Tensor) -> None:
 
 
 def _check_call(impl: Any, attn_metadata: Any, output_block_scale: Tensor | None) -> None:
-    """What some backends know besides and our operator does not."""
+    """Refuses what some backends know and our operator does not."""
     asked = {
         "a mask that is not causal": attn_metadata.causal is not True,
         "ranges that are seen in both directions": getattr(attn_metadata, "mm_prefix_range_tensor", None) is not None,
@@ -196,7 +196,7 @@ def _window(impl: Any) -> tuple[int, int]:
 
 
 def _max_query_len(attn_metadata: Any) -> int:
-    """Of the batch; ROCM_AITER_FA keeps it for each of the batch's parts."""
+    """The batch's longest query; ROCM_AITER_FA keeps it for each of the batch's parts."""
     found = getattr(attn_metadata, "max_query_len", None)
     if found is not None:
         return found

@@ -26,7 +26,7 @@ _METHOD = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 _UTILS = "vllm.model_executor.utils"
 _NAME, _OWNER, _OP = "vllm.experts", "vllm", "moe_gemm"
 
-_ARCHS = frozenset({"gfx942", "sm_90"})  # of GPUs: our kernels were made for these
+_ARCHS = frozenset({"gfx942", "sm_90"})  # our kernels were made for these
 
 # Backends of vLLM that leave the matrices in their order, or that shuffle them and mark it.
 _READABLE = frozenset({"TRITON", "AITER", "CPU"})

@@ -115,7 +115,7 @@ _ROWS = (
         "DynamicNTKScalingRotaryEmbedding", "DynamicNTKAlphaRotaryEmbedding", "YaRNScalingRotaryEmbedding")),
 )
 
-# What a class may not have of its own, if the function written for the first of its family is to serve it too.
+# A class may not have its own of these if the function written for the first of its family is to serve it too.
 _FORMULA = ("forward", "forward_native", "forward_cuda", "_match_cos_sin_cache_dtype")
 
 
@@ -158,7 +158,7 @@ def _register(base: type, row: _Row) -> None:
     if forward is not base.forward:
         served = type(f"Served{row.name}", (base,), {"forward": forward, "__module__": __name__})
         base.register_oot(served, name=row.name)
-        served.name = base.name  # which register_oot overwrites, and `custom_ops` of vLLM's configuration refers to
+        served.name = base.name  # register_oot overwrites it, and `custom_ops` of vLLM's configuration refers to it
 
 
 def _is_ours(entry: type) -> bool:

@@ -68,7 +68,7 @@ def _is_taken(method: type) -> bool:
 
 
 def _own_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What vLLM's methods do with a weight that it has not packed."""
+    """The product of vLLM's methods with a weight that it has not packed."""
     layers = sys.modules[f"{_LAYERS}.utils"]
     return layers.dispatch_unquantized_gemm()(None, x, weight, bias) if x.is_cuda else torch.nn.functional.linear(
         x, weight, bias)
@@ -82,7 +82,7 @@ def _keeping_weights(method: type) -> Callable:
     @functools.wraps(original)
     def process_weights_after_loading(method: Any, layer: torch.nn.Module) -> None:
         weight = layer.weight
-        if weight.ndim != 2:  # of a convolution, whose function is vLLM's and reads it as it was packed
+        if weight.ndim != 2:  # a convolution's: its function is vLLM's and reads it as it was packed
             original(method, layer)
             return
         plain = weight.detach().clone()

@@ -15,13 +15,14 @@ from aiter_like.sim import modelling, session
 from aiter_like.sim.profiling import advice, figures, sources
 
 SCHEMA = 2
-"""Of a profile: see `profiles`."""
+"""The version of a profile: see `profiles`."""
 
 TIMELINE = 20_000
 """Instructions of one CU that a profile lists with their times."""
 
 Needs = Callable[[str, tuple], tuple[int, int] | None]
-"""Of an operator's name and the arguments of a call: the (bytes, flops) that it needs at least, None = not known."""
+"""A function of an operator's name and a call's arguments: the (bytes, flops) that the call needs at least, None = not
+known."""
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from aiter_like.sim.profiling import sources
 from aiter_like.sim.profiling.summary import short_name
 
 VERSION = "3.0.0"
-"""Of the format."""
+"""The format's version."""
 
 _SMEM, _SALU, _VMEM, _FLAT, _LDS, _VALU, _JUMP, _NEXT, _IMMED, _MESSAGE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11
 _CATEGORIES = {"smem": _SMEM, "salu": _SALU, "global": _VMEM, "mubuf": _VMEM, "scratch": _VMEM, "flat": _FLAT,

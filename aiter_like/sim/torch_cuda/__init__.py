@@ -14,20 +14,7 @@ from torch.utils import _device
 
 from aiter_like import device
 from aiter_like.sim import library
-from aiter_like.sim.torch_cuda import (
-    attention,
-    devices,
-    extensions,
-    files,
-    generators,
-    gradients,
-    libraries,
-    names,
-    products,
-    refusals,
-    times,
-    wrappers,
-)
+from aiter_like.sim.torch_cuda import devices, files, generators, gradients, libraries, names, refusals, times
 from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
 _lock = threading.Lock()
@@ -69,13 +56,7 @@ def _entered() -> Iterator[None]:
     default_device, mode = _device.CURRENT_DEVICE, Mode()
     with contextlib.ExitStack() as stack:
         stack.enter_context(device.simulated_gpus(devices.count()))
-        stack.enter_context(products.with_out_dtype())
-        stack.enter_context(attention.of_a_gpu())
-        stack.enter_context(extensions.found())
-        classes: dict[type, Any] = {}
-        stack.callback(wrappers.restore, classes)
         for holder, name, value in [*names.replacements(), *libraries.replacements(mode),
-                                    *wrappers.replacements(mode, classes),
                                     (threading.Thread, "start", _starting(mode)),
                                     (_device.DeviceContext, "__torch_function__", with_default_device),
                                     (torch.autograd.graph.saved_tensors_hooks, "__init__", gradients.saving(mode)),

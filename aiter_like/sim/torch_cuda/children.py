@@ -6,6 +6,7 @@ and other interpreters (`subprocess`) by the setting `gpu` of the environment, w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def entering(block: Callable[[], contextlib.AbstractContextManager]) -> Iterator
 
 
 class _Entrance:
-    """What enters the block when a child process unpickles it."""
+    """Enters the block when a child process unpickles it."""
 
     def __init__(self, block: Callable[[], contextlib.AbstractContextManager]):
         self._block = block
@@ -50,7 +51,4 @@ class _Entrance:
 def _enter(block: Callable[[], contextlib.AbstractContextManager]) -> None:
     context = block()
     context.__enter__()
-    _kept.append(context)
-
-
-_kept: list[Any] = []  # blocks that end with this process
+    atexit.register(context.__exit__, None, None, None)

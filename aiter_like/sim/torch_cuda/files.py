@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import serialization
 
-from aiter_like.sim.torch_cuda import devices, marks, storages
+from aiter_like.sim.torch_cuda import devices, marks
 
 _PRIORITY = 0  # before torch's own, which see tensors of the CPU
 
@@ -43,8 +43,6 @@ def placed() -> Iterator[None]:
     for kind in (torch.Tensor, torch.nn.Parameter):
         if kind in reducers:
             ForkingPickler.register(kind, _sending(reducers[kind]))
-    if torch.UntypedStorage in reducers:
-        ForkingPickler.register(torch.UntypedStorage, _sending_storage(reducers[torch.UntypedStorage]))
     try:
         yield
     finally:
@@ -53,21 +51,11 @@ def placed() -> Iterator[None]:
 
 
 def _sending(original: Callable) -> Callable:
-    """How multiprocessing sends a tensor: that of a GPU arrives there, in the same memory."""
+    """Sends a tensor by multiprocessing: that of a GPU arrives there, in the same memory."""
     def reduce(tensor: torch.Tensor) -> tuple:
         index = marks.index_of(tensor)
-        with storages.as_host():
-            rebuild, arguments = original(tensor)
+        rebuild, arguments = original(tensor)
         return (rebuild, arguments) if index is None else (_received, (index, rebuild, arguments))
-
-    return reduce
-
-
-def _sending_storage(original: Callable) -> Callable:
-    """Likewise a tensor's storage, whose memory is the host's."""
-    def reduce(storage: Any) -> tuple:
-        with storages.as_host():
-            return original(storage)
 
     return reduce
 

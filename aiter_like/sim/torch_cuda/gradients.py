@@ -24,7 +24,7 @@ class _Marking(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
-        marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
+        marks.follow(results, marks.tensors((args, kwargs)))
         return results
 
 
@@ -63,7 +63,7 @@ def applying() -> Any:
 
 
 def applying_backwards() -> Callable:
-    """What calls `backward` of a Function: zeros, torch's gradients of unused results, are where these results were."""
+    """Calls `backward` of a Function: zeros, torch's gradients of unused results, are where these results were."""
     original = torch.autograd.function.BackwardCFunction.apply
 
     def apply(self: Any, *gradients: Any) -> Any:

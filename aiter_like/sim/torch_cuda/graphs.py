@@ -8,6 +8,7 @@ is what it was, as if nothing had run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiter_like.sim import session
-from aiter_like.sim.torch_cuda import devices, generators, marks, refusals, streams
+from aiter_like.sim.torch_cuda import absent, devices, generators, marks, refusals, streams
 
 _aten = torch.ops.aten
 _ASKING = frozenset((_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.equal, _aten._unique2,
@@ -51,7 +52,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [*marks.tensors(args), *marks.tensors(kwargs)]
+        tensors = list(marks.tensors((args, kwargs)))
         if self._in_launch or (tensors and not any(map(self._is_on_gpu, tensors))):
             return func(*args, **kwargs)  # the host's own work is done once
         if func.overloadpacket in _ASKING:
@@ -100,7 +101,7 @@ class _Recorder(TorchDispatchMode):
                 self._before[id(holder)] = holder, holder.clone()
 
 
-class CUDAGraph:
+class CUDAGraph(absent.Partial):
     """torch.cuda.CUDAGraph."""
 
     def __init__(self, keep_graph: bool = False):
@@ -110,7 +111,7 @@ class CUDAGraph:
         self._drawn: list[tuple[generators.Generator, torch.Tensor, int]] = []
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        """What the program does with its GPU is the graph's from now on.
+        """Begins to remember what the program does with its GPU.
 
         Raises:
             RuntimeError: there is a capture already; the current stream is the default one.
@@ -158,8 +159,7 @@ class CUDAGraph:
         """
         if self._steps is None:
             raise RuntimeError("CUDAGraph.replay: called without a preceding successful capture")
-        with (torch._C.DisableTorchFunction(), torch.no_grad(), generators.drawing(devices.current()),
-              torch.amp.autocast_mode.autocast("cpu", enabled=False)):
+        with torch._C.DisableTorchFunction(), torch.no_grad(), generators.drawing(devices.current()):
             for step in self._steps:
                 fresh = tuple(marks.tensors(step.run())) if step.results else step.run()
                 for place, tensor in step.results:
@@ -180,42 +180,9 @@ class CUDAGraph:
                                f"one of {generator.device}")
         self._generators.append(generator)
 
-    def instantiate(self) -> None:
-        """It is ready as it is."""
-
     def pool(self) -> tuple[int, int]:
-        """Of memory: there is one."""
+        """The name of its memory, of which there is one."""
         return graph_pool_handle()
-
-    def enable_debug_mode(self) -> None:
-        """It remembers all that it needs as it is."""
-
-    def debug_dump(self, debug_path: str) -> None:
-        """Writes how many calls it has."""
-        with open(debug_path, "w", encoding="utf-8") as file:
-            file.write(f"// {len(self._steps or ())} calls\n")
-
-
-class AcceleratorGraph(CUDAGraph):
-    """torch.accelerator.Graph: also a block whose calls are the graph's.
-
-    Args:
-        keep_graph, pool, capture_error_mode: as torch has them; they change nothing.
-    """
-
-    def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default"):
-        super().__init__(keep_graph)
-        self.graph_pool, self.capture_error_mode = pool, capture_error_mode
-
-    def __enter__(self) -> None:
-        self.capture_begin()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            self.capture_end()
-        except RuntimeError:
-            if error is None:
-                raise
 
 
 class graph(contextlib.AbstractContextManager):
@@ -239,6 +206,25 @@ class graph(contextlib.AbstractContextManager):
                 raise
         finally:
             self._stream.__exit__(kind, error, trace)
+
+
+class MemPool(absent.Partial):
+    """In place of torch.cuda.MemPool: a name, as no memory is kept for later.
+
+    Attributes:
+        id: two numbers, of which no other pool has the same.
+    """
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False):
+        if allocator is not None:
+            absent.refuse("an allocator of torch.cuda.MemPool")
+        self.id = 0, next(_numbers)
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
+    """A block whose tensors are of that pool, which changes nothing."""
+    yield
 
 
 def graph_pool_handle() -> tuple[int, int]:
@@ -266,6 +252,7 @@ def synchronize(device: Any = None) -> None:
 
 
 _captures: list[CUDAGraph] = []
+_numbers = itertools.count(2)  # (0, 1) is the pool of graphs
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from aiter_like.sim.torch_cuda import gradients, marks, overrides
+from aiter_like.sim.torch_cuda import absent, gradients, marks
 
 _OWN = ("aten", "aiter_like", "prims", "prim")
 """Namespaces whose operators stay as they are."""
 _SAME = {"AutogradCUDA": "AutogradCPU", "AutocastCUDA": "AutocastCPU"}
-_NO_ONES = "IPU"
-"""A key of a device for which no program has kernels: torch calls by it those for any device."""
 _kernels: dict[str, dict[str, Callable]] = {}
 
 
@@ -31,10 +29,9 @@ def _adding(mode: TorchFunctionMode, original: Callable) -> Callable:
     """Library.impl."""
     def impl(self: Any, op_name: Any, fn: Callable, dispatch_key: str = "", **options: Any) -> None:
         key = dispatch_key or self.dispatch_key
-        is_given = self.ns == "aten" and key in overrides.KEYS and fn is not torch.library.fallthrough_kernel
-        if is_given and overrides.is_there(self, op_name):
-            return overrides.add(self, op_name, fn, key, original=original, is_on=lambda: mode.is_on,
-                                 switched_on=lambda: gradients.switched_on(mode), **options)
+        is_torchs = getattr(fn, "__module__", "").startswith("torch.")
+        if self.ns == "aten" and key in ("CUDA", "AutogradCUDA") and not is_torchs:
+            absent.refuse(f"a kernel of torch's own operator {op_name} for a GPU")
         key = _SAME.get(key, key)
         is_plain = self.ns in _OWN or key == "Meta" or fn is torch.library.fallthrough_kernel
         if is_plain or options.get("with_keyset"):
@@ -67,12 +64,11 @@ def _within(mode: TorchFunctionMode, fn: Callable) -> Callable:
 
 def _choosing(mode: TorchFunctionMode, name: str, kernels: dict[str, Callable]) -> Callable:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        is_on_gpu = any(marks.index_of(one) is not None for one in (*marks.tensors(args), *marks.tensors(kwargs)))
-        key = "CUDA" if is_on_gpu else "CPU"
+        key = "CPU" if marks.first_place(args, kwargs) is None else "CUDA"
         if not mode.is_on and key not in kernels:
             key = next(iter(kernels))
         if key not in kernels:
-            found = overrides.kernel_of(name, _NO_ONES)
+            found = _kernel_for_any(name)
             if found is not None:
                 return found.call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
             raise NotImplementedError(f"Could not run '{name}' with arguments from the '{key}' backend: it has a "
@@ -80,3 +76,13 @@ def _choosing(mode: TorchFunctionMode, name: str, kernels: dict[str, Callable]) 
         return kernels[key](*args, **kwargs)
 
     return kernel
+
+
+def _kernel_for_any(name: str) -> Any:
+    """An operator's kernel for any device, or None: torch calls it for a kind of device that nobody has kernels for."""
+    try:
+        return torch.library.get_kernel(name, "IPU")
+    except RuntimeError as error:
+        if "no kernel" not in str(error):
+            raise
+        return None

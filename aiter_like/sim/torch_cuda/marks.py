@@ -14,16 +14,11 @@ from torch._C import _functorch
 
 from aiter_like.sim.torch_cuda import memory
 
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-registered: list[tuple[int, int]] = []
-"""Where memory of the host begins and ends that a program has pinned itself."""
-_DEVICE = torch.UntypedStorage.device
 _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
 
 
 class _Place:
-    """What marks a storage: the GPU's number, or None for pinned memory of the host."""
+    """The mark of a storage: the GPU's number, or None for pinned memory of the host."""
 
     def __init__(self, index: int | None, address: int, count: int):
         self._memory = None
@@ -47,8 +42,6 @@ def index_of(tensor: torch.Tensor) -> int | None:
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether it is in pinned memory of the host."""
     place = _place_of(tensor)
-    if place is None and registered and tensor.device.type == "cpu":
-        return any(start <= tensor.data_ptr() < end for start, end in registered)
     return place is not None and place.index is None
 
 
@@ -59,11 +52,10 @@ def put(tensor: torch.Tensor, index: int | None) -> torch.Tensor:
     """
     with torch._C.DisableTorchFunction():
         if tensor.device.type == "cpu":
-            address = None if tensor.layout in _SPARSE else 0
-            if tensor.layout is torch.strided:
-                with contextlib.suppress(RuntimeError, NotImplementedError):  # a wrapper and a fake tensor have none
-                    # data_ptr() would end torch's copying on write
-                    address = torch._C._data_address(tensor) - tensor.storage_offset() * tensor.element_size()
+            address = 0
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # a sparse tensor has none
+                # data_ptr() would end torch's copying on write
+                address = torch._C._data_address(tensor) - tensor.storage_offset() * tensor.element_size()
             put_storage(holder_of(tensor), index, address)
     return tensor
 
@@ -84,20 +76,15 @@ def index_of_storage(holder: Any) -> int | None:
 
 def first_place(args: tuple, kwargs: dict) -> int | None:
     """The number of the GPU of the first tensor that is on one; None: none is."""
-    places = map(index_of, (*tensors(args), *tensors(kwargs)))
+    places = map(index_of, tensors((args, kwargs)))
     return next((place for place in places if place is not None), None)
-
-
-def own_place(storage: torch.UntypedStorage) -> torch.device:
-    """Where torch itself says that a storage is."""
-    return _DEVICE.__get__(storage)
 
 
 def put_storage(holder: Any, index: int | None, address: int | None = None) -> None:
     """Like `put`, of a storage."""
     count = 0
-    if isinstance(holder, torch.UntypedStorage) and own_place(holder).type != "meta":  # a fake one has no memory
-        count = holder.nbytes() if address != 0 else 0  # A wrapper's storage has no memory.
+    if isinstance(holder, torch.UntypedStorage) and holder.device.type != "meta":
+        count = holder.nbytes() if address != 0 else 0
         if address is None:
             address = holder.data_ptr()
     setattr(holder, _NAME, _Place(index, address or 0, count))
@@ -109,16 +96,11 @@ def is_functional(tensor: torch.Tensor) -> bool:
 
 
 def holder_of(tensor: torch.Tensor) -> Any:
-    """The object that bears a tensor's mark: its storage; a sparse tensor's is that of its values, and a nested one,
-    which has none, bears it itself.
-    """
+    """The object that bears a tensor's mark: its storage; one that has none, such as a sparse one, bears it itself."""
     with torch._C.DisableTorchFunction():
         while _functorch.is_functorch_wrapped_tensor(tensor):  # within torch.func's functions
             tensor = _functorch.get_unwrapped(tensor)
         try:
-            if tensor.layout is not torch.strided and tensor.layout in _SPARSE:
-                tensor = tensor.detach()
-                tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
             return tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return tensor
@@ -135,15 +117,6 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors(tuple(value.values()))
 
 
-def inner(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors of which a tensor of a program's own class is made, such as the local one of a DTensor, if it tells
-    them.
-    """
-    flatten = None if type(tensor) in _PLAIN else getattr(type(tensor), "__tensor_flatten__", None)
-    for name in flatten(tensor)[0] if flatten else ():
-        yield getattr(tensor, name)
-
-
 def follow(results: Any, arguments: Iterable[torch.Tensor]) -> None:
     """Results are where the arguments are: on a GPU if one of them is. Memory of the arguments stays what it is."""
     arguments = list(arguments)
@@ -156,8 +129,6 @@ def follow(results: Any, arguments: Iterable[torch.Tensor]) -> None:
         holder = holder_of(tensor)
         if not hasattr(holder, _NAME) and all(holder is not other for other in holders):
             put(tensor, index)
-        for part in inner(tensor):
-            follow(part, arguments)
 
 
 def _place_of(tensor: torch.Tensor) -> _Place | None:

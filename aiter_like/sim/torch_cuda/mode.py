@@ -9,27 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._device import DeviceContext, _device_constructors
 
-from aiter_like.sim.torch_cuda import (
-    autocast,
-    batch_norm,
-    determinism,
-    devices,
-    dlpack,
-    fakes,
-    generators,
-    graphs,
-    marks,
-    overrides,
-    products,
-    refusals,
-    tensor_types,
-    wide,
-)
+from aiter_like.sim.torch_cuda import absent, devices, generators, graphs, marks, products, refusals, wide
 
 _CPU = torch.device("cpu")
 _SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
@@ -52,9 +36,6 @@ class Mode(TorchFunctionMode):
             refusals.check_waiting(func, args, kwargs)
         if graphs.is_capturing():
             graphs.check_call(func, args, kwargs)
-        if torch.are_deterministic_algorithms_enabled():
-            determinism.check(func, args, kwargs)
-        args, kwargs = autocast.widened(func, args, kwargs)
         if wide.is_meant(func, args, kwargs):
             return wide.called(func, args, kwargs)
         answer = _ANSWERS.get(func)
@@ -94,24 +75,19 @@ def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not is_placed:
         is_constructor = func in _device_constructors() and not (args and isinstance(args[0], torch.Tensor))
         if not is_constructor and next(marks.tensors(results), None) is not None:
-            marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
+            marks.follow(results, marks.tensors((args, kwargs)))
         return results
     if func in _SHARING:
         return _moved(args[0], results, index)
     for tensor in marks.tensors(results) if index is not None else ():
-        fakes.follow(marks.put(tensor, index), index)
+        marks.put(tensor, index)
     return results
 
 
 def _made(func: Callable, args: tuple, kwargs: dict, index: int | None) -> Any:
     try:
-        results = overrides.called(func, args, kwargs, index)
-        determinism.follow(func, args, kwargs, results)
-        return results
+        return func(*args, **kwargs)
     except RuntimeError as error:
-        results = wide.instead(func, args, kwargs, error)
-        if results is not None:
-            return results
         told = refusals.out_of_memory(error)
         if told is None or (index is None and marks.first_place(args, kwargs) is None):
             raise
@@ -129,19 +105,10 @@ def _moved(source: Any, result: torch.Tensor, index: int | None) -> torch.Tensor
     if index is None and not is_tensor:
         return result
     if not is_tensor or marks.holder_of(result) is marks.holder_of(source):
-        result = _copied(result)
+        result = result.clone()
     if is_tensor:
         _return_gradient(result, marks.index_of(source))
-    fakes.follow(result, index)
     return marks.remove(result) if index is None else marks.put(result, index)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy; also of a parameter of a lazy module, which has no values yet and refuses to be copied."""
-    if not isinstance(tensor, UninitializedTensorMixin):
-        return tensor.clone()
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.clone().as_subclass(type(tensor))
 
 
 def _return_gradient(result: torch.Tensor, index: int | None) -> None:
@@ -176,36 +143,10 @@ def _cuda(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     layout = kwargs.get("memory_format", torch.preserve_format)
     if marks.index_of(tensor) == index and layout is torch.preserve_format:
         return tensor
-    result = _copied(tensor) if layout is torch.preserve_format else tensor.clone(memory_format=layout)
+    result = tensor.clone() if layout is torch.preserve_format else tensor.clone(memory_format=layout)
     if marks.index_of(tensor) != index:
         _return_gradient(result, marks.index_of(tensor))
     return marks.put(result, index)
-
-
-def _attention(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """scaled_dot_product_attention by the kernels that a program permits a GPU; here they are the CPU's, of which
-    torch's own formula is one.
-    """
-    query = args[0] if args else kwargs["query"]
-    if marks.index_of(query) is None or torch.backends.cuda.math_sdp_enabled():
-        return _called(func, args, kwargs)
-    if not torch.backends.cuda.mem_efficient_sdp_enabled() and query.dtype not in (torch.float16, torch.bfloat16):
-        raise RuntimeError("No available kernel. Aborting execution. (scaled_dot_product_attention: flash attention is "
-                           f"of float16 and bfloat16, got {query.dtype})")
-    torch.backends.cuda.enable_math_sdp(True)
-    try:
-        return _called(func, args, kwargs)
-    finally:
-        torch.backends.cuda.enable_math_sdp(False)
-
-
-def _batch_norm(func: Callable, args: tuple, kwargs: dict) -> Any:
-    if marks.index_of(args[0] if args else kwargs["input"]) is None:
-        return func(*args, **kwargs)
-    with torch.no_grad():
-        results = batch_norm.FUNCTIONS[func](*args, **kwargs)
-    marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
-    return results
 
 
 def _set_gradient(func: Callable, args: tuple, kwargs: dict) -> None:
@@ -230,7 +171,7 @@ def _place(func: Callable, args: tuple, kwargs: dict) -> torch.device:
 
 
 def _parsed(func: Callable, args: tuple, kwargs: dict) -> tuple:
-    """What nn.Module.to reads its arguments by: a number is a GPU's."""
+    """Reads the arguments of nn.Module.to: a number is a GPU's."""
     if args and type(args[0]) is int:
         args = (devices.of_index(args[0]), *args[1:])
     if type(kwargs.get("device")) is int:
@@ -260,20 +201,6 @@ def _device_of(func: Callable, args: tuple, kwargs: dict) -> torch.device:
     return place if index is None or place.type == "meta" else devices.of_index(index)
 
 
-def _array_interface(func: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """What CuPy, Numba and others read: the memory of a tensor on a GPU, which is the host's, too."""
-    tensor = args[0]
-    if marks.index_of(tensor) is None:
-        return func(*args, **kwargs)
-    if tensor.requires_grad:
-        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad. If gradients aren't "
-                           "required, use var.detach() to get Variable that doesn't require grad.")
-    like = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-    strides = None if tensor.is_contiguous() else tuple(one * tensor.element_size() for one in tensor.stride())
-    return {"typestr": like.str, "shape": tuple(tensor.shape), "strides": strides, "version": 2,
-            "data": (tensor.data_ptr() if tensor.numel() else 0, False)}
-
-
 def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
     index = marks.index_of(args[0])
     if kwargs.get("force"):
@@ -284,11 +211,21 @@ def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
     return func(*args, **kwargs)
 
 
-def _packed(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """A packed sequence: its data are where they were, and its sizes are the host's."""
-    data, sizes = func(*args, **kwargs)
-    marks.follow(data, [*marks.tensors(args), *marks.tensors(kwargs)])
-    return data, sizes
+def _exported(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Refuses other libraries the memory of a tensor: they would take that of a GPU for the host's."""
+    if marks.index_of(args[0]) is not None:
+        absent.refuse(f"torch.Tensor.{func.__name__} on a GPU")
+    return func(*args, **kwargs)
+
+
+def _histc(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """histc, which of integers a GPU has, and the CPU has not: counted in float64, with limits that are integers."""
+    tensor = args[0] if args else kwargs["input"]
+    if marks.index_of(tensor) is None or tensor.is_floating_point():
+        return _called(func, args, kwargs)
+    named = dict(zip(("input", "bins", "min", "max"), args, strict=False)) | kwargs | {"input": tensor.double()}
+    limits = {name: int(named[name]) for name in ("min", "max") if name in named}
+    return marks.put(torch.histc(**named | limits).to(tensor.dtype), marks.index_of(tensor))
 
 
 def _repr(func: Callable, args: tuple, kwargs: dict) -> str:
@@ -312,11 +249,9 @@ def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
     if wanted is None:
         name = func(*args)
         return name if marks.index_of(tensor) is None else name.replace("torch.", "torch.cuda.", 1)
-    found = tensor_types.meant(wanted)
-    if found is None:
-        return _called(func, args, kwargs)
-    index = marks.index_of(tensor) if marks.index_of(tensor) is not None else devices.current()
-    return _moved(tensor, tensor.to(found[0]), index if found[1] else None)
+    if not isinstance(wanted, torch.dtype) and (marks.index_of(tensor) is not None or "cuda" in str(wanted)):
+        absent.refuse(f"torch.Tensor.type({wanted}) of a GPU")
+    return _called(func, args, kwargs)
 
 
 def _deepcopy(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -335,9 +270,7 @@ def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
 
 _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.device: _place,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
     torch._scaled_mm: _scaled_product,
-    **dict.fromkeys(batch_norm.FUNCTIONS, _batch_norm),
     torch.Tensor.to: _to,
     torch._C._nn._parse_to: _parsed,
     torch.Tensor.type_as: _type_as,
@@ -347,20 +280,19 @@ _ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
     torch.Tensor.grad.__set__: _set_gradient,
     torch.Tensor.is_shared: lambda func, args, kwargs: marks.index_of(args[0]) is not None or func(*args, **kwargs),
     torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
-    torch._VF._pack_padded_sequence: _packed,
-    torch._VF._pad_packed_sequence: _packed,
     torch.Tensor.__repr__: _repr,
     torch.Tensor.__format__: _format,
     torch.Tensor.type: _type,
     torch.Tensor.__deepcopy__: _deepcopy,
-    torch.Tensor.__dlpack_device__: dlpack.device,
-    torch.Tensor.__dlpack__: dlpack.capsule,
+    torch.Tensor.__dlpack_device__: _exported,
+    torch.Tensor.__dlpack__: _exported,
+    torch.histc: _histc,
+    torch.Tensor.histc: _histc,
     torch.Tensor.get_device: _get_device,
     torch.get_device: _get_device,
     torch.Tensor.numpy: _to_numpy,
     torch.Tensor.__array__: _to_numpy,
     torch.Tensor.device.__get__: _device_of,
-    torch.Tensor.__cuda_array_interface__.__get__: _array_interface,
     torch.Tensor.is_cuda.__get__: lambda func, args, kwargs: marks.index_of(args[0]) is not None,
     torch.Tensor.is_cpu.__get__: lambda func, args, kwargs: func(*args) and marks.index_of(args[0]) is None,
 }

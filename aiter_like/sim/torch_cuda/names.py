@@ -1,116 +1,78 @@
 # SPDX-License-Identifier: MIT
-"""What the names of torch.cuda, and a few more of torch's, mean within sim.as_gpu(). Names of torch.cuda that stand in
-no table here refuse.
+"""The names of torch.cuda, and a few more of torch's, within sim.as_gpu(). Names of torch.cuda and of
+torch.accelerator that stand in no table here refuse (absent.py).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
-from aiter_like.errors import UnsupportedError
 from aiter_like.sim.torch_cuda import (
-    autocast,
+    absent,
     collectives,
-    comm,
     devices,
-    dlpack,
-    fakes,
     files,
     generators,
     graphs,
-    low_level,
+    marks,
     memory,
-    pools,
-    runtime,
-    scripted,
-    statistics,
-    storages,
+    refusals,
     streams,
-    switches,
-    tensor_types,
     times,
 )
 
-KEPT = ("Storage", "Tensor")
-"""Ends of names that are not answered here: torch's types of old (`tensor_types.py`)."""
-
 KEPT_NAMES = frozenset((
     "amp", "graphs", "memory", "nccl", "nvtx", "profiler", "random", "sparse", "streams", "tunable", "jiterator",
-    "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
+    "CudaError", "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma",
     # They ask functions that are answered below.
-    "device", "device_of", "is_bf16_supported", "is_tf32_supported", "memory_cached",
-    "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "memory_summary", "memory_snapshot",
-    "set_per_process_memory_fraction", "get_per_process_memory_fraction", "caching_allocator_alloc",
-    "caching_allocator_delete", "get_sync_debug_mode", "set_sync_debug_mode",
-    "make_graphed_callables"))
-"""Names of torch.cuda that stay what they are."""
-
-_WHY = {
-    "get_gencode_flags": "they are nvcc's; clang has --offload-arch=gfx942 for it",
-    "utilization": "nothing is measured", "temperature": "nothing is measured", "power_draw": "nothing is measured",
-    "memory_usage": "nothing is measured",
-}
+    "device", "device_of", "get_sync_debug_mode", "is_bf16_supported", "is_tf32_supported", "make_graphed_callables",
+    "set_sync_debug_mode",
+    *(name for name in torch.cuda.__all__ if name.endswith(("Storage", "Tensor")))))
+"""Names of torch.cuda that stay what they are; of the last ones torch says itself that they need a GPU."""
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Each name that changes: its holder, the name, what it means now."""
     answers = _answers()
-    for name in sorted({*torch.cuda.__all__, *answers}):
-        if name in KEPT_NAMES or name.endswith(KEPT):
-            continue
+    for name in sorted({*torch.cuda.__all__, "_compile_kernel", *answers} - KEPT_NAMES):
         original = getattr(torch.cuda, name)
-        answer = answers[name] if name in answers else _refusing(f"torch.cuda.{name}", original, _WHY.get(name, ""))
-        for holder in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs,
-                       torch.cuda.profiler):
+        answer = answers[name] if name in answers else absent.refusing(f"torch.cuda.{name}", original)
+        for holder in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs):
             if getattr(holder, name, None) is original:
                 yield holder, name, answer
+    answers = _accelerator_answers()
     for name in torch.accelerator.__all__:
-        original, answer = getattr(torch.accelerator, name), _accelerator_answers()
-        yield torch.accelerator, name, answer[name] if name in answer else _refusing(
-            f"torch.accelerator.{name}", original, "")
-    for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
-        yield torch.cuda.nvtx, name, lambda *args, **kwargs: 0
-    for name in ("__enter__", "__exit__"):  # nobody records ranges
-        yield torch.autograd.profiler.emit_nvtx, name, lambda self, *reason: None if reason else self
-    yield from ((torch.version, "hip", devices.hip_version()), (torch, "load", files.loading(torch.load)),
+        original = getattr(torch.accelerator, name)
+        yield torch.accelerator, name, answers[name] if name in answers else absent.refusing(
+            f"torch.accelerator.{name}", original)
+    for name, answer in _low_level_answers().items():
+        yield torch._C, name, answer
+    yield from ((torch.version, "hip", devices.hip_version()), (torch.version, "cuda", None),
+                (torch.backends.cuda, "is_built", lambda: True), (torch, "load", files.loading(torch.load)),
                 (torch, "compile", _compile), (torch, "Generator", generators.Generator),
-                (torch.version, "cuda", None), (torch.autograd.profiler.profile, "__init__", _profile()),
-                (torch, "Stream", times.named(torch.Stream, streams.Stream)),
-                (torch, "Event", times.named(torch.Event, times.Event)),
                 (torch.utils.checkpoint, "_allowed_determinism_checks_to_fns",
                  torch.utils.checkpoint._allowed_determinism_checks_to_fns | {"default": _facts_of_saved}),
-                (torch.Tensor, "record_stream", lambda self, stream: None))
-    for module in (autocast, collectives, comm, dlpack, fakes, low_level, scripted, storages, switches,
-                   tensor_types):
+                (torch.autograd.profiler.profile, "__init__", _profile()),
+                (torch.Tensor, "record_stream", lambda self, stream: None),
+                *((kind, "__call__", _following(kind.__call__))
+                  for kind in (torch._C.ScriptMethod, torch._C.ScriptFunction)))
+    for module in (absent, collectives):
         yield from module.replacements()
 
 
 def _answers() -> dict[str, Any]:
     """Those of torch.cuda."""
     return {
-        **_device_answers(), **_memory_answers(),
+        **_device_answers(), **_memory_answers(), **_random_answers(),
         "Event": times.Event, "Stream": streams.Stream, "StreamContext": streams.stream, "stream": streams.stream,
         "current_stream": streams.current_stream, "default_stream": streams.default_stream,
         "set_stream": streams.set_stream, "synchronize": graphs.synchronize,
-        "ExternalStream": streams.ExternalStream,
-        "get_stream_from_external": streams.ExternalStream,
         "is_current_stream_capturing": graphs.is_capturing, "CUDAGraph": graphs.CUDAGraph, "graph": graphs.graph,
         "graph_pool_handle": graphs.graph_pool_handle,
-        "default_generators": generators.defaults(),
-        "manual_seed": generators.seed, "manual_seed_all": generators.seed_all, "seed": generators.reseed,
-        "seed_all": generators.reseed_all,
-        "initial_seed": lambda: generators.default(devices.current()).initial_seed(),
-        "get_rng_state": lambda device="cuda": generators.default(devices.number_of(device)).get_state(),
-        "get_rng_state_all": lambda: [one.get_state() for one in generators.defaults()],
-        "set_rng_state": _set_rng_state,
-        "set_rng_state_all": lambda new_states: [_set_rng_state(one, i) for i, one in enumerate(new_states)] and None,
-        "MemPool": pools.MemPool, "use_mem_pool": pools.use_mem_pool,
-        "cudart": runtime.Runtime, "check_error": runtime.check_error, "CudaError": runtime.CudaError,
     }
 
 
@@ -120,6 +82,7 @@ def _device_answers() -> dict[str, Any]:
 
     return {
         "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
+        "_is_compiled": lambda: True, "_initialized": True,
         "device_count": devices.count, "current_device": devices.current, "set_device": _set_device,
         "_exchange_device": devices.exchange, "_maybe_exchange_device": devices.exchange,
         "get_device_properties": facts,
@@ -146,57 +109,66 @@ def _memory_answers() -> dict[str, Any]:
         total = devices.properties(devices.number_of(device)).total_memory
         return total - of(device).now, total
 
+    def now(device: Any = None) -> int:
+        return of(device).now
+
     def peak(device: Any = None) -> int:
-        return of(device).figures["all"][1].peak
+        return of(device).peak
 
     return {
-        "memory_allocated": lambda device=None: of(device).now, "memory_reserved": lambda device=None: of(device).now,
-        "device_memory_used": lambda device=None: of(device).now,
-        "max_memory_allocated": peak, "max_memory_reserved": peak,
-        "reset_peak_memory_stats": lambda device=None: of(device).reset(is_peak=True),
-        "reset_accumulated_memory_stats": lambda device=None: of(device).reset(is_peak=False),
-        "memory_stats": lambda device=None: statistics.flat(statistics.nested(of(device))), "mem_get_info": information,
-        "memory_stats_as_nested_dict": lambda device=None: statistics.nested(of(device)),
-        "host_memory_stats": lambda: statistics.flat(statistics.nested_of_host(memory.of(None))),
-        "host_memory_stats_as_nested_dict": lambda: statistics.nested_of_host(memory.of(None)),
-        "reset_peak_host_memory_stats": lambda: memory.of(None).reset(is_peak=True),
-        "reset_accumulated_host_memory_stats": lambda: memory.of(None).reset(is_peak=False),
+        "memory_allocated": now, "memory_reserved": now, "device_memory_used": now,
+        "max_memory_allocated": peak, "max_memory_reserved": peak, "mem_get_info": information,
+        "reset_peak_memory_stats": lambda device=None: of(device).reset_peak(),
+        "memory_stats": lambda device=None: of(device).stats(),
         "empty_cache": lambda: None, "ipc_collect": lambda: None, "get_allocator_backend": lambda: "native",
+        "MemPool": graphs.MemPool, "use_mem_pool": graphs.use_mem_pool,
+    }
+
+
+def _random_answers() -> dict[str, Any]:
+    def set_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+        generators.default(devices.number_of(device)).set_state(new_state)
+
+    return {
+        "default_generators": generators.defaults(), "manual_seed": generators.seed,
+        "manual_seed_all": generators.seed_all, "seed": generators.reseed, "seed_all": generators.reseed_all,
+        "initial_seed": lambda: generators.default(devices.current()).initial_seed(),
+        "get_rng_state": lambda device="cuda": generators.default(devices.number_of(device)).get_state(),
+        "get_rng_state_all": lambda: [one.get_state() for one in generators.defaults()],
+        "set_rng_state": set_state,
+        "set_rng_state_all": lambda new_states: [set_state(one, i) for i, one in enumerate(new_states)] and None,
     }
 
 
 def _accelerator_answers() -> dict[str, Any]:
     """Those of torch.accelerator."""
     same = {name: answer for name, answer in _answers().items() if name in torch.accelerator.__all__}
+    del same["get_device_capability"]  # it tells something else there
     return same | {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": devices.current, "current_device_idx": devices.current,
         "set_device_index": devices.set_current, "set_device_idx": devices.set_current,
-        "device_index": torch.accelerator.device_index, "Graph": graphs.AcceleratorGraph,
-        "get_device_capability": low_level.capability,
-        "get_memory_info": _memory_answers()["mem_get_info"],
-        "empty_host_cache": lambda: None,
+        "device_index": torch.accelerator.device_index, "get_memory_info": _memory_answers()["mem_get_info"],
     }
 
 
-def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
-    generators.default(devices.number_of(device)).set_state(new_state)
-
-
-def _refusing(name: str, original: Any, why: str) -> Any:
-    """What raises UnsupportedError when it is called: a class where a class was."""
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise UnsupportedError(f"sim.as_gpu: {name} is not there on the simulated MI300X{': ' if why else ''}{why}",
-                               op=name)
-
-    if inspect.isclass(original):
-        return type(original.__name__, (), {"__new__": refuse, "__doc__": f"{name}, which refuses."})
-    refuse.__name__ = name
-    return refuse
+def _low_level_answers() -> dict[str, Any]:
+    """Those of torch._C that torch's Python code, and programs, ask of a build for a GPU."""
+    return {
+        "_cuda_init": lambda: None, "_cuda_getDeviceCount": devices.count, "_cuda_getDevice": devices.current,
+        "_cuda_setDevice": devices.set_current, "_cuda_getArchFlags": lambda: "gfx942",
+        "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).cuda_stream,
+        "_cuda_set_sync_debug_mode": refusals.set_sync_mode,
+        "_cuda_get_sync_debug_mode": lambda: refusals.sync_mode[0],
+        "_get_accelerator": lambda check=False: torch.device("cuda"),
+        "_accelerator_exchangeDevice": lambda index: devices.exchange(devices.number_of(index)),
+        "_accelerator_maybeExchangeDevice": devices.exchange,
+        "_cuda_CUDAAllocator_AllocatorState": type("_AllocatorState", (), {}),  # Inductor imports it.
+    }
 
 
 def _facts_of_saved(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a forward pass once more has to have in common with the first, to torch.utils.checkpoint: devices are not
+    """The facts in which a repeated forward pass equals the first, to torch.utils.checkpoint: devices are not
     compared, because within a function of torch a tensor is not marked yet.
     """
     return {"shape": tensor.shape, "dtype": tensor.dtype}
@@ -217,11 +189,15 @@ def _profile() -> Callable:
 
 
 def _compile(model: Any = None, **options: Any) -> Any:
-    """torch.compile: what it is given, uncompiled; a module in the wrapper that torch puts around one."""
-    if model is None:
-        return lambda function: _compile(function, **options)
-    if not isinstance(model, torch.nn.Module):
-        return model
-    from torch._dynamo.eval_frame import OptimizedModule
+    """torch.compile: what it is given, uncompiled."""
+    return model if model is not None else lambda function: function
 
-    return OptimizedModule(model, lambda function: function)
+
+def _following(original: Callable) -> Callable:
+    """A scripted function, whose results are where its arguments are: the mode does not see what its C++ calls."""
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original(self, *args, **kwargs)
+        marks.follow(results, marks.tensors((args, kwargs)))
+        return results
+
+    return call

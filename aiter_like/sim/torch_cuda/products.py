@@ -1,53 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Products within sim.as_gpu() that torch has for a GPU alone: of 8-bit tensors with scales in the MI300X's types, and
-those whose out_dtype is float32.
-"""
+"""torch._scaled_mm within sim.as_gpu(): products of 8-bit tensors with scales, in the MI300X's types."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from aiter_like.sim.torch_cuda import marks
 
-TYPES = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-_WIDER = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm, "baddbmm": torch.baddbmm}
-"""Those with an out_dtype."""
-
-
-@contextlib.contextmanager
-def with_out_dtype() -> Iterator[None]:
-    """A block in which mm, bmm, addmm and baddbmm take out_dtype of tensors on a GPU; they have no derivative there."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        for name, function in _WIDER.items():
-            library.impl(f"{name}.dtype", _wider(name, function), "CPU")
-            library.impl(f"{name}.dtype_out", _wider(name, function), "CPU")
-        yield
-    finally:
-        library._destroy()
-
-
-def _wider(name: str, function: Callable) -> Callable:
-    def product(*args: torch.Tensor, out: torch.Tensor | None = None, **numbers: float) -> torch.Tensor:
-        *added, a, b, wanted = args
-        if marks.index_of(a) is None:
-            raise NotImplementedError(f"Could not run 'aten::{name}.dtype' with arguments from the 'CPU' backend: "
-                                      "out_dtype is for tensors on a GPU")
-        if a.dtype != b.dtype:
-            raise RuntimeError("input dtypes must be the same")
-        if wanted != a.dtype and not (wanted == torch.float32 and a.dtype in (torch.float16, torch.bfloat16)):
-            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
-        if out is not None and out.dtype != wanted:
-            raise RuntimeError("out_dtype must be the same as the dtype of the provided out tensor")
-        if added and added[0].dtype not in (wanted, a.dtype):
-            raise RuntimeError("self dtype must match either out_dtype or the inputs' dtype")
-        values = [one.to(wanted) for one in (*added, a, b)]
-        return function(*values, **numbers) if out is None else function(*values, **numbers, out=out)
-
-    return product
+_TYPES = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 def scaled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
@@ -58,16 +20,16 @@ def scaled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
     """
     a, b, scale_a, scale_b, bias, scale_result, dtype = _arguments(*args, **kwargs)
     index = marks.index_of(a)
-    if index is None or a.dtype not in TYPES:
+    if index is None or a.dtype not in _TYPES:
         return None
     _check(a, b, scale_a, scale_b)
     out = (a.float() * scale_a) @ (b.float() * scale_b)
     if bias is not None:
         out = out + bias.float()
     dtype = a.dtype if dtype is None else dtype
-    if scale_result is not None and dtype in TYPES:
+    if scale_result is not None and dtype in _TYPES:
         out = out * scale_result
-    if dtype in TYPES:
+    if dtype in _TYPES:
         most = torch.finfo(dtype).max
         out = out.clamp(-most, most)
     out, given = out.to(dtype), kwargs.get("out")
@@ -85,7 +47,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: tor
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise RuntimeError(f"_scaled_mm: mat1 and mat2 shapes cannot be multiplied ({tuple(a.shape)} and "
                            f"{tuple(b.shape)})")
-    if b.dtype not in TYPES:
+    if b.dtype not in _TYPES:
         raise RuntimeError(f"_scaled_mm: mat2 must be of an 8-bit type as mat1, got {b.dtype}")
     if a.shape[1] % 16 or b.shape[1] % 16:
         raise RuntimeError("_scaled_mm: trailing dimension of mat1 and mat2 must be divisible by 16, got "

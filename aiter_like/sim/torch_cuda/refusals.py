@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a GPU refuses and the CPU would do, within sim.as_gpu(): tensors of several devices in one call; and the error
-of a tensor for which there is no memory.
+"""Calls that a GPU refuses and the CPU would do, within sim.as_gpu(): tensors of several devices in one call; and the
+error of a tensor for which there is no memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ARITHMETIC = ("add sub mul div true_divide floor_divide remainder fmod pow maxi
                "isclose clamp clip clamp_min clamp_max allclose vdot inner addr ger complex polar normal")
 _PRODUCTS = "matmul mm bmm mv dot outer addmm addmv addbmm baddbmm einsum tensordot kron cross cdist"
 _JOINED = ("cat concat concatenate stack hstack vstack dstack index_select gather scatter scatter_add take_along_dim "
-           "masked_fill masked_select masked_scatter index_add index_copy index_fill searchsorted bucketize isin "
+           "equal masked_fill masked_select masked_scatter index_add index_copy index_fill searchsorted bucketize isin "
            "scatter_reduce index_reduce stft istft")
 _LAYERS = ("linear bilinear conv1d conv2d conv3d layer_norm group_norm rms_norm batch_norm embedding cross_entropy "
            "nll_loss mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
@@ -35,7 +35,7 @@ def _functions() -> frozenset[Callable]:
     names = " ".join((_ARITHMETIC, _PRODUCTS, _JOINED)).split()
     found = {getattr(holder, name, None) for holder in (torch, torch.Tensor) for name in names}
     found |= {getattr(torch.Tensor, f"{name}_", None) for name in names}
-    found |= {getattr(torch.linalg, name, None) for name in _SOLVERS.split()} | {torch.sparse.mm, torch.sparse.addmm}
+    found |= {getattr(torch.linalg, name, None) for name in _SOLVERS.split()} | {torch.sparse.mm, torch.Tensor.backward}
     found |= {getattr(functional, name, None) for name in _LAYERS.split()}
     found |= {getattr(torch.Tensor, f"__{kind}{name}__", None) for kind in ("", "r", "i")
               for name in _OPERATORS.split()}
@@ -60,53 +60,17 @@ sync_mode = [0]
 def check_places(func: Callable, args: tuple, kwargs: dict) -> None:
     """Raises RuntimeError where the function takes tensors of one device and gets them of two: a number of the host,
     which a tensor without dimensions is, may meet those of a GPU."""
-    if func in _IN_OTHER_WORDS:
-        _IN_OTHER_WORDS[func](func, args, kwargs)
     is_called_by_python = not isinstance(func, torch._ops.OpOverload)  # torch's C++ has memory that bears no mark
     if func not in _ON_ONE_DEVICE and not (is_called_by_python and kwargs.get("out") is not None):
         return
-    places = {marks.index_of(tensor): tensor for tensor in (*marks.tensors(args), *marks.tensors(kwargs))
+    named = {name: value for name, value in kwargs.items() if name != "inputs"}  # a backward pass has any devices'
+    places = {marks.index_of(tensor): tensor for tensor in marks.tensors((args, named))
               if marks.index_of(tensor) is not None or tensor.dim()}
     if len(places) < 2 or any(tensor.is_meta for tensor in places.values()):
         return
     first, second = map(devices.told, list(places)[:2])
     raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                        f"{first} and {second}! (in {getattr(func, '__name__', func)})")
-
-
-def _check_equal(func: Callable, args: tuple, kwargs: dict) -> None:
-    places = [devices.told(marks.index_of(one)) for one in marks.tensors((args, kwargs))]
-    if len(set(places)) > 1:
-        raise RuntimeError(f"Cannot compare two tensors on different devices. Got: {' and '.join(places)}")
-
-
-def _check_backward(func: Callable, args: tuple, kwargs: dict) -> None:
-    gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
-    if not isinstance(gradient, torch.Tensor) or not gradient.dim():  # one without dimensions is copied there
-        return
-    wanted, found = marks.index_of(args[0]), marks.index_of(gradient)
-    if wanted != found:
-        raise RuntimeError(f"Function {type(args[0].grad_fn).__name__} returned an invalid gradient at index 0 - "
-                           f"expected device {devices.told(wanted)} but got {devices.told(found)}")
-
-
-def _check_layers_in_time(func: Callable, args: tuple, kwargs: dict) -> None:
-    """Of input, states, weights; a packed sequence's sizes, which are the host's, stand second instead."""
-    is_packed = len(args) > 3 and isinstance(args[3], (tuple, list))
-    states, weights = args[1 + is_packed], args[2 + is_packed:]
-    for name, others in (("hidden", states), ("parameter", weights)):
-        for one in marks.tensors(others):
-            wanted, found = marks.index_of(args[0]), marks.index_of(one)
-            if wanted != found:
-                raise RuntimeError(f"Input and {name} tensors are not at the same device, found input tensor at "
-                                   f"{devices.told(wanted)} and {name} tensor at {devices.told(found)}")
-
-
-_IN_OTHER_WORDS: dict[Callable, Callable[[Callable, tuple, dict], None]] = {
-    torch.equal: _check_equal, torch.Tensor.equal: _check_equal, torch.Tensor.backward: _check_backward,
-    **{getattr(torch._VF, name): _check_layers_in_time
-       for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")}}
-"""Functions for which torch has messages of their own."""
 
 
 def check_pinned(args: tuple) -> bool:
@@ -137,7 +101,7 @@ def _has_numbers(index: Any) -> bool:
 
 
 def check_waiting(func: Callable, args: tuple, kwargs: dict) -> None:
-    """Where a program has asked for it (torch.cuda.set_sync_debug_mode), tells of a call for which the host waits.
+    """Tells of a call for which the host waits, if the program has asked for it (torch.cuda.set_sync_debug_mode).
 
     Raises:
         RuntimeError: in the mode "error".
@@ -185,15 +149,10 @@ def _waits(func: Callable, args: tuple, kwargs: dict) -> bool:
 
 
 def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
-    """What the program hears when the host has no memory for a tensor of the GPU; None: the error is another one."""
+    """The error of a program when the host has no memory for a tensor of the GPU; None: the error is another one."""
     text = str(error)
     if "DefaultCPUAllocator" not in text:
         return None
     count = re.search(r"(\d+) bytes", text)
-    size, device = int(count[1]) if count else 0, devices.current()
-    memory.of(device).run_short(size)
-    told = ("Tried to allocate more than 1EB memory. " if size >= 2**60 else
-            f"Tried to allocate {size / 2**30:.2f} GiB. GPU {device} has a total capacity of "
-            f"{devices.properties(device).total_memory / 2**30:.2f} GiB. ")
-    return torch.OutOfMemoryError(
-        f"CUDA out of memory. {told}This is the simulated MI300X, in the host's memory: {text}")
+    return memory.of(devices.current()).out_of_memory(
+        int(count[1]) if count else 0, f"This is the simulated MI300X, in the host's memory: {text}")

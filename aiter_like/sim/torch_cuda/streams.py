@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Streams of torch.cuda on the simulated MI300X: names for the one order in which everything runs, the program's.
 
-As torch's they come from pools, so that a handle of HIP is made for few of them, and only where a program asks for it.
+As torch's they come from a pool, so that a handle of HIP is made for few of them, and only where a program asks for it.
 """
 
 from __future__ import annotations
@@ -17,53 +17,35 @@ from typing import Any
 import torch
 
 from aiter_like.sim import session
-from aiter_like.sim.torch_cuda import devices
+from aiter_like.sim.torch_cuda import absent, devices
 
-CUDA = 1  # torch's number of the kind of device
-_POOL = 32  # streams of a device and a priority; the next one is the first again
-_LEVELS = 4  # Priorities have so many.
+_CUDA = 1  # torch's number of the kind of device
+_POOL = 32  # streams of a device; the next one is the first again
 
 
-class Stream:
+class Stream(absent.Partial):
     """torch.cuda.Stream, equal to another one of the same device and id.
 
     Args:
         device: its GPU; None: the current one.
         priority: 0 or less, which changes nothing.
-        stream_id, device_index, device_type: those of a stream that there is, instead.
 
     Attributes:
         device, device_index, device_type, stream_id, priority: as torch has them.
 
     Raises:
-        RuntimeError: there is no such device or stream.
+        RuntimeError: there is no such device.
     """
 
-    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None,
-                 device_index: int | None = None, device_type: int = CUDA, **_: Any):
-        if stream_id is None:
-            index = devices.number_of(device)
-            level = min(max(-priority, 0), _LEVELS - 1)
-            stream_id = 1 + level * _POOL + next(_counter(index, level)) % _POOL
-        else:
-            index = devices.index_of(0 if device_index is None else device_index)
-            if device_type != CUDA or not 0 <= stream_id <= _LEVELS * _POOL:
-                raise RuntimeError(f"torch.cuda.Stream: there is no stream stream_id={stream_id} of "
-                                   f"device_type={device_type}")
-        self.device, self.priority, self.stream_id = devices.of_index(index), priority, stream_id
-        self.device_index, self.device_type = index, CUDA
+    def __init__(self, device: Any = None, priority: int = 0):
+        self.device_index, self.device_type, self.priority = devices.number_of(device), _CUDA, priority
+        self.device = devices.of_index(self.device_index)
+        self.stream_id = 1 + next(_counter(self.device_index)) % _POOL
 
     @property
     def cuda_stream(self) -> int:
         """HIP's handle; the default stream's is 0."""
         return 0 if self.stream_id == 0 else _handle(self.device_index, self.stream_id)
-
-    @property
-    def _as_parameter_(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.cuda_stream)
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.cuda_stream
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
@@ -97,11 +79,6 @@ class Stream:
         """Whether a graph captures what is called."""
         return torch.cuda.is_current_stream_capturing()
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority, which change nothing."""
-        return 0, -1
-
     def __enter__(self) -> Stream:
         block = stream(self)
         block.__enter__()
@@ -110,24 +87,6 @@ class Stream:
 
     def __exit__(self, *error: Any) -> None:
         _blocks().pop().__exit__(*error)
-
-
-class ExternalStream(Stream):
-    """torch.cuda.ExternalStream: one that HIP has made.
-
-    Args:
-        stream_ptr: HIP's handle.
-        device: its GPU; None: the current one.
-    """
-
-    def __init__(self, stream_ptr: int, device: Any = None, **_: Any):
-        super().__init__(device, stream_id=0, device_index=devices.number_of(device))
-        self.stream_id = stream_ptr
-
-    @property
-    def cuda_stream(self) -> int:
-        """HIP's handle."""
-        return self.stream_id
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -179,11 +138,13 @@ def _blocks() -> list[contextlib.AbstractContextManager]:
 
 @functools.cache
 def _default(index: int) -> Stream:
-    return Stream(stream_id=0, device_index=index)
+    made = Stream(index)
+    made.stream_id = 0
+    return made
 
 
 @functools.cache
-def _counter(index: int, level: int) -> Iterator[int]:
+def _counter(index: int) -> Iterator[int]:
     return itertools.count()
 
 

@@ -7,7 +7,6 @@ one of either kind is a warning that says so. Read by the mode's table of names,
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import time
@@ -16,52 +15,26 @@ from typing import Any
 import torch
 
 from aiter_like.sim import modelling, session
-from aiter_like.sim.torch_cuda import devices, streams
+from aiter_like.sim.torch_cuda import absent, devices, streams
 from aiter_like.sim.torch_cuda.streams import current_stream
 
 _log = logging.getLogger("aiter_like")
 
 
-class Event:
+class Event(absent.Partial):
     """torch.cuda.Event: a moment on this machine's clock and on the cycle model's."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
                  external: bool = False):
-        self._has_time = enable_timing  # `interprocess` is of use by ipc_handle alone, which refuses
+        self._has_time = enable_timing
         self._seconds: float | None = None
         self._modelled: tuple[int, float] | None = None
-        self._handle = ctypes.c_void_p()
         self.device: torch.device | None = None
 
     def record(self, stream: Any = None) -> None:
         """Now; on a stream of a device, which is the event's from then on."""
         self.device = (stream or current_stream()).device
         self._seconds, self._modelled = time.perf_counter(), session.modelled_us()
-
-    @property
-    def cuda_event(self) -> int:
-        """HIP's handle; 0 until it is recorded."""
-        if self._seconds is not None and not self._handle:
-            session.load().hipEventCreate(ctypes.byref(self._handle))
-            session.load().hipEventRecord(self._handle, None)
-        return self._handle.value or 0
-
-    @property
-    def _as_parameter_(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.cuda_event)
-
-    def ipc_handle(self) -> bytes:
-        """Refuses: events of several processes are not simulated."""
-        raise NotImplementedError("sim.as_gpu: Event.ipc_handle: events of several processes are not simulated")
-
-    @classmethod
-    def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
-        """Refuses, as `ipc_handle`."""
-        raise NotImplementedError("sim.as_gpu: Event.from_ipc_handle: events of several processes are not simulated")
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Event {self.cuda_event:#x}>" if self._seconds is not None else (
-            "<torch.cuda.Event uninitialized>")
 
     def wait(self, stream: Any = None) -> None:
         """It is past."""
@@ -94,21 +67,6 @@ class Event:
         _tell("times between events are this machine's, which simulates an MI300X, and no MI300X's; "
               "sim.enabled(model=...) gives modelled ones")
         return (end_event._seconds - self._seconds) * 1e3
-
-
-def named(original: type, own: type) -> type:
-    """A class of torch that has the one or the other object, by its device: torch.Stream, torch.Event."""
-    class Meta(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, (original, own))
-
-    def made(cls: type, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-        is_gpu = device is None or devices.index_of(device) is not None
-        if not is_gpu:
-            return original(device, *args, **kwargs)
-        return own(*args, **kwargs) if own is Event else own(device, *args, **kwargs)
-
-    return Meta(original.__name__, (), {"__new__": made, "__doc__": original.__doc__})
 
 
 class HostTime:

@@ -14,7 +14,7 @@ from aiter_like.sim import library, session
 from aiter_like.sim.profiling import sources
 
 MOST_ACCESSES, MOST_LAUNCHES = 600, 16
-"""What is recorded of one workgroup, and of how many launches."""
+"""The most accesses of one workgroup, and the most launches, that are recorded."""
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from aiter_like.sim.validation.kernels import Kernel
 
 LANES = 64
 UNTOUCHED = 0xEEEEEEEE
-"""What is in the second buffer before the launch."""
+"""The words of the second buffer before the launch."""
 
 Rows = Sequence[Sequence[int]]
 

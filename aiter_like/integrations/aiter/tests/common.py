@@ -65,7 +65,7 @@ def checkAllclose(a: Tensor, b: Tensor, rtol: float = 0.01, atol: float = 0.01, 
 def run_perftest(func: Callable, *args: Any, num_iters: int = 101, num_warmup: int = 2, testGraph: bool = False,
                  num_rotate_args: int = 0, needTrace: bool = False, use_cuda_event: bool = False,
                  **kwargs: Any) -> tuple[Any, float]:
-    """What `func` returns, and microseconds per call.
+    """Runs `func`; returns its result, and microseconds per call.
 
     Args:
         num_iters, num_warmup: calls that are timed, and before them.
@@ -80,7 +80,7 @@ def run_perftest(func: Callable, *args: Any, num_iters: int = 101, num_warmup: i
         raise UnsupportedError("run_perftest: graphs and traces are not timed here; use `aiter-like bench`")
     sets = [args, *([_copied(value) for value in args] for _ in range(num_rotate_args - 1))]
     is_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
-    if aiter_checks.journal is not None:  # what is checked is a result, and kernels that write in place have one once
+    if aiter_checks.journal is not None:  # results are checked here, and kernels that write in place have one once
         num_iters, num_warmup = 1, 0
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_gpu else []
     for _ in range(num_warmup):
@@ -142,7 +142,7 @@ def log_args(func: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def run_iters(num_iters: int, func: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What the last of so many calls returns; None for no call."""
+    """Returns the result of the last of so many calls; None for no call."""
     out = None
     for _ in range(num_iters):
         out = func(*args, **kwargs)

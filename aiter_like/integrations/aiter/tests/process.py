@@ -46,7 +46,7 @@ def main(text: str) -> int:
     journal = aiter_checks.journal = Journal(Path(job["journal"]), file.parent, by_call=not by_pytest)
     sys.argv = [str(file), *job["arguments"]]
     with sim.as_gpu() if job["is_sim"] else contextlib.nullcontext():
-        with contextlib.suppress(ImportError):  # which the file meets by itself
+        with contextlib.suppress(ImportError):  # the file meets the error by itself
             importlib.import_module("aiter")  # the shim's, before pytest puts a checkout's folder in front of it
         ended = _pytest(file, journal) if by_pytest else ""
         if not by_pytest or ended == "no tests":

@@ -49,7 +49,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """What one file did.
+    """The result of running one file.
 
     Attributes:
         file: its name.
@@ -129,7 +129,7 @@ def write(path: Path, about: dict[str, object], results: Sequence[Result]) -> No
 
 
 def read(path: Path) -> tuple[dict[str, object], list[Result]]:
-    """What `write` wrote.
+    """Reads what `write` wrote.
 
     Raises:
         ValueError: the file holds something else.
@@ -171,7 +171,7 @@ class _Running:
         return self.process.poll() is not None or time.monotonic() - self._start >= self._limit_s
 
     def end(self) -> Result:
-        """What it did; afterwards it and its children are gone."""
+        """Ends the file's process and its children, and returns its result."""
         status, uses = self.process.poll(), Uses.of(self._file)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
