@@ -45,12 +45,3 @@ def test_norms_of_queries_by_token():
     assert torch.equal(found[2], q + residual)
     expected = aiter.rms_norm(q + residual, weight, 1e-6).float()
     torch.testing.assert_close(found[0].float() * found[1], expected, rtol=0.07, atol=float(found[1].max()))
-
-
-def test_rows_of_gate_and_up_in_turn():
-    w = torch.arange(2 * 6 * 3).view(2, 6, 3)
-    assert torch.equal(aiter.interleave_gate_up_rows(w), w[:, [0, 3, 1, 4, 2, 5]])
-    assert aiter.interleave_gate_up_rows(w[..., 0]).is_contiguous()
-    for wrong in (w[:, :5], w[0, 0]):
-        with pytest.raises(ValueError, match="w must have an even number of rows"):
-            aiter.interleave_gate_up_rows(wrong)

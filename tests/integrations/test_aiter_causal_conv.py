@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""AITER's causal convolutions of decoding and of prefill, against a loop in float64."""
+"""AITER's causal convolution of decoding, against a loop in float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from aiter_like.integrations.aiter.others import causal_conv
 from aiter_like.integrations.aiter.others.causal_conv import causal_conv1d_update
 
 BATCH, DIM, SLOTS, PAD = 4, 6, 7, -1
@@ -81,41 +80,3 @@ def test_bad_arguments(index, value, message):
     call[index] = value
     with pytest.raises((TypeError, ValueError), match=f"causal_conv1d_update: {message}"):
         causal_conv1d_update(*call)
-
-
-@pytest.mark.parametrize("name", ("hip", "triton_tile", "triton"))
-def test_prefill(simulated, name):
-    """AITER's three names give what a loop gives, with integers and flags of other types than the operator's."""
-    lengths, dim = (2, 70, 5), 12
-    x, weight, bias = numbers(dim, sum(lengths)), numbers(dim, 4, seed=1), numbers(dim, seed=2)
-    states, slots = numbers(SLOTS, dim, 3, seed=3), torch.tensor([4, PAD, 1])
-    starts = torch.tensor([0, *lengths]).cumsum(0)
-    expected, own = torch.zeros(sum(lengths), dim, dtype=torch.float64), states.clone()
-    for start, end, slot in zip(starts.tolist(), starts.tolist()[1:], slots.tolist()):
-        if slot != PAD:
-            found, after = expect(x[None, :, start:end], states[slot][None], weight, bias, True, None, [0])
-            expected[start:end], own[slot] = found[0].t(), after[0].bfloat16()
-    metadata = causal_conv.build_causal_conv_prefill_metadata(lengths, query_start_loc=starts, block_sizes=(64,))
-    named = {"seq_lens_cpu": lengths} if name == "triton" else {"metadata": metadata}
-    got = getattr(causal_conv, f"causal_conv1d_split_qkv_{name}_fn")(
-        x=x, weight=weight, bias=bias, conv_states=states, query_start_loc=starts, k_dim=3, v_dim=6,
-        cache_indices=slots, has_initial_state=torch.ones(3, dtype=torch.uint8), pad_slot_id=PAD, **named)
-    assert [part.shape[1] for part in got] == [3, 3, 6]
-    torch.testing.assert_close(torch.cat(got, 1).double(), expected, rtol=0.01, atol=0.01)
-    assert torch.equal(states, own)
-
-
-def test_prefill_of_another_batch():
-    starts, x = torch.tensor([0, 2, 5], dtype=torch.int32), numbers(8, 5)
-    metadata = causal_conv.build_causal_conv_prefill_metadata([2, 3], query_start_loc=starts)
-    call = causal_conv.causal_conv1d_split_qkv_hip_fn
-    with pytest.raises(ValueError, match="metadata must be made of the same tensor"):
-        call(x, numbers(8, 4), None, None, starts.clone(), 2, 4, metadata=metadata)
-    with pytest.raises(ValueError, match="metadata must be of 4 tokens in 2 sequences, got 5 in 2"):
-        call(x[:, :4], numbers(8, 4), None, None, starts, 2, 4, metadata=metadata)
-    with pytest.raises(ValueError, match="v_dim must be 4, the channels of x beside q and k, got 3"):
-        call(x, numbers(8, 4), None, None, starts, 2, 3)
-    with pytest.raises(ValueError, match="seq_lens_cpu must have a length for each sequence .*, got 1 for 2"):
-        causal_conv.build_causal_conv_prefill_metadata([2], query_start_loc=starts)
-    with pytest.raises(ValueError, match="seq_lens_cpu must be the lengths that query_start_loc has"):
-        causal_conv.build_causal_conv_prefill_metadata([3, 2], query_start_loc=starts)

@@ -209,11 +209,6 @@ def test_two_stages(dtype, kind):
     reference = SERVED["torch_moe_stage1"](a1, one.w1, one.w2, one.weights, one.ids, BF16, ActivationType.Silu, kind,
                                            a1_scale, one.scale1)
     assert torch.isfinite(a2).all() and error(a2, reference.double()) < 2**-7
-    if kind != QuantType.per_1x128:
-        other = torch.empty_like(a2)
-        SERVED["moe_stage1_g1u1"](a1, *one.shuffled, *order, other, INNER, "", 32, quant_type=kind, a1_scale=a1_scale,
-                                  w1_scale=one.scale1)
-        assert torch.equal(other, a2)
     a2, a2_scale = quant(a2.view(-1, INNER))
     out = torch.zeros(TOKENS, K, dtype=BF16)
     aiter.ck_moe_stage2_fwd(a2.view(TOKENS, SLOTS, INNER), *one.shuffled, *order, out, SLOTS, "", one.scale2, a2_scale,
@@ -244,7 +239,7 @@ def by_lists(name, one, lists):
 
 
 @pytest.mark.sim_check("strict")
-@pytest.mark.parametrize("name", ("fmoe", "ck_moe_stage1_fwd", "ck_moe_stage2_fwd", "moe_stage1_g1u1"))
+@pytest.mark.parametrize("name", ("fmoe", "ck_moe_stage1_fwd", "ck_moe_stage2_fwd"))
 def test_lists_that_name_what_there_is_not(monkeypatch, name):
     """An error where they can be seen; those on a GPU, as nobody sees, lose the pair, the block or all of them."""
     one = Problem()
@@ -308,8 +303,6 @@ def test_whole_layers_by_other_names():
     assert error(SERVED["torch_moe"](one.x, one.w1, one.w2, one.weights, one.ids, *scales), plain) < 2**-7
     assert error(SERVED["asm_moe_tkw1"](one.x, *one.shuffled, one.weights, one.ids, *scales), first) < 0.06
     assert error(SERVED["torch_moe_tkw1"](one.x, one.w1, one.w2, one.weights, one.ids, *scales), first) < 0.06
-    assert error(SERVED["ck_moe_2stages"](one.x, *one.shuffled, one.weights, one.ids, QuantType.per_Token, *scales),
-                 plain) < 0.06
     one = Problem(FP8, kind=QuantType.per_1x128)
     assert error(SERVED["asm_moe"](one.x, *one.shuffled, one.weights, one.ids, one.scale1, one.scale2,
                                    block_shape=(128, 128)), one.expected()) < 0.06
@@ -326,8 +319,6 @@ def test_what_is_not_served_says_so():
         aiter.asm_moe_tkw1(one.x, one.w1, one.w2, one.weights, one.ids, fc1_smooth_scale=one.weights)
     with pytest.raises(UnsupportedError, match="ck_moe_stage1_fwd: splitk must be 1"):
         aiter.ck_moe_stage1_fwd(one.x, one.w1, one.w2, *one.order[:3], None, SLOTS, splitk=2)
-    with pytest.raises(UnsupportedError, match="moe_stage1_g1u1: quant_type"):
-        SERVED["moe_stage1_g1u1"](one.x, one.w1, one.w2, *one.order[:3], None, INNER, "", 32, quant_type=4)
     with pytest.raises(UnsupportedError, match="fc_scale_blkn and fc_scale_blkk must be 128"):
         aiter.fmoe_fp8_blockscale_g1u1(None, one.x, one.w1, one.w2, *one.order[:4], SLOTS, None, None, None, "", 64)
     with pytest.raises(ValueError, match="fmoe: input must have 9 or 18 rows, got 8"):

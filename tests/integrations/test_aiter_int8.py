@@ -8,9 +8,7 @@ import torch
 
 import aiter_like
 from aiter_like.enums import QuantType
-from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.quant import int8 as aiter_int8
-from aiter_like.integrations.aiter.quant import quant as aiter_quant
 
 FP8, INT8 = torch.float8_e4m3fnuz, torch.int8
 ROWS, COLUMNS = 5, 96
@@ -188,27 +186,6 @@ def test_bad_arguments(simulated):
         aiter_int8.per_token_quant_hip(x, torch.ones(1))
     with pytest.raises(TypeError, match="per_tensor_quant_hip: scale must have dtype"):
         aiter_int8.per_tensor_quant_hip(x, torch.ones(1).half())
-
-
-@pytest.mark.parametrize("dtype", (INT8, FP8))
-@pytest.mark.parametrize("is_shuffled", (False, True))
-def test_groups(simulated, dtype, is_shuffled):
-    x = numbers(ROWS, 256)
-    out, scales = torch.empty_like(x, dtype=dtype), torch.empty(ROWS * 4)
-    aiter_quant.dynamic_per_group_scaled_quant(out, x, scales, 64, is_shuffled)
-    expected, own = aiter_like.per_group_quant_hip(x, quant_dtype=dtype, group_size=64)
-    assert torch.equal(out.float(), expected.float())
-    assert torch.equal(scales.view(4, ROWS).t() if is_shuffled else scales.view(ROWS, 4), own)
-    one = torch.empty(ROWS, 1)
-    aiter_quant.dynamic_per_group_scaled_quant(out[:, :64].contiguous(), x[:, :64].contiguous(), one, 64)
-    assert torch.equal(one[:, 0], own[:, 0])
-    for message, options in (("group_size must be 32, 64 or 128", (x, scales, 48)),
-                             ("group_size must divide the rows", (x[:, :96], scales, 128)),
-                             ("scales must be contiguous with 20 elements", (x, scales[:8], 64))):
-        with pytest.raises(ValueError, match=f"dynamic_per_group_scaled_quant: {message}"):
-            aiter_quant.dynamic_per_group_scaled_quant(torch.empty_like(options[0], dtype=dtype), *options)
-    with pytest.raises(UnsupportedError, match="dynamic_per_group_scaled_quant: fp8 and int8 with scales in fp32"):
-        aiter_quant.dynamic_per_group_scaled_quant(out, x, scales.to(torch.uint8))
 
 
 @pytest.mark.parametrize("is_asm", (False, True))

@@ -38,13 +38,12 @@ def call():
     return queries, keys, starts, table
 
 
-@pytest.mark.parametrize("name", ("mla_decode_fwd", "mla_prefill_fwd"))
-def test_pages(simulated, call, name):
+def test_pages(simulated, call):
     queries, keys, starts, table = call
     q, cache = numbers(4, HEADS, RANK + PE), numbers(PAGES, PAGE, 1, RANK + PE, seed=1)
     out = torch.empty(4, HEADS, RANK).bfloat16()
     lengths = torch.tensor(keys, dtype=torch.int32)
-    function = getattr(mla, name)
+    function = mla.mla_decode_fwd
     assert function(q, cache, out, starts, lengths, 37, table, SCALE, RANK, PE, True, None, None) is None
     expected = expect(q, cache, queries, keys, table.clamp(0, PAGES - 1))
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)
@@ -73,29 +72,9 @@ def test_bad_input_is_named(simulated, call):
     rest = starts, torch.tensor(keys), 37, table, SCALE, RANK, PE, True, None, None
     with pytest.raises(UnsupportedError, match="mla_decode_fwd: no backend supports shuffled_kv_cache, skip_reduce"):
         mla.mla_decode_fwd(q, cache, out, *rest, shuffled_kv_cache=True, skip_reduce=True)
-    with pytest.raises(ValueError, match="mla_prefill_fwd: q must have heads of kv_lora_rank"):
-        mla.mla_prefill_fwd(q[..., 1:], cache, out, *rest)
+    with pytest.raises(ValueError, match="mla_decode_fwd: q must have heads of kv_lora_rank"):
+        mla.mla_decode_fwd(q[..., 1:], cache, out, *rest)
     with pytest.raises(ValueError, match="mla_decode_fwd: out_scale must be given with out of"):
         mla.mla_decode_fwd(q, cache, out.to(FP8), *rest)
     with pytest.raises(ValueError, match="mla_decode_fwd: block_tables must have shape"):
         mla.mla_decode_fwd(q, cache, out, *rest[:3], table[1:], *rest[4:])
-
-
-def test_chosen_keys(simulated):
-    """Each token has keys of its own, some of which are none; the cache's pages lie apart from one another's end."""
-    q, wide = numbers(3, HEADS, RANK + PE), numbers(PAGES, PAGE, 1, RANK + PE + 64, seed=1)
-    cache, out = wide[..., :RANK + PE], torch.empty(3, HEADS, RANK).bfloat16()
-    chosen = torch.randint(0, PAGES * PAGE, (3, 20), generator=torch.Generator().manual_seed(2)).int()
-    chosen[0, 5:9], chosen[2] = -1, -1
-    rest = None, 1, None, 1, SCALE
-    assert mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen, None, RANK) is None
-    flat = cache.double().flatten(0, 2)
-    for token in range(2):
-        k = flat[chosen[token][chosen[token] >= 0].long()]
-        probabilities = (q[token].double() @ k.t() * SCALE).softmax(-1)
-        torch.testing.assert_close(out[token].double(), probabilities @ k[:, :RANK], rtol=0.02, atol=0.02)
-    assert not out[2].any()
-    with pytest.raises(ValueError, match="unified_attention_sparse_mla: kv must have evenly spaced tokens"):
-        mla.unified_attention_sparse_mla(q, cache[:, :-1], out, *rest, chosen, None, RANK)
-    with pytest.raises(ValueError, match="unified_attention_sparse_mla: topk_indices must have shape"):
-        mla.unified_attention_sparse_mla(q, cache, out, *rest, chosen[1:], None, RANK)

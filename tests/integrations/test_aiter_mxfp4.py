@@ -10,7 +10,6 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.objects import MxScaleRoundModeInt
-from aiter_like.integrations.aiter.others import adapters
 from aiter_like.integrations.aiter.quant import formats as aiter_formats
 from aiter_like.integrations.aiter.quant import mxfp4
 
@@ -35,10 +34,9 @@ def same(result: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor
 @pytest.mark.parametrize("mode", [*MxScaleRoundModeInt, 2])
 def test_each_rounding(mode):
     x = rows(32, 128)
-    result = mxfp4.quant_mxfp4_hip(x, round_mode=mode)
+    result = mxfp4.per_1x32_f4_quant(x, round_mode=mode)
     assert result[0].dtype == dtypes.fp4x2 and result[1].dtype == dtypes.fp8_e8m0
     assert same(result, in_torch(x, mode))
-    assert same(mxfp4.per_1x32_f4_quant(x, round_mode=mode), in_torch(x, mode))
 
 
 def test_defaults_of_the_names():
@@ -47,9 +45,8 @@ def test_defaults_of_the_names():
     for function in (mxfp4.per_1x32_f4_quant_hip, mxfp4.per_1x32_mx_quant_hip):
         assert same(function(x, quant_dtype=dtypes.fp4x2), up) and same(function(x), up)
     assert same(mxfp4.dynamic_mxfp4_quant(x), even) and same(mxfp4.mxfp4_quant(x), even)
-    for function in (mxfp4.per_1x32_f4_quant_triton, mxfp4.dynamic_mxfp4_quant_shuffled):
-        packed, scale = function(x, shuffle=True)
-        assert same((packed, scale), (even[0], aiter_like.shuffle_scale(even[1])))
+    packed, scale = mxfp4.dynamic_mxfp4_quant_shuffled(x, shuffle=True)
+    assert same((packed, scale), (even[0], aiter_like.shuffle_scale(even[1])))
 
 
 @pytest.mark.parametrize("columns", (2, 28, 34, 96))
@@ -67,26 +64,10 @@ def test_groups_along_the_first_dimension():
     assert mxfp4.per_1x32_f4_quant(x.view(2, 24, 64))[1].shape == (48, 2)  # the scales are a matrix
 
 
-@pytest.mark.parametrize("gate_up", (False, True))
-def test_layouts_of_weights(gate_up):
-    x = rows(64, 256)
-    packed, scale = in_torch(x, 1)
-    result = mxfp4.quant_mxfp4_hip(x, a16w4_shuffle=True, gate_up=gate_up, shuffle_weight=True)
-    assert same(result, (adapters.shuffle_weight_a16w4(packed[None], 16, gate_up)[0],
-                         adapters.shuffle_scale_a16w4(scale, 1, gate_up)))
-    result = mxfp4.quant_mxfp4_hip(x, e8m0_shuffle=True, shuffle_weight=True)
-    assert same(result, (aiter_like.shuffle_weight(packed), aiter_like.shuffle_scale(scale)))
-
-
 def test_bad_input_is_named():
     x = rows(32, 64)
     for message, kind, function, options in (
-            ("round_mode must be 0, 1, 2 or 3, got int 4", ValueError, mxfp4.quant_mxfp4_hip, {"round_mode": 4}),
-            ("group_size must be 32", ValueError, mxfp4.quant_mxfp4_hip, {"group_size": 16}),
-            ("gate_up must be False", ValueError, mxfp4.quant_mxfp4_hip, {"gate_up": True}),
-            ("shuffle_weight must be False", ValueError, mxfp4.quant_mxfp4_hip, {"shuffle_weight": True}),
-            ("e8m0_shuffle must be False", ValueError, mxfp4.quant_mxfp4_hip,
-             {"e8m0_shuffle": True, "a16w4_shuffle": True}),
+            ("round_mode must be 0, 1, 2 or 3, got int 4", ValueError, mxfp4.per_1x32_f4_quant, {"round_mode": 4}),
             ("pack_dim must be", ValueError, mxfp4.per_1x32_f4_quant, {"pack_dim": 1}),
             ("scaling_mode must be", ValueError, mxfp4.dynamic_mxfp4_quant, {"scaling_mode": "odd"}),
             ("quant_dtype must be", ValueError, mxfp4.per_1x32_f4_quant_hip, {"quant_dtype": torch.int8}),

@@ -169,30 +169,6 @@ def test_videos(simulated, rank):
         aiter_rope.rope_fwd_3d(x, grids[:1], freqs, 2, 0)
 
 
-@pytest.mark.parametrize("count", (0, 1, 2))
-def test_backward_into_a_slice(simulated, count):
-    """The ends of heads are rotated back in place, as by the function that returns a tensor; no more is written."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 2, 3, 48, generator=generator)
-    angles = torch.randn(20, 1, 1, 16, generator=generator)
-    places = [torch.randint(0, 10, (5, 2), generator=generator) for _ in range(count)]
-    form = ("rope_cached_bwd", "rope_cached_positions_bwd", "rope_cached_positions_offsets_bwd")[count]
-    tables = angles.cos(), angles.sin()
-    expected = x.clone()
-    expected[..., 16:] = getattr(aiter_rope, form)(x[..., 16:], *tables, *places, 1, True, False)
-    tail = x[..., 16:]
-    found = aiter_rope.rope_cached_bwd_into(tail, tail, *tables, *places, *[None] * (2 - count), 1, True, False, True)
-    assert found is tail and torch.equal(x, expected)
-
-
-def test_backward_into_what_does_not_fit(simulated):
-    x, table = torch.zeros(5, 2, 3, 32), torch.zeros(5, 1, 1, 16)
-    with pytest.raises(ValueError, match="_rope_cached_bwd: out must have shape"):
-        aiter_rope.rope_cached_bwd_into(x, x[1:], table, table, None, None, 1, True, False, False)
-    with pytest.raises(ValueError, match="_rope_cached_bwd: offsets must be None where positions are"):
-        aiter_rope.rope_cached_bwd_into(x, x, table, table, None, torch.zeros(5, 2).int(), 1, True, False, False)
-
-
 @pytest.mark.parametrize("kind", ("fwd", "fwd_inplace", "bwd"))
 @pytest.mark.parametrize("form", ("rope_cached_positions", "rope_cached_positions_offsets"))
 def test_indices_that_are_none(simulated, form, kind):

@@ -35,15 +35,6 @@ def turned(x, angles, is_neox):
     return x * angles.cos() + both * angles.sin()
 
 
-def turned_in_halves(x, cos, sin, is_neox):
-    """`turned` in arithmetic of the dtype of `x`, whose products are rounded."""
-    if cos.shape[-1] != x.shape[-1]:
-        cos, sin = (torch.cat((each, each), -1) if is_neox else each.repeat_interleave(2, -1) for each in (cos, sin))
-    first, second = x.chunk(2, -1) if is_neox else (x[..., 0::2], x[..., 1::2])
-    other = torch.cat((-second, first), -1) if is_neox else torch.stack((-second, first), -1).flatten(-2)
-    return x * cos + other * sin
-
-
 def close(got, expected, rtol=1e-2):
     torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=1e-6)
 
@@ -51,28 +42,6 @@ def close(got, expected, rtol=1e-2):
 def tables(is_half, seed=4):
     angles = numbers(9, PE // 2 if is_half else PE, seed=seed).float()
     return angles, angles.cos()[:, None, None], angles.sin()[:, None, None]
-
-
-@pytest.mark.parametrize("is_half", (False, True))
-@pytest.mark.parametrize("is_neox", (False, True))
-def test_in_one_piece(simulated, parts, is_neox, is_half):
-    q_nope, q_pe, k_nope, k_pe = parts
-    angles, cos, sin = tables(is_half)
-    pos = torch.tensor([8, 0, 3, 3, 7])
-    found = aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope, k_pe, pos, cos, sin, is_neox)
-    plain = aiter_rope_cache.fused_qk_cat(q_nope, q_pe, k_nope, k_pe)
-    for got, copied, nope, pe in zip(found, plain, (q_nope, k_nope), (q_pe, k_pe), strict=True):
-        assert torch.equal(got[..., :RANK], nope) and torch.equal(copied, torch.cat((nope, pe), -1))
-        close(got[..., RANK:], turned(pe, angles[pos], is_neox))
-    short = [each.bfloat16() for each in (q_nope, q_pe, k_nope, k_pe, cos, sin)]
-    rounded = aiter_rope_cache.fused_qk_rope_cat(*short[:4], pos, *short[4:], is_neox)
-    for got, nope, pe in zip(rounded, short[0:4:2], short[1:4:2], strict=True):
-        expected = turned_in_halves(pe, *(each[pos][:, 0] for each in short[4:]), is_neox)
-        assert torch.equal(got, torch.cat((nope, expected), -1))
-    with pytest.raises(ValueError, match="fused_qk_rope_cat: k_nope must have 5 tokens"):
-        aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope[1:], k_pe[1:], pos, cos, sin, is_neox)
-    with pytest.raises(ValueError, match="fused_qk_rope_cat: cos must have 16 columns"):
-        aiter_rope_cache.fused_qk_rope_cat(q_nope, q_pe, k_nope, k_pe, pos, cos[..., 1:], sin[..., 1:], is_neox)
 
 
 @pytest.mark.parametrize("is_half", (False, True))
@@ -138,44 +107,3 @@ def test_with_a_product(simulated, parts):
     close(cache[:TOKENS], torch.cat((k_nope.double(), turned(k_pe, angles[pos], False)), -1))
     close(k_out, turned(k_pe, angles[pos], False))
     assert decode.shape == (1, HEADS, PE) and zeros.shape == (1, HEADS, RANK)
-
-
-@pytest.mark.parametrize("dtype", (torch.bfloat16, FP8))
-def test_cache_alone(simulated, parts, dtype):
-    cache, slots = torch.zeros(SLOTS, KV_HEADS, RANK + PE).to(dtype), torch.tensor([6, 2, -1, 10, 0])
-    aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache, slots, torch.tensor([0.5]))
-    factor = 0.5 if dtype == FP8 else 1
-    expected = torch.zeros(cache.shape, dtype=torch.float64)
-    kept = slots >= 0
-    expected[slots[kept]] = torch.cat(parts[2:], -1).double()[kept]
-    torch.testing.assert_close(cache.double() * factor, expected, rtol=0.07 if dtype == FP8 else 0, atol=1e-3)
-    with pytest.raises(ValueError, match="cat_and_cache_mla: kv_cache must have 2 heads of 48 elements"):
-        aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache[..., 1:], slots, None)
-    with pytest.raises(ValueError, match="cat_and_cache_mla: k_scale must have 1 element"):
-        aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache.to(FP8), slots, torch.ones(2))
-    with pytest.raises(UnsupportedError, match="cat_and_cache_mla: no backend supports shuffled_kv_cache"):
-        aiter_rope_cache.cat_and_cache_mla(*parts[2:], cache, slots, None, shuffled_kv_cache=True)
-
-
-@pytest.mark.parametrize("flash_layout", (False, True))
-def test_a_page_for_each_token(simulated, flash_layout):
-    q, k, v = (numbers(TOKENS, heads, PE, seed=seed) for seed, heads in ((0, HEADS), (1, KV_HEADS), (2, KV_HEADS)))
-    angles, cos, sin = tables(True)
-    page, pos, slots = 4, torch.tensor([8, 0, 3, 3, 7]), torch.tensor([3, 0, -1, 4, 2, 9])
-    shapes = [(TOKENS, page, KV_HEADS, PE)] * 2 if flash_layout else [(TOKENS, KV_HEADS, PE // 8, page, 8),
-                                                                      (TOKENS, KV_HEADS, PE, page)]
-    caches = [torch.zeros(shape).bfloat16() for shape in shapes]
-    found = aiter_rope_cache.fused_qk_rope_cosine_cache_llama(q, k, v, *caches, slots, pos, cos, sin, None, None, True,
-                                                              flash_layout)
-    assert found[1] is caches[0] and found[2] is caches[1] and len(found) == 3
-    close(found[0], turned(q, angles[pos], True))
-    keys, values = caches if flash_layout else (caches[0].permute(0, 3, 1, 2, 4).flatten(3),
-                                                caches[1].permute(0, 3, 1, 2))
-    for cache, x in ((keys, turned(k, angles[pos], True)), (values, v.double())):
-        expected = torch.zeros(cache.shape, dtype=torch.float64)
-        for token in (0, 1, 4):
-            expected[token, slots[token]] = x[token]
-        close(cache, expected)
-    with pytest.raises(ValueError, match="fused_qk_rope_cosine_cache_llama: slot_mapping must have 5 elements or more"):
-        aiter_rope_cache.fused_qk_rope_cosine_cache_llama(q, k, v, *caches, slots[:4], pos, cos, sin, None, None, True,
-                                                          flash_layout)

@@ -60,34 +60,14 @@ def test_paged(simulated, preshuffle):
         keys.append((k.float() / scales[-1][:, None]).to(FP8))
     q, weights = numbers(2, next_n, HEADS, DIM, seed=7).to(FP8), numbers(2 * next_n, HEADS, seed=8)
     logits = torch.full((2 * next_n, 64), LEFT)
-    schedule = aiter_sparse.deepgemm_fp8_paged_mqa_logits_schedule(2, next_n, table, 60, ChunkK=64)
     aiter_sparse.deepgemm_fp8_paged_mqa_logits(
-        q, cache, weights, logits, torch.tensor(lengths).int(), table, 60, preshuffle, PAGE, ChunkK=64, WavePerEU=5,
-        VarCtxSchedule=schedule)
+        q, cache, weights, logits, torch.tensor(lengths).int(), table, 60, preshuffle, PAGE, ChunkK=64, WavePerEU=5)
     for b, length in enumerate(lengths):
         own = slice(b * next_n, (b + 1) * next_n)
         expected = expect(q[b], keys[b], scales[b], weights[own])
         expected[0, -1] = -math.inf
         close(logits[own, :length], expected)
         assert (logits[own, length:] == LEFT).all()
-
-
-def test_tokens_in_a_row(simulated):
-    keys, scale = numbers(30, DIM, seed=0).to(FP8), numbers(30, 1, seed=1).abs()
-    cache = torch.cat((keys.view(torch.uint8), scale.view(torch.uint8)), 1).view(30, 1, 1, DIM + 4).view(FP8)
-    starts, order = torch.tensor([0, 13, 24]).int(), torch.randperm(30, generator=torch.Generator().manual_seed(2))
-    q, weights = numbers(2, 2, HEADS, DIM, seed=7).to(FP8), numbers(4, HEADS, seed=8)
-    logits = torch.full((4, 20), LEFT)
-    aiter_sparse.deepgemm_fp8_paged_mqa_logits_ragged_k(q, cache, weights, logits, starts, order[:24].int(), 18)
-    for b, length in enumerate((13, 11)):
-        own, chosen = slice(2 * b, 2 * b + 2), order[starts[b]:starts[b + 1]]
-        expected = expect(q[b], keys[chosen], scale[chosen, 0], weights[own])
-        expected[0, -1] = -math.inf
-        close(logits[own, :length], expected)
-        assert (logits[own, length:] == LEFT).all()
-    with pytest.raises(ValueError, match="kv_cache_fp8 must have pages of one token"):
-        aiter_sparse.deepgemm_fp8_paged_mqa_logits_ragged_k(q, cache.view(15, 2, 1, DIM + 4), weights, logits, starts,
-                                                            order[:24].int(), 18)
 
 
 def test_bad_input_is_named(simulated):

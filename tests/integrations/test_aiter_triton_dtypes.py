@@ -9,7 +9,6 @@ import torch
 import aiter_like
 from aiter_like.integrations.aiter.gemm import gemm
 from aiter_like.integrations.aiter.gemm import triton as quantising
-from aiter_like.integrations.aiter.gemm import triton_fused as fused
 from aiter_like.integrations.aiter.others import triton
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
@@ -27,7 +26,6 @@ columns, shuffled = x_scale.t().contiguous().view(5, 2), shuffle_weight(weights)
 scales = torch.rand(5, 1) + 0.5, torch.rand(1, 96) + 0.5
 blocks = narrow, weights, x_scale, w_scale
 batch = [torch.stack((each, each)) for each in (narrow, weights, *scales)]
-added, gate = numbers(5, 1, 4, seed=2), w[:48]
 prequant = quantising.batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant
 
 CALLS = [  # function, its arguments, options, and the name of the tensor to write
@@ -39,21 +37,7 @@ CALLS = [  # function, its arguments, options, and the name of the tensor to wri
     (triton.gemm_a8w8_per_token_scale, (narrow, weights, *scales), {}, "y"),
     (triton.batched_gemm_a8w8, batch, {}, "YQ"),
     (triton.batched_gemm_a8w8, batch, {"bias": numbers(2, 96)}, "YQ"),
-    *((function, (x, operand, w_scale), {"prequant": is_narrow}, "y") for is_narrow in (False, True)
-      for function, operand in ((quantising.gemm_a16w8_blockscale, weights),
-                                (quantising.gemm_a16w8_blockscale_preshuffle, shuffled))),
-    (prequant, (torch.stack((x, x)), batch[1], torch.ones(1)), {}, "YQ"),
-    (fused.gemm_a16w16_atomic, (x, w), {}, "y"),
-    *((function, operands, {"activation": activation}, "y") for activation in ("silu", "relu")
-      for function, operands in ((fused.gemm_a16w16_gated, (x, w)), (fused.ff_a16w16_gated, (x, w, gate)),
-                                 (fused.ff_a16w16_nogate, (x, w, w)), (fused.ff_a16w16_fused_gated, (x, w, gate)),
-                                 (fused.ff_a16w16_fused_ungated, (x, w, w)))),
-    (fused.fused_gemm_a8w8_blockscale_a16w16, (*blocks, x, w), {}, "y_bf16"),
-    (fused.fused_gemm_a8w8_blockscale_a16w16, (*blocks, x, w), {"bias_fp8": numbers(96)}, "y_bf16"),
-    (fused.fused_gemm_a8w8_blockscale_mul_add, (*blocks, 1.5, 2), {}, "y"),
-    (fused.fused_gemm_a8w8_blockscale_split_cat, (narrow, weights, added, x_scale, w_scale, 10, 6), {}, None),
-    (fused.fused_gemm_a8w8_blockscale_preshuffle_split_cat, (narrow, shuffled, added, columns, w_scale, 10, 6), {},
-     None)]
+    (prequant, (torch.stack((x, x)), batch[1], torch.ones(1)), {}, "YQ")]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0].__name__)

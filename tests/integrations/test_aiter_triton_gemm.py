@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.gemm import triton
 
@@ -71,48 +70,3 @@ def test_bad_input_is_named(simulated):
             ((x, weights.float(), scale), {}, TypeError, "WQ must have dtype")):
         with pytest.raises(error, match=f"{NAME}: .*{message}"):
             product(*args, **options)
-
-
-@pytest.mark.parametrize("is_shuffled", (False, True))
-@pytest.mark.parametrize("is_given", (False, True))
-def test_scales_of_blocks(simulated, is_given, is_shuffled):
-    x, weights, scale = numbers(5, 256).bfloat16(), numbers(144, 256, seed=1).to(FP8), torch.rand(2, 2) + 0.5
-    full = weights.double() * scale.double().repeat_interleave(128, 0)[:144].repeat_interleave(128, 1)
-    call, given = triton.gemm_a16w8_blockscale, torch.zeros(5, 144) if is_given else None
-    if is_shuffled:
-        call = triton.gemm_a16w8_blockscale_preshuffle
-        weights = aiter_like.shuffle_weight(weights).view(9, 16 * 256)
-    found = call(x, weights, scale, None, given, prequant=True)
-    assert found is given if is_given else found.dtype == torch.float32
-    groups = expect(x[None], full[None], torch.ones(1), None, FP8, 128)[0]
-    torch.testing.assert_close(found.double(), groups, rtol=0.02, atol=0.02 * groups.abs().max().item())
-
-
-@pytest.mark.parametrize("is_shuffled", (False, True))
-@pytest.mark.parametrize("n", (144, 128))
-def test_rows_that_stay_wide(simulated, is_shuffled, n):
-    """Without prequant the weights become those of the rows' dtype."""
-    x, weights = numbers(5, 384).bfloat16(), numbers(n, 384, seed=1).to(FP8)
-    scale = torch.rand(-(-n // 128), 3, generator=torch.Generator().manual_seed(2)) + 0.5
-    expected = x.double() @ (weights.double() * scale.double().repeat_interleave(128, 0)[:n].repeat_interleave(
-        128, 1)).T
-    call = triton.gemm_a16w8_blockscale
-    if is_shuffled:
-        call = triton.gemm_a16w8_blockscale_preshuffle
-        weights = aiter_like.shuffle_weight(weights).view(n // 16, 16 * 384)
-    found = call(x, weights, scale)
-    torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.01 * expected.abs().max().item())
-    given = torch.empty(5, n, dtype=torch.float16)
-    assert call(x, weights, scale, y=given) is given
-    torch.testing.assert_close(given.double(), expected, rtol=0.01, atol=0.01 * expected.abs().max().item())
-    with pytest.raises(ValueError, match=f"{call.__name__}: w_scale must have shape"):
-        call(x, weights, scale[:, :2])
-
-
-def test_what_blocks_do_not_serve():
-    x, weights, scale = numbers(5, 256).bfloat16(), numbers(144, 256, seed=1).to(FP8), torch.ones(2, 2)
-    for call in (triton.gemm_a16w8_blockscale, triton.gemm_a16w8_blockscale_preshuffle):
-        with pytest.raises(UnsupportedError, match=f"{call.__name__}: skip_reduce must be False"):
-            call(x, weights, scale, prequant=True, skip_reduce=True)
-    with pytest.raises(ValueError, match=r"w must be contiguous, \[n / 16, 16 · k\], got shape \(256, 100\)"):
-        call(x, weights.t().contiguous()[:, :100], scale, prequant=True)

@@ -17,10 +17,6 @@ def numbers(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def close(got, expected, tolerance=0.01):
-    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
-
-
 def close_groups(got, expected):
     """Within half a step of fp8 of each group."""
     narrow, scales = got
@@ -30,76 +26,6 @@ def close_groups(got, expected):
 
 def norm(x, weight):
     return x * (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight.double()
-
-
-@pytest.mark.parametrize("parts", (None, 3))
-def test_gates(simulated, parts):
-    shape = (parts, ROWS) if parts else (ROWS,)
-    x, x2 = numbers(*shape, 2 * HIDDEN).float(), numbers(*shape, 40, seed=1).float() if parts else None
-    narrow, second = quant.fused_reduce_act_mul_fp8_group_quant(x, "gelu", x2, 128, FP8, torch.float16)
-    gate, up = (x.double().sum(0) if parts else x.double()).chunk(2, -1)
-    close_groups(narrow, F.gelu(gate) * up)
-    assert (second is None) == (parts is None)
-    if parts:
-        assert second.dtype == torch.float16
-        close(second, x2.double().sum(0))
-    else:
-        with pytest.raises(ValueError, match="x2 must be None where x has 2 dimensions"):
-            quant.fused_reduce_act_mul_fp8_group_quant(x, x2=x)
-
-
-@pytest.mark.parametrize("is_transposed", (False, True))
-@pytest.mark.parametrize("parts", (None, 3))
-def test_norms(simulated, parts, is_transposed):
-    shape, dtype = ((parts, ROWS), torch.float32) if parts else ((ROWS,), torch.bfloat16)
-    x, second = numbers(*shape, HIDDEN).to(dtype), numbers(*shape, 64, seed=1).to(dtype)
-    third = numbers(*shape, 24, seed=2).to(dtype) if parts else None
-    weight, other, residual = numbers(HIDDEN, seed=3), numbers(64, seed=4).float(), numbers(ROWS, HIDDEN, seed=5)
-    weight = weight if parts is None else weight.float()
-    other = other.to(weight.dtype)
-    out3 = torch.empty(ROWS, 24).bfloat16() if parts else None
-    found = quant.fused_reduce_rms_fp8_group_quant(
-        x, weight, EPSILON, second, other, EPSILON, third, 128, FP8, torch.bfloat16, residual, True, out3,
-        is_transposed, is_transposed)
-    total, narrow = (x.double().sum(0) if parts else x.double()) + residual.double(), found[0]
-    close_groups(narrow, norm(total, weight))
-    assert narrow[1].stride() == ((1, ROWS) if is_transposed else (2, 1))
-    close(found[1], norm(total, weight))
-    close(found[2], norm(second.double().sum(0) if parts else second.double(), other))
-    close(found[3], total)
-    assert found[4] is out3 and all(each.dtype == torch.bfloat16 for each in found[1:4])
-    if parts:
-        close(out3, third.double().sum(0))
-
-
-def test_norm_alone(simulated):
-    x, weight = numbers(ROWS, HIDDEN), numbers(HIDDEN, seed=3)
-    narrow, *others = quant.fused_reduce_rms_fp8_group_quant(x, weight.float(), EPSILON)
-    close_groups(narrow, norm(x.double(), weight))
-    assert others == [None] * 4
-    with pytest.raises(ValueError, match="fused_reduce_rms_fp8_group_quant: inp2 must have shape"):
-        quant.fused_reduce_rms_fp8_group_quant(x, weight, EPSILON, x[1:])
-    with pytest.raises(ValueError, match="fused_reduce_rms_fp8_group_quant: inp1 must have 2 or 3 dimensions"):
-        quant.fused_reduce_rms_fp8_group_quant(x[0], weight, EPSILON)
-
-
-def test_static_gate(simulated):
-    x, scale = numbers(ROWS, 2 * HIDDEN), torch.tensor(0.125)
-    found = quant.fused_silu_mul_fp8_per_tensor_static_quant(x, scale, silu_convert_to_inp_type=True)
-    gate, up = x.double().chunk(2, -1)
-    assert found.dtype == FP8
-    torch.testing.assert_close(found.double() / 8, F.silu(gate) * up, rtol=0.07, atol=1e-3)
-    with pytest.raises(ValueError, match="inp must have an even number of columns, got 511"):
-        quant.fused_silu_mul_fp8_per_tensor_static_quant(x[:, 1:], scale)
-
-
-def test_norm_of_a_sum(simulated):
-    x, weight, residual = numbers(ROWS, HIDDEN), numbers(HIDDEN, seed=1), numbers(ROWS, HIDDEN, seed=2)
-    close(quant.fused_rmsnorm_add(x, weight, EPSILON), norm(x.double(), weight))
-    found, total = quant.fused_rmsnorm_add(x, weight, EPSILON, residual)
-    exact = x.double() + residual.double()
-    close(found, norm(exact, weight))
-    assert torch.equal(total, exact.bfloat16())
 
 
 def test_bounds():

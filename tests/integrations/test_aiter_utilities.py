@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import sys
 
@@ -19,7 +18,6 @@ from aiter_like.integrations.aiter import checks, objects
 from aiter_like.integrations.aiter import uses as aiter_uses
 from aiter_like.integrations.aiter.attention import mha_common
 from aiter_like.integrations.aiter.checks import Arch
-from aiter_like.integrations.aiter.tests import common
 
 # ---- options of programs
 
@@ -117,24 +115,6 @@ def test_a_tensor_of_no_dtype_is_refused(tmp_path):
     (tmp_path / "Q.meta").write_text("load 3")
     with pytest.raises(ValueError, match="must begin with a dtype, got 'load'"):
         aiter.tensor_load(str(tmp_path / "Q.bin"))
-
-
-def test_small_helpers(caplog):
-    calls = []
-    assert common.run_iters(3, calls.append, 1) is None and calls == [1] * 3
-    assert common.run_iters_rotate(3, lambda x, y=0: x + y, [((1,), {}), ((2,), {"y": 5})]) == 1
-    with caplog.at_level(logging.INFO, "aiter_like"):
-        assert common.log_args(lambda x, size=3: None, torch.ones(2)).keys() == {"x", "size"}
-    assert "x=[2] torch.float32 cpu, size=3" in caplog.text
-
-
-@pytest.mark.parametrize(("chosen", "then"), [(None, "spawn"), ("fork", "fork"), ("spawn", "spawn")])
-def test_processes_are_spawned_unless_chosen(monkeypatch, chosen, then):
-    methods = [chosen]
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: methods[-1])
-    monkeypatch.setattr(multiprocessing, "set_start_method", methods.append)
-    common.ensure_spawn_method()
-    assert methods[-1] == then
 
 
 def test_a_single_element_far_off_is_a_catastrophe():

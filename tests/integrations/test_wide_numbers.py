@@ -11,11 +11,7 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like.integrations.aiter.attention import flash3
-from aiter_like.integrations.aiter.mla import rope
 from aiter_like.integrations.aiter.moe import fused_moe as aiter_moe
-from aiter_like.integrations.aiter.moe import op
-from aiter_like.integrations.aiter.others import causal_conv
 from aiter_like.integrations.vllm import mla
 
 FAR = (2**32, -2**32)
@@ -41,10 +37,7 @@ def in_torch(simulated):
 
 @pytest.mark.parametrize("far", FAR)
 def test_starts_and_lengths(far):
-    q, kv = numbers(21, 4, 64), numbers(21, 2, 64, seed=1)
-    starts, prefix, slots = longs(0, 8, 21), longs(0, 3, 5), longs(4, 1, 3, 0, 7)
-    out = torch.empty_like(q)
-    cache = numbers(9, 2, 64, seed=2)
+    q, starts = numbers(21, 4, 64), longs(0, 8, 21)
     attention = SimpleNamespace(scale=0.1)
     latents = SimpleNamespace(kv_lora_rank=512, scale=0.1), numbers(2, 4, 576), numbers(3, 16, 576)
 
@@ -53,12 +46,6 @@ def test_starts_and_lengths(far):
         return mla.decode(*latents, SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths)), None)
 
     calls = {
-        "context": (lambda ends: flash3.context_attention_fwd(
-            q, kv, kv, out, starts[:2], ends.diff(), 13), starts),
-        "prefix": (lambda ends: flash3.extend_attention_fwd(
-            q, kv, kv, out, cache, cache, starts.int(), ends, slots, None, True, None, 13), prefix),
-        "slots": (lambda places: flash3.extend_attention_fwd(
-            q, kv, kv, out, cache, cache, starts.int(), prefix, places, None, True, None, 13), slots),
         "vLLM's prompts": (lambda ends: mla.prefill(attention, q, q, q, ends, starts, True, False), starts),
         "vLLM's keys": (lambda ends: mla.prefill(attention, q, q, q, starts, ends, True, False), starts),
         "vLLM's lengths": (decode, longs(20, 5))}
@@ -86,32 +73,10 @@ def test_starts_of_transformers(far):
 
 @pytest.mark.parametrize("far", FAR)
 def test_numbers_of_none(far):
-    """Experts, pages and lines that there are not have no part."""
+    """Experts that there are not have no part."""
     x, w1, w2 = numbers(5, 64), numbers(4, 128, 64, seed=1), numbers(4, 64, 64, seed=2)
     ids, weights = longs(0, 1, 2, 3, 1, 0, 3, 2, 1, 2).view(5, 2), torch.full((5, 2), 0.5)
-    cache = numbers(40, 1, 160, seed=3)
-
-    def product(ids):
-        out = torch.zeros(5, 2, 128).bfloat16()
-        op.fused_moe(x, w1, out, None, None, None, weights, ids, None, None, None, True, 2, None, False,
-                               False, False, config={"BLOCK_SIZE_M": 16})
-        return out
-
-    def latent(indices):
-        out = torch.zeros(2, 4, 128).bfloat16()
-        rope.decode_attention_fwd_grouped_rope(
-            numbers(2, 4, 160), cache, cache[..., :128].contiguous(), out, longs(0, 2, 5).int(), indices, None, 128,
-            None, None, None, None, 2, 0.1, use_rope=False)
-        return out
-
-    def line(lines):
-        states = numbers(3, 12, 3, seed=4)
-        out = causal_conv.causal_conv1d_split_qkv_hip_fn(
-            numbers(12, 9), numbers(12, 4, seed=5), None, states, longs(0, 4, 9), 3, 6, cache_indices=lines)
-        return torch.cat((*(part.flatten() for part in out), states.flatten()))
-
-    calls = {"fused_moe": (product, ids), "pages": (latent, longs(3, 1, 7, 9, 2)), "lines": (line, longs(0, 2)),
-             "stage 1": (lambda ids: aiter_moe.torch_moe_stage1(x, w1, w2, weights, ids, torch.bfloat16), ids),
+    calls = {"stage 1": (lambda ids: aiter_moe.torch_moe_stage1(x, w1, w2, weights, ids, torch.bfloat16), ids),
              "stage 2": (lambda ids: aiter_moe.torch_moe_stage2(
                  numbers(10, 64), w1, w2, weights, ids, torch.bfloat16), ids)}
     for name, (call, right) in calls.items():

@@ -197,21 +197,6 @@ def mha_varlen_bwd(
         dropout_p, rng_state, sink, d_sink, softmax_scale=softmax_scale, zero_tensors=zero_tensors, **lengths)
 
 
-def _flash_attn_varlen_backward(
-        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
-        dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
-        window_size_right: int, alibi_slopes: Tensor | None, deterministic: bool, rng_state: Tensor | None = None,
-        is_v3_atomic_fp32: bool | None = True, how_v3_bf16_cvt: int | None = AITER_ROUNDING,
-        zero_tensors: bool = False, cu_seqlens_q_padded: Tensor | None = None,
-        cu_seqlens_k_padded: Tensor | None = None, sink: Tensor | None = None, d_sink: Tensor | None = None) -> Tensor:
-    """`mha_varlen_bwd` in another order; dq, dk and dv are written, the rest as `_flash_attn_backward`."""
-    return mha_varlen_bwd(
-        dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-        softmax_scale, zero_tensors, causal, window_size_left, window_size_right, deterministic, dq, dk, dv,
-        alibi_slopes, rng_state, None, cu_seqlens_q_padded, cu_seqlens_k_padded, sink, d_sink)[3]
-
-
 def fmha_fwd_bf16_opus_fwd(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool,
                            out: Tensor | None = None) -> Tensor:
     """`flash_attn_func`, by any of our kernels: AITER's of this name is for gfx950."""
@@ -339,8 +324,6 @@ def _refuse(op: str, beside: str, **asked: bool) -> None:
 
 flash_attn_forward = public("_flash_attn_forward", _flash_attn_forward)
 flash_attn_varlen_forward = public("_flash_attn_varlen_forward", _flash_attn_varlen_forward)
-flash_attn_backward = public("_flash_attn_backward", _flash_attn_backward)
-flash_attn_varlen_backward = public("_flash_attn_varlen_backward", _flash_attn_varlen_backward)
 mha_fwd, mha_varlen_fwd = public("mha_fwd", mha_fwd), public("mha_varlen_fwd", mha_varlen_fwd)
 mha_bwd, mha_varlen_bwd = public("mha_bwd", mha_bwd), public("mha_varlen_bwd", mha_varlen_bwd)
 fmha_fwd_bf16_opus_fwd = public("fmha_fwd_bf16_opus_fwd", fmha_fwd_bf16_opus_fwd)

@@ -11,33 +11,6 @@ from torch import Tensor
 import aiter_like
 
 
-def get_supported_head_sizes() -> list[int]:
-    """Those that AITER names; paged_attention takes any up to 256."""
-    return [64, 80, 96, 112, 120, 128, 192, 256]
-
-
-def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
-    """Of one tensor that has K and V."""
-    return 2, num_blocks, block_size * num_kv_heads * head_size
-
-
-def split_kv_cache(kv_cache: Tensor, num_kv_heads: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """Views: K [num_blocks, num_kv_heads, head_size / x, block_size, x], V [num_blocks, num_kv_heads, head_size,
-    block_size].
-    """
-    x, blocks = 16 // kv_cache.element_size(), kv_cache.shape[1]
-    return (kv_cache[0].view(blocks, num_kv_heads, head_size // x, -1, x),
-            kv_cache[1].view(blocks, num_kv_heads, head_size, -1))
-
-
-def write_to_paged_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
-                         kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
-                         asm_layout: bool = False) -> None:
-    """`reshape_and_cache`."""
-    aiter_like.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping.flatten(), kv_cache_dtype, k_scale,
-                                 v_scale, asm_layout)
-
-
 def forward_decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor,
                    max_seq_len: int, kv_cache_dtype: str, num_kv_heads: int, scale: float | None,
                    alibi_slopes: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
@@ -59,14 +32,3 @@ def forward_decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_
         max(query.shape[2], 1) ** -0.5 if scale is None else scale, block_tables, seq_lens, key_cache.shape[3],
         max_seq_len, alibi_slopes, kv_cache_dtype, k_scale, v_scale, fp8_out_scale, mtp=mtp, q_scale=q_scale)
     return out if fp8_out_scale is None else out.flatten(1)
-
-
-def swap_blocks(src_kv_cache: Tensor, dst_kv_cache: Tensor, src_to_dst: Tensor) -> None:
-    """Of K and of V."""
-    for source, target in zip(src_kv_cache[:2], dst_kv_cache[:2]):
-        aiter_like.swap_blocks(source, target, src_to_dst)
-
-
-def copy_blocks(kv_caches: list[Tensor], src_to_dists: Tensor) -> None:
-    """Of K and of V of each layer."""
-    aiter_like.copy_blocks([cache[0] for cache in kv_caches], [cache[1] for cache in kv_caches], src_to_dists)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 import aiter_like
@@ -35,29 +34,3 @@ def deepgemm_fp8_paged_mqa_logits(
                          f"{KVBlockSize}")
     aiter_like.paged_mqa_logits(q_fp8, kv_cache, weights, out_logits[:, :max_model_len], context_lens, kv_indices,
                                 Preshuffle, clean_logits=False)
-
-
-def deepgemm_fp8_paged_mqa_logits_schedule(batch_size: int, next_n: int, context_lens: Tensor, max_model_len: int,
-                                           ChunkK: int = 256, TotalCuCount: int | None = None,
-                                           WavePerEU: int = 2) -> Tensor:
-    """The `VarCtxSchedule` of a call: one number that says nothing, since kernels here share out keys by themselves."""
-    return torch.ones(1, dtype=torch.int32, device=context_lens.device)
-
-
-def deepgemm_fp8_paged_mqa_logits_ragged_k(
-        q_fp8: Tensor, kv_cache_fp8: Tensor, weights: Tensor, out_logits: Tensor, prefix_sum_context_lens: Tensor,
-        kv_indices: Tensor, max_model_len: int, ChunkK: int = 64, SplitKV: int = 5) -> None:
-    """`deepgemm_fp8_paged_mqa_logits` of single tokens, each followed by its scale, the tokens of a sequence behind
-    those of the one before: kv_indices[prefix_sum_context_lens[b] … prefix_sum_context_lens[b + 1] − 1]. Token t of
-    next_n sees all keys but the last next_n − 1 − t, as there.
-    """
-    op = f"{_PAGED}_ragged_k"
-    check.dense(op, "kv_cache_fp8", kv_cache_fp8)
-    check.tensor(op, "out_logits", out_logits, rank=2)
-    check.integer(op, "max_model_len", max_model_len, 0)
-    if kv_cache_fp8.ndim < 2 or 0 in kv_cache_fp8.shape or kv_cache_fp8[0].numel() != kv_cache_fp8.shape[-1]:
-        raise ValueError(f"{op}: kv_cache_fp8 must have pages of one token, got shape {tuple(kv_cache_fp8.shape)}")
-    pages = kv_cache_fp8.as_strided((len(kv_cache_fp8), 1, kv_cache_fp8.shape[-1]),
-                                    (kv_cache_fp8.stride(0), kv_cache_fp8.shape[-1], kv_cache_fp8.stride(-1)))
-    aiter_like.paged_mqa_logits(q_fp8, pages, weights, out_logits[:, :max_model_len], None, kv_indices,
-                                clean_logits=False, page_starts=prefix_sum_context_lens)

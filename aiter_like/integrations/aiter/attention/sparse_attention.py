@@ -56,23 +56,6 @@ def pa_decode_sparse(
     return _attend(_DECODE, q, [pool], attn_sink, softmax_scale)
 
 
-def pa_prefill_sparse(
-        q: Tensor, unified_kv: Tensor, kv_indices_prefix: Tensor, kv_indptr_prefix: Tensor, kv: Tensor | None,
-        kv_indices_extend: Tensor | None, kv_indptr_extend: Tensor | None, attn_sink: Tensor | None,
-        softmax_scale: float, has_invalid: bool | None = None) -> Tensor:
-    """`pa_decode_sparse` of rows of two pools, the second of which may be absent; AITER's reads it on gfx1250 alone.
-
-    Args:
-        q: [tokens, num_heads, dim] bf16|fp16.
-        unified_kv, kv: [rows, dim], dtype of `q`.
-        kv_indices_prefix, kv_indptr_prefix: as there, of `unified_kv`; kv_indices_extend, kv_indptr_extend: of `kv`.
-        attn_sink: [num_heads] fp32, or None: there is none.
-        softmax_scale, has_invalid: as there.
-    """
-    return _of_two(_PREFILL, q, unified_kv, kv_indices_prefix, kv_indptr_prefix, kv, kv_indices_extend,
-                   kv_indptr_extend, attn_sink, softmax_scale)
-
-
 def pa_sparse_prefill_opus(
         q: Tensor, unified_kv: Tensor, kv_indices_prefix: Tensor, kv_indptr_prefix: Tensor, kv: Tensor,
         kv_indices_extend: Tensor, kv_indptr_extend: Tensor, attn_sink: Tensor, softmax_scale: float,

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import check, dtypes
-from aiter_like.device import target_of
+from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter.gemm.gemm import result_dtype
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -78,76 +76,6 @@ def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
     moe_gemm.run(flat, narrow, WQ, **_order(batch, m, block, bool(transpose_bm), X.device), bias=bias, a_scale=x_scale,
                  b_scale=scale[:, None, None].expand(batch, blocks(n), blocks(k)), group_size=SCALE_BLOCK)
     return YQ if YQ.is_contiguous() else YQ.copy_(flat.view(shape))
-
-
-def gemm_a16w8_blockscale(x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16,
-                          y: Tensor | None = None, prequant: bool | None = False, config: dict | None = None,
-                          skip_reduce: bool | None = False) -> Tensor:
-    """`aiter_like.gemm_a8w8_blockscale` of rows that are quantised first, with a scale for each 128 columns; or without
-    `prequant` `aiter_like.gemm_a16w8`.
-
-    Args:
-        x: [m, k] bf16|fp16.
-        w: [n, k] fp8 of the device.
-        w_scale: [ceil(n / 128), ceil(k / 128)] fp32.
-        dtype: of the result, where there is no `y`.
-        y: tensor to write, [m, n]; default: a new one.
-        prequant: `x` is rounded to fp8. False: it keeps its 16 bits.
-        config: of no meaning.
-        skip_reduce: False.
-
-    Returns:
-        [m, n].
-    """
-    op = "gemm_a16w8_blockscale"
-    _refuse_parts(op, skip_reduce)
-    if not prequant:
-        _check_blocks(op, x, w, w_scale)
-        return aiter_like.gemm_a16w8(x, w, w_scale.contiguous(), None, result_dtype(dtype, y), group_size=SCALE_BLOCK,
-                                     out=y)
-    return aiter_like.gemm_a8w8_blockscale(x, w, None, w_scale, result_dtype(dtype, y), out=y)
-
-
-def gemm_a16w8_blockscale_preshuffle(
-        x: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
-        prequant: bool | None = False, config: dict | None = None, skip_reduce: bool | None = False) -> Tensor:
-    """`gemm_a16w8_blockscale` of weights in the order of `shuffle_weight`, as bands of 16 rows: [n / 16, 16 · k].
-    Without `prequant` by `moe_gemm`, as those of an only expert."""
-    op = "gemm_a16w8_blockscale_preshuffle"
-    _refuse_parts(op, skip_reduce)
-    check.tensor(op, "w", w, rank=2)
-    if w.shape[1] % 16 or not w.is_contiguous():
-        raise ValueError(f"{op}: w must be contiguous, [n / 16, 16 · k], got shape {tuple(w.shape)}, strides "
-                         f"{w.stride()}")
-    weights = w.view(16 * w.shape[0], w.shape[1] // 16)
-    if not prequant:
-        _check_blocks(op, x, weights, w_scale)
-        m, n = len(x), len(weights)
-        if m >= TOKENS:
-            raise UnsupportedError(f"{op}: x must have less than 2^24 rows, got {m}", op)
-        if y is None:
-            y = torch.empty(m, n, dtype=dtype, device=x.device)
-        check.tensor(op, "y", y, dtypes=elements.FLOATS, shape=(m, n), device=x.device)
-        if y.numel():
-            moe_gemm.run(y, x, weights[None], **_order(1, m, block_for(m, 1), False, x.device), b_scale=w_scale[None],
-                         b_format="fp8", group_size=SCALE_BLOCK, is_shuffled=True)
-        return y
-    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, None, w_scale, result_dtype(dtype, y), y)
-
-
-def _refuse_parts(op: str, skip_reduce: bool | None) -> None:
-    if skip_reduce:
-        raise UnsupportedError(f"{op}: skip_reduce must be False, partial sums are not returned, got True", op)
-
-
-def _check_blocks(op: str, x: Tensor, w: Tensor, w_scale: Tensor) -> None:
-    """That `w` [n, k] and the scales of its blocks fit `x`."""
-    check.tensor(op, "x", x, rank=2, dtypes=(torch.bfloat16, torch.float16))
-    check.tensor(op, "w", w, dtypes=(dtypes.fp8_of(target_of(x.device).arch),), shape=(None, x.shape[1]),
-                 device=x.device)
-    n, k = w.shape
-    check.tensor(op, "w_scale", w_scale, dtypes=(torch.float32,), shape=(blocks(n), blocks(k)), device=x.device,
-                 last_contiguous=False)
 
 
 def _rows_of(x: Tensor, weights: Tensor, w_scale: Tensor, bias: Tensor | None, is_out_transposed: bool | None,

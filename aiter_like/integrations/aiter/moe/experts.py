@@ -27,9 +27,6 @@ from aiter_like.ops.moe.moe_sum import moe_sum_op
 BLOCK = 32
 """Rows of a block of sorted tokens where a call does not say it."""
 
-_BLOCK_SCALES = (QuantType.per_1x128, QuantType.per_128x128)
-
-
 class Sorted(NamedTuple):
     """What moe_sorting returns, of tokens with `slots` experts each in blocks of `block`."""
 
@@ -230,30 +227,6 @@ def ck_moe_stage1_fwd(
                                f"kernel splits its sums by itself here")
     order = Sorted(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, topk, block_m or BLOCK)
     return stage1("ck_moe_stage1_fwd", hidden_states, (w1, w2), order, out, quant_type, activation, a1_scale, w1_scale)
-
-
-def moe_stage1_g1u1(input: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor,
-                    num_valid_ids: Tensor, out: Tensor, inter_dim: int, kernelName: str | None, block_m: int,
-                    ksplit: int = 0, activation: int | None = ActivationType.Silu,
-                    quant_type: int | None = QuantType.No, a1_scale: Tensor | None = None,
-                    w1_scale: Tensor | None = None, sorted_weights: Tensor | None = None) -> None:
-    """Like `ck_moe_stage1_fwd`, of weights in the order of shuffle_weight.
-
-    Raises:
-        UnsupportedError: `ksplit` asks for sums without activation, or block scales for a result in fp8.
-    """
-    op = "moe_stage1_g1u1"
-    if ksplit:
-        raise UnsupportedError(f"{op}: ksplit must be 0, {ksplit} asks for sums without activation")
-    if quant_type in _BLOCK_SCALES:
-        raise UnsupportedError(f"{op}: quant_type {QuantType(int(quant_type))} has a result in fp8, which is not "
-                               f"served; use ck_moe_stage1_fwd and per_group_quant_hip")
-    check.tensor(op, "out", out, rank=3)
-    if out.shape[2] != inter_dim:
-        raise ValueError(f"{op}: inter_dim must be the last size of out, {out.shape[2]}, got {inter_dim}")
-    order = Sorted(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, out.shape[1], block_m)
-    stage1(op, input, (in_shuffled_order(w1), in_shuffled_order(w2)), order, out, quant_type, activation, a1_scale,
-           w1_scale)
 
 
 def ck_moe_stage2_fwd(

@@ -34,38 +34,6 @@ _QUANT_TYPE, _GATE_MODE = map(list(inspect.signature(_fused_moe).parameters).ind
 _PADDED_TOKENS = (32768, 131072)  # AITER's tables of tuned layers have no larger numbers of tokens than these
 
 
-def routing_sigmoid_top1(x: Tensor, w: Tensor, topk: int, fused_shared_experts: bool = False,
-                         config: dict[str, Any] | None = None) -> tuple[Tensor, Tensor]:
-    """The product of tokens with a router's weights, and of each token the expert with the largest sigmoid of it, the
-    first of several: `scores = sigmoid(x · w)`, in fp32.
-
-    Args:
-        x: [..., hidden] bf16|fp16.
-        w: [hidden, experts], dtype of `x`, of any strides.
-        topk: 1.
-        fused_shared_experts: with an expert for all tokens behind that, of number `experts` and weight 1.
-        config: tiles of AITER's kernel, of no meaning here.
-
-    Returns:
-        (experts int32, weights fp32), [tokens, 1 or 2] each.
-    """
-    name = "routing_sigmoid_top1"
-    check.tensor(name, "x", x, dtypes=SIXTEEN_BITS, last_contiguous=False)
-    if x.ndim == 0:
-        raise ValueError(f"{name}: x must have at least 1 dimension, got a scalar")
-    check.tensor(name, "w", w, dtypes=(x.dtype,), shape=(x.shape[-1], None), device=x.device, last_contiguous=False)
-    check.choice(name, "topk", topk, (1,))
-    check.flag(name, "fused_shared_experts", fused_shared_experts)
-    logits = aiter_like.gemm_a16w16(x.reshape(-1, x.shape[-1]), w.t(), None, torch.float32)
-    tokens, experts = logits.shape
-    ids = torch.full((tokens, 1 + fused_shared_experts), experts, dtype=torch.int32, device=x.device)
-    weights = torch.ones(ids.shape, dtype=torch.float32, device=x.device)
-    # A bias, of zeros, makes topk_gating compare scores and not logits, of which large ones have the same score.
-    aiter_like.topk_gating(weights[:, :1], ids[:, :1], logits, torch.zeros_like(logits[0]) if tokens else None, False,
-                           1.0, "sigmoid")
-    return ids, weights
-
-
 def biased_grouped_topk_hip(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
                             num_expert_group: int, topk_grp: int, need_renorm: bool,
                             routed_scaling_factor: float = 1.0) -> None:
@@ -189,16 +157,6 @@ def asm_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Ten
     return aiter_like.fused_moe(
         hidden_states, in_shuffled_order(w1), in_shuffled_order(w2), topk_weight, topk_ids, expert_mask, activation,
         QuantType.No if fc1_scale is None else QuantType.per_Token, True, fc1_scale, fc2_scale)
-
-
-def ck_moe_2stages(a1: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
-                   quant_type: int = QuantType.No, fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
-                   a1_scale: Tensor | None = None, a2_scale: Tensor | None = None, block_size: int | None = None,
-                   expert_mask: Tensor | None = None, activation: int = ActivationType.Silu,
-                   doweight_stage1: bool = False) -> Tensor:
-    """`aiter_like.fused_moe`, whose parameters are in another order."""
-    return aiter_like.fused_moe(a1, w1, w2, topk_weight, topk_ids, expert_mask, activation, quant_type, doweight_stage1,
-                                fc1_scale, fc2_scale, a1_scale, a2_scale, block_size)
 
 
 def fused_moe_dp_share_expert(

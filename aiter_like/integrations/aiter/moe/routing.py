@@ -162,22 +162,6 @@ def compute_expt_data_torch(hist: Tensor, n_expts_tot: int, n_gates: int, block_
     return ExptData(hist, *ends, torch.where(expert < n_expts_tot, (number << 16) + expert, -1))
 
 
-def routing_torch(logits: Tensor, n_expts_act: int, sm_first: bool = False) -> tuple[RoutingData, Tensor, Tensor]:
-    """`routing` without a mode, in torch."""
-    chosen = logits.softmax(-1) if sm_first else logits
-    weights, ids = chosen.topk(n_expts_act, 1)
-    weights = weights if sm_first else weights.softmax(-1)
-    ids, order = ids.to(torch.int32).sort(1)
-    experts = logits.shape[1]
-    pairs = ids.flatten().argsort(stable=True)
-    mean = max(1, ids.numel() // experts)
-    block = max(_BLOCKS[0], min(1 << (mean - 1).bit_length(), _BLOCKS[1]))
-    hist = torch.bincount(ids.flatten(), minlength=experts)
-    data = compute_expt_data_torch(hist, experts, ids.numel(), block)
-    return (RoutingData(block, weights.gather(1, order).flatten()[pairs], data.hist, experts, n_expts_act, data),
-            pairs.to(torch.int32), pairs.argsort(stable=True).to(torch.int32))
-
-
 def _choose_of_groups(op: str, weights: Tensor, ids: Tensor, logits: Tensor, score_mode: str, bias: Tensor | None,
                       renorm: bool, factor: float, groups: int | None, topk_group: int | None,
                       table: Tensor | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import check, device, dtypes
+from aiter_like import device, dtypes
 from aiter_like.enums import QuantType
 from aiter_like.integrations.aiter import checks
 from aiter_like.ops.attention.dropout_randval import last_kept
@@ -98,14 +98,6 @@ def moe_shuffle_weight(src: Tensor, experts_cnt: int | None = None, is_guinterle
                                      gate_up=gate_up and is_guinterleave)
 
 
-def interleave_gate_up_rows(w: Tensor) -> Tensor:
-    """[experts, 2 · rows, …] of gate and then up as rows of gate and up in turn."""
-    check.tensor("interleave_gate_up_rows", "w", w, last_contiguous=False)
-    if w.ndim < 2 or w.shape[1] % 2:
-        raise ValueError(f"interleave_gate_up_rows: w must have an even number of rows, got shape {tuple(w.shape)}")
-    return w.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
-
-
 def shuffle_scale_a16w4(src: Tensor, experts_cnt: int, gate_up: bool) -> Tensor | None:
     """`shuffle_scale` in the interleaved form of 4-bit experts."""
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
@@ -143,16 +135,6 @@ def get_meta_param(num_kv_splits: int | None, bs: int, total_kv: int, nhead: int
     starts = torch.arange(0, (bs + 1) * num_kv_splits, num_kv_splits, dtype=torch.int32,
                           device="cuda" if torch.cuda.is_available() else "cpu")
     return num_kv_splits, starts
-
-
-def flydsl_mla_reduce_v1(
-        partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Tensor, reduce_final_map: Tensor | None,
-        reduce_partial_map: Tensor, max_seqlen_q: int, final_output: Tensor, final_lse: Tensor | None = None,
-        num_kv_splits: int = 0, actual_max_splits: int | None = None, *, stream: Any = None,
-        waves_per_eu: int = 4) -> None:
-    """`mla_reduce_v1` with AITER's hints for its own kernel, on the current stream."""
-    aiter_like.mla_reduce_v1(partial_output, partial_lse, reduce_indptr, reduce_final_map, reduce_partial_map,
-                             max_seqlen_q, num_kv_splits, final_output, final_lse)
 
 
 def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | None = None,

@@ -174,11 +174,6 @@ def _balanced_logs(x: Tensor, repeat: int) -> Tensor:
     return x.exp()
 
 
-def hip_post_dispatch_block(C: int, arch_id: str) -> int:
-    """The columns that a hidden size must be a multiple of for `mhc_post`: any will do here."""
-    return 1
-
-
 def mhc(x: Tensor, phi: Tensor, alpha_pre: float, alpha_post: float, alpha_res: float, bias: Tensor, n: int,
         eps: float = 1e-6, hc_pre_eps: float = 0.0, hc_post_mult_value: float = 2.0, sinkhorn_iters: int = 20,
         config: object = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -143,7 +143,6 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
     return aiter_like.shuffle_weight(x, layout, use_int4, is_guinterleave, gate_up, pad_k_to)
 
 
-MHA_SWIZZLE = "default"
 """What AITER's attention has for the order of tiles; see `mha_set_swizzle`."""
 
 
@@ -171,10 +170,6 @@ def mha_set_impl(impl: str) -> None:
     """Of no meaning: there is one implementation of each kind."""
 
 
-def mha_set_swizzle(value: str) -> None:
-    """Of no meaning: the order of tiles is each kernel's own."""
-
-
 def is_fp8_avail() -> bool:
     """Whether this machine's device multiplies fp8."""
     return device.default_target().arch in ("gfx942", "sm_90")
@@ -187,11 +182,6 @@ def is_fp4_avail() -> bool:
 
 def is_gluon_avail() -> bool:
     """Whether AITER's kernels in Gluon are there: never."""
-    return False
-
-
-def is_mx_scale_preshuffling_avail() -> bool:
-    """Whether scales of 32 elements are taken shuffled: never, they belong to matrix units that no device here has."""
     return False
 
 
@@ -209,16 +199,6 @@ def is_tdm_avail() -> bool:
 def get_num_sms() -> int:
     """Compute units of this machine's device."""
     return device.default_target().cu_num
-
-
-def get_dtype_max(dtype: torch.dtype) -> float | int:
-    """The largest value."""
-    return (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
-
-
-def max_addressable_bytes(t: Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last one."""
-    return (1 + sum((size - 1) * step for size, step in zip(t.shape, t.stride()) if size > 1)) * t.element_size()
 
 
 @functools.cache

@@ -16,7 +16,6 @@ _FORMATS = {MxDtypeInt.FP4_E2M1: (6.0, 4.0, 1), MxDtypeInt.FP8_E4M3: (448.0, 256
             MxDtypeInt.FP8_E4M3_FNUZ: (240.0, 128.0, 3)}
 """Of each format of elements: the largest, the largest power of two, bits of a mantissa."""
 
-SCALE_LAYOUTS = {"row": 0, "mfma_tile": 1, "n32k4": 2}
 """Orders of scales in memory, for `scale_shape`."""
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -91,27 +90,6 @@ def mxfp4_to_f32(x: Tensor) -> Tensor:
     return values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2)]
 
 
-def scale_shape(s: int, num_groups: int, scale_groups: int, scale_layout: str = "row",
-                quant_group_size: int = 128) -> tuple[int, ...]:
-    """The shape of `s` tokens' scales for AITER's `inverse_rope_group_quant`, whose kernel is of gfx950, gfx1201 and
-    gfx1250: each of `num_groups` groups of heads has `scale_groups` of them.
-
-    Args:
-        scale_layout: of SCALE_LAYOUTS: row: [s, num_groups, scale_groups]; mfma_tile: [num_groups, s, scale_groups],
-            rounded up to multiples of 32 and of 8, or of 2 where `quant_group_size` is 128; n32k4: 32 tokens side by
-            side, [s / 32, num_groups, scale_groups · 32].
-
-    Raises:
-        ValueError: `scale_layout` is none of those.
-    """
-    check.choice("scale_shape", "scale_layout", scale_layout, tuple(SCALE_LAYOUTS))
-    blocks = -(-s // 32)
-    if scale_layout == "mfma_tile":
-        multiple = 2 if quant_group_size == 128 else 8
-        return num_groups, blocks * 32, -(-scale_groups // multiple) * multiple
-    return (blocks, num_groups, scale_groups * 32) if scale_layout == "n32k4" else (s, num_groups, scale_groups)
-
-
 def convert_int8_to_uint32_int4(tensor: Tensor) -> Tensor:
     """Eight int8 of the last dimension, of which each is from -8 to 7, as one uint32, the first in its lowest bits:
     [..., k] → [..., k / 8].
@@ -162,24 +140,6 @@ def _word_of(parts: Tensor) -> Tensor:
 
 def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32)
-
-
-def moe_mxfp4_sort(blockscale_e8m0: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int,
-                   block_size: int = 32) -> Tensor:
-    """The scales of sorted pairs of tokens and experts, in the order that `shuffle_scale` gives.
-
-    Args:
-        blockscale_e8m0: [tokens, groups] or [tokens, topk, groups] of one byte.
-        sorted_ids: int32, of `moe_sorting`: a token, and its number among the token's experts times 2^24.
-        num_valid_ids: one int32 or more, the first of which is how many of `sorted_ids` are looked at.
-        token_num: tokens; this number in `sorted_ids` is none.
-        block_size: of `moe_sorting`, and of no meaning.
-
-    Returns:
-        [pairs rounded up to 32, groups rounded up to 8] `dtypes.fp8_e8m0`; zeros where there is no token.
-    """
-    name = "moe_mxfp4_sort"
-    return _sorted_scales(name, blockscale_e8m0, sorted_ids, num_valid_ids, token_num).view(dtypes.fp8_e8m0)
 
 
 def mxfp4_moe_sort_hip(out_scale: Tensor, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int,

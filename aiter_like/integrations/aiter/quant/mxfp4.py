@@ -16,49 +16,8 @@ from aiter_like import check, dtypes
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.objects import MxScaleRoundModeInt
 from aiter_like.integrations.aiter.others.adapters import e8m0_shuffle as shuffled_scale
-from aiter_like.integrations.aiter.others.adapters import shuffle_scale_a16w4, shuffle_weight_a16w4
 
 _GROUP = 32
-
-
-def quant_mxfp4_hip(x: Tensor, group_size: int = 32, round_mode: int = MxScaleRoundModeInt.RoundUp,
-                    e8m0_shuffle: bool = False, a16w4_shuffle: bool = False, gate_up: bool = False,
-                    shuffle_weight: bool = False) -> tuple[Tensor, Tensor]:
-    """`quant_mxfp4`, in `dtypes.fp4x2` and `dtypes.fp8_e8m0`, if asked for in the layout of a product's weights.
-
-    Args:
-        x: [rows, columns] bf16 or fp16, contiguous.
-        group_size: 32.
-        round_mode: of MxScaleRoundMode, as `quant_mxfp4` has it.
-        e8m0_shuffle: scales as `e8m0_shuffle` puts them.
-        a16w4_shuffle, gate_up: scales as `shuffle_scale_a16w4` puts those of one expert.
-        shuffle_weight: with one of these, also the elements as `shuffle_weight` or `shuffle_weight_a16w4` puts them.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit.
-    """
-    name = "quant_mxfp4_hip"
-    check.tensor(name, "x", x, rank=2, dtypes=(torch.bfloat16, torch.float16))
-    check.choice(name, "group_size", group_size, (_GROUP,))
-    mode = _checked_mode(name, round_mode)
-    for flag, value in (("e8m0_shuffle", e8m0_shuffle), ("a16w4_shuffle", a16w4_shuffle), ("gate_up", gate_up),
-                        ("shuffle_weight", shuffle_weight)):
-        check.flag(name, flag, value)
-    if e8m0_shuffle and a16w4_shuffle:
-        raise ValueError(f"{name}: e8m0_shuffle must be False with a16w4_shuffle")
-    if gate_up and not a16w4_shuffle:
-        raise ValueError(f"{name}: gate_up must be False without a16w4_shuffle")
-    if shuffle_weight and not (e8m0_shuffle or a16w4_shuffle):
-        raise ValueError(f"{name}: shuffle_weight must be False without e8m0_shuffle and a16w4_shuffle")
-    packed, scale = aiter_like.quant_mxfp4(x, mode)
-    if shuffle_weight:
-        packed = (shuffle_weight_a16w4(packed[None], 16, gate_up)[0] if a16w4_shuffle
-                  else aiter_like.shuffle_weight(packed))
-    if e8m0_shuffle:
-        scale = shuffled_scale(scale)
-    if a16w4_shuffle:
-        scale = shuffle_scale_a16w4(scale, 1, gate_up)
-    return packed.view(dtypes.fp4x2), scale.view(dtypes.fp8_e8m0)
 
 
 def per_1x32_f4_quant(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
@@ -115,13 +74,6 @@ def per_1x32_f4_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype
     """`per_1x32_mx_quant_hip` of fp4."""
     _check_fp4("per_1x32_f4_quant_hip", quant_dtype)
     return per_1x32_mx_quant_hip(x, scale, quant_dtype, shuffle, num_rows, num_rows_factor)
-
-
-def per_1x32_f4_quant_triton(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2,
-                             shuffle: bool = False) -> tuple[Tensor, Tensor]:
-    """`dynamic_mxfp4_quant` of aiter.utility.fp4_utils, in `dtypes.fp4x2`."""
-    _check_fp4("per_1x32_f4_quant_triton", quant_dtype)
-    return dynamic_mxfp4_quant_shuffled(x, shuffle=shuffle)
 
 
 def dynamic_mxfp4_quant(x: Tensor, scaling_mode: str = "even") -> tuple[Tensor, Tensor]:

@@ -73,41 +73,6 @@ def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: T
     aiter_int8.moe_smoothquant_fwd(dense[0], rows, x_scale, topk_ids, dense[1])
 
 
-def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, group_size: int = 32,
-                                   shuffle_scale: bool = True, num_rows: Tensor | None = None,
-                                   num_rows_factor: int = 1) -> None:
-    """`aiter_like.dynamic_per_token_scaled_quant` with a scale for each `group_size` columns; int8 to nearest.
-
-    Args:
-        out: [..., K], written; the device's fp8 or int8.
-        input: [..., K] bf16|fp16|fp32.
-        scales: fp32, dense, written: a number for each row and group, groups outermost in memory with `shuffle_scale`.
-        group_size: 32, 64 or 128, which divides K.
-        num_rows, num_rows_factor: one int32: only the first num_rows · num_rows_factor rows are quantised.
-
-    Raises:
-        UnsupportedError: FP4, or scales in 8 bits.
-    """
-    name = "dynamic_per_group_scaled_quant"
-    check.tensor(name, "out", out)
-    check.tensor(name, "scales", scales)
-    if out.dtype not in quant_rule.DTYPES or scales.dtype != torch.float32:
-        raise UnsupportedError(f"{name}: fp8 and int8 with scales in fp32 are served, got {out.dtype} with "
-                               f"{scales.dtype}: formats whose elements share a power of two belong to gfx950",
-                               "row_quant")
-    check.tensor(name, "input", input, shape=out.shape)
-    check.choice(name, "group_size", group_size, quant_rule.GROUPS)
-    if not input.ndim or input.shape[-1] % group_size:
-        raise ValueError(f"{name}: group_size must divide the rows, got {group_size} for shape {tuple(input.shape)}")
-    groups = input.shape[-1] // group_size
-    rows = input.shape[:-1].numel()
-    if not scales.is_contiguous() or scales.numel() != rows * groups:
-        raise ValueError(f"{name}: scales must be contiguous with {rows * groups} elements, got shape "
-                         f"{tuple(scales.shape)}, strides {scales.stride()}")
-    aiter_like.dynamic_per_token_scaled_quant(out, input, scales.view(*input.shape[:-1], groups), None, shuffle_scale,
-                                              num_rows, num_rows_factor)
-
-
 def gated_rmsnorm_fp8_group_quant(out: Tensor, scale: Tensor, x: Tensor, z: Tensor, weight: Tensor, epsilon: float,
                                   group_size: int, transpose_scale: bool = False) -> None:
     """`gated_rms_norm_quant` of heads, a group each: `x` is [tokens, heads, head_dim], `out` [tokens, heads · dim],

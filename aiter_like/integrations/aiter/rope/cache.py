@@ -17,11 +17,6 @@ from aiter_like.integrations.aiter.gemm import triton
 from aiter_like.ops.common import elements
 
 
-def fused_qk_cat(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor) -> tuple[Tensor, Tensor]:
-    """torch.cat of the queries' parts and of the keys', heads [tokens, heads, dim], in the dtype of `q1`."""
-    return torch.cat((q1, q2), -1).to(q1.dtype), torch.cat((k1, k2), -1).to(q1.dtype)
-
-
 def fused_qk_rope_cat(q_nope: Tensor, q_pe: Tensor, k_nope: Tensor, k_pe: Tensor, pos: Tensor, cos: Tensor, sin: Tensor,
                       is_neox: bool) -> tuple[Tensor, Tensor]:
     """`q_nope ‖ rope(q_pe)` and `k_nope ‖ rope(k_pe)`. Where heads and tables have one dtype of 16 bits, copies and
@@ -148,56 +143,6 @@ def fused_fp8_bmm_rope_cat_and_cache_mla(
     return fused_qk_rope_cat_and_cache_mla(
         latent, q_pe, k_nope, k_rope, kv_cache, slot_mapping, positions, cos, sin, k_scale, is_neox,
         num_decode_toks_for_zeros, q_out_dtype=q_out_dtype)
-
-
-def cat_and_cache_mla(k_nope: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
-                      k_scale: Tensor | float | None, apply_scale: bool = True,
-                      shuffled_kv_cache: bool = False) -> None:
-    """`kv_cache[slot] = k_nope ‖ k_pe`: `reshape_and_cache_flash`, with the parts of a head as its keys and values.
-
-    Args:
-        k_nope, k_pe: [tokens, kv_heads, dim] bf16|fp16|fp32.
-        kv_cache: [slots, kv_heads, nope + pe], dtype of `k_nope` or the device's fp8; written.
-        slot_mapping: [≤ tokens] int64|int32; the tokens whose slot is negative are left out.
-        k_scale: 1 element, what an element of an fp8 cache counts; None: 1.
-        apply_scale: False: `k_scale` is 1.
-        shuffled_kv_cache: False.
-    """
-    op = "cat_and_cache_mla"
-    _refuse_shuffled(op, shuffled_kv_cache)
-    for name, tensor in (("k_nope", k_nope), ("k_pe", k_pe), ("kv_cache", kv_cache)):
-        check.tensor(op, name, tensor, rank=3)
-    if kv_cache.shape[1:] != (k_nope.shape[1], k_nope.shape[2] + k_pe.shape[2]):
-        raise ValueError(f"{op}: kv_cache must have {k_nope.shape[1]} heads of {k_nope.shape[2] + k_pe.shape[2]} "
-                         f"elements, got shape {tuple(kv_cache.shape)}")
-    _write(k_nope, k_pe, kv_cache, slot_mapping, _scale(op, k_scale if apply_scale else None, kv_cache))
-
-
-def fused_qk_rope_cosine_cache_llama(
-        q: Tensor, k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, pos: Tensor,
-        cos: Tensor, sin: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, is_neox: bool, flash_layout: bool,
-        apply_scale: bool = True, offs: Tensor | None = None,
-        q_out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """`fused_qk_rope_reshape_and_cache` of tokens that are each a sequence with a page of its own: token i goes to
-    place slot_mapping[i] of page i, and nowhere where that is negative or behind the page.
-
-    Returns:
-        q_out, key_cache, value_cache.
-    """
-    op = "fused_qk_rope_cosine_cache_llama"
-    check.tensor(op, "q", q, rank=3)
-    check.flag(op, "flash_layout", flash_layout)
-    check.tensor(op, "key_cache", key_cache, rank=4 if flash_layout else 5)
-    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=elements.INTEGERS, device=q.device)
-    page = key_cache.shape[1 if flash_layout else 3]
-    if len(slot_mapping) < len(q):
-        raise ValueError(f"{op}: slot_mapping must have {len(q)} elements or more, got {len(slot_mapping)}")
-    slots = slot_mapping[:len(q)]
-    slots = (slots + _numbers(len(q), q.device) * page).where((slots >= 0) & (slots < page), -1)
-    found = aiter_like.fused_qk_rope_reshape_and_cache(
-        q, k, v, key_cache, value_cache, slots, pos, cos, sin, k_scale, v_scale, is_neox, flash_layout, apply_scale,
-        offs, q_out, output_zeros=False)
-    return found[0], *found[2:4]
 
 
 def _write(k_nope: Tensor, k_pe: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> None:

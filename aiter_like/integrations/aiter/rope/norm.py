@@ -160,58 +160,6 @@ def fused_qk_norm_mrope_3d_cache_pts_quant_shuffle(
         per_tensor_v_scale, k_out, v_out, return_kv, use_shuffle_layout, block_size, x, rotary_dim)
 
 
-def fused_qkv_split_qk_norm_rope_cache(
-        qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, key_cache: Tensor,
-        value_cache: Tensor, slot_mapping: Tensor, qh: int, kvh: int, head_dim: int, is_neox: bool = True,
-        offsets: Tensor | None = None, reuse_freqs_front_part: bool = True, attn_output_gate: bool = False,
-        k_scale: Tensor | None = None, v_scale: Tensor | None = None, eps: float = 1e-5,
-        gated_qkv_layout: str = "interleaved", kv_cache_layout: str = "HND") -> tuple[Tensor, ...]:
-    """RMSNorm and rotary embedding of the queries and keys of a packed projection, and the write of keys and values
-    into a paged cache, in one launch.
-
-    Args:
-        qkv: [tokens, (qh + 2 · kvh) · head_dim] bf16|fp16|fp32; with `attn_output_gate` twice as much for queries.
-        q_weight, k_weight: [head_dim], dtype of `qkv`: those of Gemma, to which 1 is added (in their dtype).
-        cos, sin: [rows, width] or [rows, 1, 1, width]; positions [tokens] and `offsets` say the row of each token.
-        key_cache, value_cache: [blocks, kvh, page_size, head_dim] "HND", or [blocks, page_size, kvh, head_dim] "NHD",
-            dtype of `qkv` or the device's fp8; written.
-        slot_mapping: [tokens] int32|int64; a slot outside the cache is skipped.
-        k_scale, v_scale: 1 fp32 element, by which keys and values are divided for the cache; None: 1.
-        gated_qkv_layout: "interleaved": each head of the queries and then its gate; "blocked": all gates behind all
-            queries.
-
-    Returns:
-        Queries [tokens, qh, head_dim], with `attn_output_gate` the gates, keys and values [tokens, kvh, head_dim].
-    """
-    name = "fused_qkv_split_qk_norm_rope_cache"
-    for argument, size in (("qh", qh), ("kvh", kvh), ("head_dim", head_dim)):
-        check.integer(name, argument, size, 1)
-    check.flag(name, "attn_output_gate", attn_output_gate)
-    check.choice(name, "gated_qkv_layout", gated_qkv_layout, ("interleaved", "blocked"))
-    layout = kv_cache_layout.upper() if isinstance(kv_cache_layout, str) else kv_cache_layout
-    check.choice(name, "kv_cache_layout", layout, ("HND", "NHD"))
-    heads_of_q = 2 * qh if attn_output_gate else qh
-    check.tensor(name, "qkv", qkv, shape=(None, (heads_of_q + 2 * kvh) * head_dim))
-    caches = []
-    for argument, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check.tensor(name, argument, cache, rank=4, last_contiguous=False)
-        caches.append(cache.transpose(1, 2) if layout == "HND" else cache)
-    q, k, v = qkv.unflatten(1, (-1, head_dim)).split((heads_of_q, kvh, kvh), 1)
-    gate = None
-    if attn_output_gate:
-        q, gate = q.unflatten(1, (qh, 2)).unbind(2) if gated_qkv_layout == "interleaved" else q.chunk(2, 1)
-    q_out, k_out, v_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    parts.check_positions(name, "positions", positions, offsets, cos)
-    fused_qk_rope_cache(FusedQkRopeCacheCall(
-        q_out, k_out, v_out, caches[0], value_cache=caches[1], q=q, k=k, v=v, q_weight=q_weight + 1,
-        k_weight=k_weight + 1, cos=cos, sin=sin, positions=positions, offsets=offsets, slot_mapping=slot_mapping,
-        k_scale=_one(k_scale), v_scale=_one(v_scale), epsilon=eps, rotate_style=0 if is_neox else 1,
-        reuse_freqs_front_part=reuse_freqs_front_part))
-    if gate is None:
-        return q_out, k_out, v_out
-    return q_out, gate.clone(memory_format=torch.contiguous_format), k_out, v_out
-
-
 def minimax_qk_norm_rope(
         qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos_sin_cache: Tensor, positions: Tensor, *, num_heads_q: int,
         num_heads_k: int, head_dim: int, rotary_dim: int, eps: float, is_neox_style: bool, q_out: Tensor | None = None,
@@ -250,11 +198,6 @@ def _norm_rope(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, *, weights: S
         q_out, k_out, v_out, keys, value_cache=values, q=q, k=k, v=k if v is None else v, q_weight=weights[0],
         k_weight=weights[1], cos=tables[0], sin=tables[1], positions=rows, offsets=None, slot_mapping=rows[:0],
         epsilon=epsilon, rotate_style=0 if is_neox else 1))
-
-
-def _one(scale: Tensor | None) -> Tensor | None:
-    """A scalar as a tensor of one dimension."""
-    return scale.reshape(-1) if isinstance(scale, Tensor) else scale
 
 
 def _axes(name: str, sections: Sequence[int], is_interleaved: bool, pairs: int) -> list[int]:

@@ -136,26 +136,6 @@ rope_cached_thd_positions_offsets_2c_bwd = _of_tokens(rope.rope_cached_positions
                                                       "rope_cached_thd_positions_offsets_2c_bwd")
 
 
-def rope_cached_bwd_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None,
-                         offsets: Tensor | None, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool,
-                         inplace: bool, transpose_output: bool = False) -> Tensor:
-    """`rope_cached_bwd`, with positions and offsets where they are given, into `out`, which may be `x`.
-
-    Args:
-        out: as `x`, written; `inplace` says that it is `x`, and is of no meaning.
-    """
-    name = "_rope_cached_bwd"
-    check.tensor(name, "x", x, rank=4, last_contiguous=False)
-    check.tensor(name, "out", out, dtypes=(x.dtype,), shape=x.shape, device=x.device, last_contiguous=False)
-    _refuse_transposed(name, transpose_output)
-    if positions is None and offsets is not None:
-        raise ValueError(f"{name}: offsets must be None where positions are, got a tensor")
-    places = [tensor for tensor in (positions, offsets) if tensor is not None]
-    functions = (rope.rope_cached_bwd, rope.rope_cached_positions_bwd, rope.rope_cached_positions_offsets_bwd)
-    style = int(rotate_style)
-    return out.copy_(functions[len(places)](x, cos, sin, *places, style, reuse_freqs_front_part, nope_first))
-
-
 def fused_qkv_split_qk_rope(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, qh: int, kvh: int, head_dim: int,
                             is_neox: bool = True, offsets: Tensor | None = None, reuse_freqs_front_part: bool = True,
                             nope_first: bool = False) -> tuple[Tensor, Tensor, Tensor]:

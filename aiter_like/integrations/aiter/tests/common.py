@@ -10,9 +10,8 @@ import ctypes
 import functools
 import inspect
 import logging
-import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,32 +131,6 @@ def benchmark() -> Callable[[Callable], Callable]:
     return decorate
 
 
-def log_args(func: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Logs the arguments of a call by name, tensors as shape, dtype and device, and returns them, defaults included."""
-    bound = inspect.signature(func).bind(*args, **kwargs)
-    bound.apply_defaults()
-    _log.info("%s(%s)", func.__name__, ", ".join(f"{name}={_described(value)}"
-                                                 for name, value in bound.arguments.items()))
-    return dict(bound.arguments)
-
-
-def run_iters(num_iters: int, func: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Returns the result of the last of so many calls; None for no call."""
-    out = None
-    for _ in range(num_iters):
-        out = func(*args, **kwargs)
-    return out
-
-
-def run_iters_rotate(num_iters: int, func: Callable, rotate_args: Sequence[tuple[tuple, dict]]) -> Any:
-    """Like `run_iters`; the calls take turns among pairs of positional and named arguments."""
-    out = None
-    for turn in range(num_iters):
-        args, kwargs = rotate_args[turn % len(rotate_args)]
-        out = func(*args, **kwargs)
-    return out
-
-
 def tensor_dump(x: Tensor, name: str, dir: str = "./") -> None:
     """Writes a tensor's bytes to `dir/name.bin`, and what they are to `dir/name.meta`, for `tensor_load`."""
     data = x.detach().cpu().contiguous()
@@ -183,12 +156,6 @@ def tensor_load(filename: str) -> Tensor:
     data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) if path.stat().st_size else \
         torch.empty(0, dtype=torch.uint8)
     return data.view(dtype).view([int(size) for size in shape])
-
-
-def ensure_spawn_method() -> None:
-    """Processes are spawned, as a GPU's need to be, unless the program has chosen how they start already."""
-    if multiprocessing.get_start_method(allow_none=True) is None:
-        multiprocessing.set_start_method("spawn")
 
 
 def _is_plausible(a: Tensor, b: Tensor, largest: float) -> bool:
