@@ -165,7 +165,7 @@ def test_pages_are_the_table():
     """`aiter-like names --write` brings them up to date."""
     folder = aiter_table.FOLDER
     found = {str(path.relative_to(folder)): path.read_text()
-             for path in (folder / "AITER.md", *(folder / "names").glob("*.md"))}
+             for path in (folder / "AITER.md", *(folder / "pages").glob("*.md"))}
     assert found == aiter_table.pages()
     text = "\n".join(found.values())
     assert all(text.count(f"\n| `{row.name}` | `{row.modules[0]}` |") >= 1 for row in ROWS)
