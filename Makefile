@@ -17,8 +17,9 @@ help:
 demo: setup
 	$(VENV) -m aiter_like demo
 
+# Processes fill the cores: torch's further threads would only spin.
 test: setup
-	$(VENV) -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+	OMP_NUM_THREADS=1 $(VENV) -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 bench: setup
 	$(VENV) op_tests/bench/bench_host.py

@@ -116,37 +116,43 @@ class Head:
                  rows: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
         """out, weighted, spread, lse of q [length, dim], k, v; and the largest score."""
         v = v * self.descales[2]
-        raw = q @ k.T * (self.scale * self.descales[0] * self.descales[1])
+        raw = (q @ k.T).mul_(self.scale * self.descales[0] * self.descales[1])
         scores = self.softcap * torch.tanh(raw / self.softcap) if self.softcap else raw
-        distance = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))[None, :]  # i + delta − j
+        distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))  # i + delta − j
         if self.bias is not None:
             scores = scores + self._bias_of(index, head, rows)[:, :len(k)]
         if self.alibi_slopes is not None:
             slopes = self.alibi_slopes.cpu().double()
             scores = scores - (slopes if slopes.ndim == 1 else slopes[index])[head] * distance.abs()
-        visible = self._visible(distance)
+        largest = raw.abs() if scores is raw else torch.maximum(raw.abs(), scores.abs())
+        hidden = self._hidden(distance)
         sink = -math.inf if self.sink is None else self.sink[head].item()
-        maximum = torch.cat((torch.where(visible, scores, -math.inf), torch.full((len(q), 1), sink)), 1).amax(1, True)
-        # A row that sees nothing: 0 / 1.
-        p = torch.where(visible, torch.exp(scores - maximum), 0.0)
+        if hidden is not None:
+            largest.masked_fill_(hidden, 0.0)
+            scores = scores.masked_fill(hidden, -math.inf)
+        maximum = torch.cat((scores, torch.full((len(q), 1), sink)), 1).amax(1, True)
+        p = (scores - maximum).exp_()
+        if hidden is not None:
+            p.masked_fill_(hidden, 0.0)  # a row that sees nothing: 0 / 1
         total = p.sum(1, keepdim=True) + torch.exp(sink - maximum).nan_to_num(nan=1.0)
         lse = (maximum + total.log())[:, 0]
         if self.dropout_p:
             p = p * self._kept(index * num_heads + head, *p.shape) / (1 - self.dropout_p)
-        largest = torch.where(visible, torch.maximum(raw.abs(), scores.abs()), 0.0)
-        return (p @ v / total, p @ v.abs() / total, visible.double() @ v.abs() / total, lse,
-                largest.max().item() if largest.numel() else 0.0)
+        out, weighted = (p @ torch.cat((v, v.abs()), 1) / total).chunk(2, 1)
+        spread = v.abs().sum(0) if hidden is None else (~hidden).double() @ v.abs()
+        return out, weighted, spread / total, lse, largest.max().item() if largest.numel() else 0.0
 
-    def _visible(self, distance: Tensor) -> Tensor:
+    def _hidden(self, distance: Tensor) -> Tensor | None:
+        """The pairs that no row sees; None: there is no limit."""
         left, right, *leading = self.window_size
         right = 0 if self.causal else right
-        visible = torch.ones_like(distance, dtype=torch.bool)
+        hidden = None
         if right >= 0:
-            visible &= distance >= -right
+            hidden = distance < -right
         if left >= 0:
-            keys = torch.arange(distance.shape[1])
-            visible &= (distance <= left) | (keys < (leading[0] if leading else 0))
-        return visible
+            before = (distance > left) & (torch.arange(distance.shape[1]) >= (leading[0] if leading else 0))
+            hidden = before if hidden is None else hidden | before
+        return hidden
 
     def _bias_of(self, index: int, head: int, rows: Any) -> Tensor:
         bias = self.bias.detach().cpu().double()

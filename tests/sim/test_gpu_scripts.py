@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import children
 import pytest
 
 from aiter_like.modules import cache
@@ -61,14 +61,12 @@ def test_past_the_end(x):
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def run(folder: Path, *arguments: str) -> CompletedProcess:
     """The command `sim` on SCRIPT, whose own arguments stand behind "--"."""
     (folder / "script.py").write_text(SCRIPT)
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    command = [sys.executable, "-m", "aiter_like", "sim", *arguments[:at], str(folder / "script.py"),
-               *arguments[at + 1:]]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-                          check=False)
+    return children.run("-m", "aiter_like", "sim", *arguments[:at], folder / "script.py", *arguments[at + 1:],
+                        env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def test_a_script(tmp_path):
@@ -84,6 +82,7 @@ def test_a_script_under_the_checkers(tmp_path):
 
 
 def test_tests(pytester, monkeypatch):
+    monkeypatch.setattr(pytester, "popen", children.of_pytester)
     for name, folder in CACHES.items():
         monkeypatch.setenv(name, os.environ.get(name, folder))
     path = pytester.makepyfile(test_gpu=TESTS)

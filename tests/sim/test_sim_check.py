@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import children
 import pytest
 
 from aiter_like import sim
@@ -44,11 +44,9 @@ def check(tmp_path):
 
     def call(*arguments: str) -> subprocess.CompletedProcess:
         at = arguments.index("--") if "--" in arguments else len(arguments)
-        command = [sys.executable, "-m", "aiter_like", "sim", "check", *arguments[:at], str(tmp_path / "script.py"),
-                   *arguments[at + 1:]]
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-        return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-                              check=False)
+        return children.run("-m", "aiter_like", "sim", "check", *arguments[:at], tmp_path / "script.py",
+                            *arguments[at + 1:], env={**os.environ, "PYTHONPATH": path})
 
     return call
 

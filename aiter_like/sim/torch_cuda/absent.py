@@ -21,7 +21,7 @@ from aiter_like.sim.torch_cuda import marks
 _ON_HOST = ((torch.nested, "nested_tensor"), (torch.nested, "as_nested_tensor"), (torch.jit, "load"),
             (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (FakeTensor, "__new__"),
             (torch.Tensor, "_make_wrapper_subclass"), (torch.Tensor, "_dtensor__new__"))
-"""What makes tensors in C++, where marks are not seen, or memory that other libraries read."""
+"""Functions that make tensors in C++, where marks are not seen, or memory that other libraries read."""
 
 
 class AbsentError(UnsupportedError, AttributeError):
@@ -41,7 +41,7 @@ def refuse(name: str) -> NoReturn:
 
 
 def refusing(name: str, original: Any) -> Any:
-    """What refuses when it is called: a class where a class was."""
+    """A stand-in that refuses when it is called: a class where a class was."""
     def call(*args: Any, **kwargs: Any) -> NoReturn:
         refuse(name)
 

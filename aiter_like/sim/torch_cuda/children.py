@@ -39,7 +39,7 @@ def entering(block: Callable[[], contextlib.AbstractContextManager]) -> Iterator
 
 
 class _Entrance:
-    """What enters the block when a child process unpickles it."""
+    """Enters the block when a child process unpickles it."""
 
     def __init__(self, block: Callable[[], contextlib.AbstractContextManager]):
         self._block = block

@@ -22,7 +22,7 @@ _NUMBERS = {"multi_processor_count": 63, "warp_size": 87, "L2_cache_size": 19, "
 
 
 def count() -> int:
-    """How many there are: the setting `devices` of the simulator."""
+    """The number of devices: the setting `devices` of the simulator."""
     return _number("hipGetDeviceCount")
 
 
@@ -105,7 +105,7 @@ class Properties(SimpleNamespace):
 
 @functools.cache
 def properties(index: int) -> Properties:
-    """What torch.cuda.get_device_properties tells, as the simulator's HIP library tells it."""
+    """The answer of torch.cuda.get_device_properties, as the simulator's HIP library tells it."""
     facts = {name: _attribute(which, index) for name, which in _NUMBERS.items()}
     name = ctypes.create_string_buffer(256)
     session.load().hipDeviceGetName(name, 256, index)

@@ -51,7 +51,7 @@ def placed() -> Iterator[None]:
 
 
 def _sending(original: Callable) -> Callable:
-    """How multiprocessing sends a tensor: that of a GPU arrives there, in the same memory."""
+    """Sends a tensor by multiprocessing: that of a GPU arrives there, in the same memory."""
     def reduce(tensor: torch.Tensor) -> tuple:
         index = marks.index_of(tensor)
         rebuild, arguments = original(tensor)

@@ -25,7 +25,7 @@ _NAMES = re.compile("rand|dropout|normal|uniform|bernoulli|multinomial|poisson|e
                     "orthogonal|sparse_")
 _TAKING = frozenset("rand randn randint randperm normal bernoulli multinomial poisson uniform_ normal_ random_ "
                     "exponential_ cauchy_ geometric_ log_normal_ bernoulli_".split())
-"""Of them, functions that take a generator."""
+"""The functions among them that take a generator."""
 _drawing: dict[Callable, bool] = {}
 _lock = threading.RLock()
 _host_seed: list[int] = []
@@ -44,7 +44,7 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:
-        """Where the program has it."""
+        """The GPU whose numbers it draws."""
         return devices.of_index(self.index)
 
     def manual_seed(self, seed: int) -> torch.Generator:
@@ -53,11 +53,11 @@ class Generator(torch.Generator):
         return super().manual_seed(seed)
 
     def get_offset(self) -> int:
-        """How far kernels have drawn from it, which `set_offset` tells; what torch draws does not count here."""
+        """The place up to which kernels have drawn, told by `set_offset`; what torch draws does not count here."""
         return self.offset
 
     def set_offset(self, offset: int) -> None:
-        """By whoever draws in a kernel."""
+        """Called by whoever draws in a kernel."""
         self.offset = int(offset)
 
     def get_state(self) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Generator(torch.Generator):
         return self
 
     def drawn(self) -> torch.Tensor:
-        """What torch draws next, as a state of the CPU."""
+        """The numbers that torch draws next, as a state of the CPU."""
         return super().get_state()
 
     def draw_as(self, drawn: torch.Tensor) -> None:
@@ -104,7 +104,7 @@ def default(index: int) -> Generator:
 
 
 def follow_host() -> None:
-    """Where the host has another seed than at the last call, GPUs have it too: as torch.manual_seed seeds both."""
+    """Gives GPUs the host's seed, if that is another one than at the last call: torch.manual_seed seeds both."""
     number = torch.default_generator.initial_seed()
     if _host_seed and _host_seed[0] != number:
         seed_all(number)
@@ -168,7 +168,7 @@ def call(run: Callable[[dict], Any], func: Callable, kwargs: dict, index: int | 
 
 @contextlib.contextmanager
 def drawing(index: int) -> Iterator[None]:
-    """What torch draws within the block by no generator is that GPU's."""
+    """A block in which torch draws that GPU's numbers, unless a generator is named."""
     host, own = torch.default_generator, default(index)
     with _lock:
         before = host.get_state()

@@ -63,7 +63,7 @@ def applying() -> Any:
 
 
 def applying_backwards() -> Callable:
-    """What calls `backward` of a Function: zeros, torch's gradients of unused results, are where these results were."""
+    """Calls `backward` of a Function: zeros, torch's gradients of unused results, are where these results were."""
     original = torch.autograd.function.BackwardCFunction.apply
 
     def apply(self: Any, *gradients: Any) -> Any:

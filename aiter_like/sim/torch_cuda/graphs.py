@@ -111,7 +111,7 @@ class CUDAGraph(absent.Partial):
         self._drawn: list[tuple[generators.Generator, torch.Tensor, int]] = []
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        """What the program does with its GPU is the graph's from now on.
+        """Begins to remember what the program does with its GPU.
 
         Raises:
             RuntimeError: there is a capture already; the current stream is the default one.
@@ -181,7 +181,7 @@ class CUDAGraph(absent.Partial):
         self._generators.append(generator)
 
     def pool(self) -> tuple[int, int]:
-        """Of memory: there is one."""
+        """The name of its memory, of which there is one."""
         return graph_pool_handle()
 
 

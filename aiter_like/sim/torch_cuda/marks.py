@@ -18,7 +18,7 @@ _NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the ob
 
 
 class _Place:
-    """What marks a storage: the GPU's number, or None for pinned memory of the host."""
+    """The mark of a storage: the GPU's number, or None for pinned memory of the host."""
 
     def __init__(self, index: int | None, address: int, count: int):
         self._memory = None

@@ -70,7 +70,7 @@ class Memory:
             self._peak = list(self._current)
 
     def stats(self) -> dict[str, int]:
-        """What torch.cuda.memory_stats tells of all blocks."""
+        """The answer of torch.cuda.memory_stats, of all blocks."""
         told = {f"{name}.all.{key}": values[which] for name, which in _FIGURES.items()
                 for key, values in (("current", self._current), ("peak", self._peak))}
         return told | {"num_ooms": self._num_ooms, "num_alloc_retries": 0}

@@ -171,7 +171,7 @@ def _place(func: Callable, args: tuple, kwargs: dict) -> torch.device:
 
 
 def _parsed(func: Callable, args: tuple, kwargs: dict) -> tuple:
-    """What nn.Module.to reads its arguments by: a number is a GPU's."""
+    """Reads the arguments of nn.Module.to: a number is a GPU's."""
     if args and type(args[0]) is int:
         args = (devices.of_index(args[0]), *args[1:])
     if type(kwargs.get("device")) is int:
@@ -212,7 +212,7 @@ def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _exported(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """What other libraries read a tensor's memory by: they would take that of a GPU for the host's."""
+    """Refuses other libraries the memory of a tensor: they would take that of a GPU for the host's."""
     if marks.index_of(args[0]) is not None:
         absent.refuse(f"torch.Tensor.{func.__name__} on a GPU")
     return func(*args, **kwargs)

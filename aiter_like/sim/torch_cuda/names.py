@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the names of torch.cuda, and a few more of torch's, mean within sim.as_gpu(). Names of torch.cuda and of
+"""The names of torch.cuda, and a few more of torch's, within sim.as_gpu(). Names of torch.cuda and of
 torch.accelerator that stand in no table here refuse (absent.py).
 """
 
@@ -168,7 +168,7 @@ def _low_level_answers() -> dict[str, Any]:
 
 
 def _facts_of_saved(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a forward pass once more has to have in common with the first, to torch.utils.checkpoint: devices are not
+    """The facts in which a repeated forward pass equals the first, to torch.utils.checkpoint: devices are not
     compared, because within a function of torch a tensor is not marked yet.
     """
     return {"shape": tensor.shape, "dtype": tensor.dtype}

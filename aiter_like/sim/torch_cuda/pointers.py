@@ -39,7 +39,7 @@ def reached(arguments: Iterable[Any]) -> list[tuple[int, int, str]]:
 
 
 def _addresses(argument: Any) -> Tensor | None:
-    """What may be addresses in a launch's argument. Those of the host have fewer than 63 bits."""
+    """Numbers in a launch's argument that may be addresses. Those of the host have fewer than 63 bits."""
     if isinstance(argument, Tensor):
         if argument.dtype in (torch.int64, torch.uint64) and 0 < argument.numel() <= _MOST:
             return argument.detach().contiguous().view(-1).view(torch.int64)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a GPU refuses and the CPU would do, within sim.as_gpu(): tensors of several devices in one call; and the error
-of a tensor for which there is no memory.
+"""Calls that a GPU refuses and the CPU would do, within sim.as_gpu(): tensors of several devices in one call; and the
+error of a tensor for which there is no memory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _has_numbers(index: Any) -> bool:
 
 
 def check_waiting(func: Callable, args: tuple, kwargs: dict) -> None:
-    """Where a program has asked for it (torch.cuda.set_sync_debug_mode), tells of a call for which the host waits.
+    """Tells of a call for which the host waits, if the program has asked for it (torch.cuda.set_sync_debug_mode).
 
     Raises:
         RuntimeError: in the mode "error".
@@ -149,7 +149,7 @@ def _waits(func: Callable, args: tuple, kwargs: dict) -> bool:
 
 
 def out_of_memory(error: RuntimeError) -> torch.OutOfMemoryError | None:
-    """What the program hears when the host has no memory for a tensor of the GPU; None: the error is another one."""
+    """The error of a program when the host has no memory for a tensor of the GPU; None: the error is another one."""
     text = str(error)
     if "DefaultCPUAllocator" not in text:
         return None
