@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 
 from aiter_like import env, paths
 
 _log = logging.getLogger("aiter_like")
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,9 @@ def planning_for(arch: str, cu_num: int | None = None) -> Iterator[Target]:
 
     An architecture without a file counts as large as the one of its platform that has a file, unless `cu_num` is given.
     """
-    platform, likest = ("hip", "gfx942") if arch.startswith("gfx") else ("cuda", "sm_90")
-    try:
-        facts = arch_facts(arch)
-    except ValueError:
-        facts = arch_facts(likest)
-    target = Target(platform, arch, cu_num or facts["cu_num"], facts["wave_size"])
+    platform = "hip" if arch.startswith("gfx") else "cuda"
+    facts = _facts_like(arch, platform)
+    target = Target(platform, arch, cu_num or facts.cu_num, facts.wave_size)
     with _replaced({torch.device("cpu"): target, torch.device("meta"): target}):
         yield target
 
@@ -105,32 +104,83 @@ def _replaced(targets: dict[torch.device, Target]) -> Iterator[None]:
         _changed()
 
 
+@dataclass(frozen=True)
+class Facts:
+    """The numbers of an architecture: configs/<arch>/device.toml, and beside it those that models of its time take.
+
+    Attributes:
+        arch: the folder.
+        cu_num, wave_size: as in `Target`.
+        lds_bytes: LDS (shared memory) that a workgroup can have.
+        cache_bytes: of the last-level cache.
+        sum_registers: registers of a lane that a kernel's sums can take, so that it does not spill.
+        xcds: chiplets to which workgroups go in turn, each with an L2 of its own.
+    """
+
+    arch: str
+    cu_num: int
+    wave_size: int
+    lds_bytes: int
+    cache_bytes: int
+    sum_registers: int
+    xcds: int = 1
+
+    def model(self, place: str, kind: type[Model]) -> Model:
+        """The numbers of a model of time, as `kind`, which has a field for each of them.
+
+        place: "<file>.<table>" in configs/<arch>/.
+        """
+        return _model(self.arch, place, kind)
+
+
 @cache
-def arch_facts(arch: str) -> dict:
-    """The numbers of `configs/arch/<arch>.toml`.
+def arch_facts(arch: str) -> Facts:
+    """The numbers of an architecture.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: there is no file of it.
     """
-    path = paths.configs() / "arch" / f"{arch}.toml"
+    path = paths.configs() / arch / "device.toml"
     if not path.is_file():
-        known = sorted(entry.stem for entry in path.parent.glob("*.toml"))
+        known = sorted(entry.parent.name for entry in paths.configs().glob("*/device.toml"))
         raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(known)}")
-    return tomllib.loads(path.read_text())
+    return Facts(arch, **tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def local_memory_bytes(arch: str) -> int:
-    """LDS (shared memory) of a workgroup; of an architecture without a file, what the smallest has."""
+@cache
+def facts_of(target: Target) -> Facts:
+    """The numbers of a device, with the CUs that it has."""
+    return replace(_facts_like(target.arch, target.platform), cu_num=target.cu_num)
+
+
+def _facts_like(arch: str, platform: str) -> Facts:
+    """Those of the architecture; without a file, of the likest one, with the least LDS that any has."""
     try:
-        return arch_facts(arch)["lds_bytes"]
+        return arch_facts(arch)
     except ValueError:
-        return 65536
+        return replace(arch_facts("sm_90" if platform == "cuda" else "gfx942"), lds_bytes=65536)
+
+
+@cache
+def _model(arch: str, place: str, kind: type[Model]) -> Model:
+    file, _, table = place.partition(".")
+    numbers = tomllib.loads((paths.configs() / arch / f"{file}.toml").read_text(encoding="utf-8"))[table]
+    return kind(**{name: _frozen(value) for name, value in numbers.items()})
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, and tables by their keys, which are numbers."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return {int(key): each for key, each in value.items()}
+    return value
 
 
 def simulated_target() -> Target:
     """The simulated MI300X as a `Target`."""
     facts = arch_facts("gfx942")
-    return Target("hip", "gfx942", facts["cu_num"], facts["wave_size"], simulated=True)
+    return Target("hip", "gfx942", facts.cu_num, facts.wave_size, simulated=True)
 
 
 _targets: dict[torch.device, Target] = {}

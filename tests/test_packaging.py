@@ -126,7 +126,7 @@ def installed(wheel, tmp_path_factory) -> dict[str, str]:
 def test_wheel_finds_its_data(installed, tmp_path):
     code = ("import aiter_like.paths as p, aiter_like.device as d; print(p.data_root()); "
             "assert p.csrc().is_dir() and p.hsa().is_dir() and p.tuned_csv().is_dir(); "
-            "assert d.arch_facts('gfx942')['cu_num'] == 304")
+            "assert d.arch_facts('gfx942').cu_num == 304")
     assert run(sys.executable, "-c", code, env=installed, cwd=tmp_path).strip() == \
         str(Path(installed["PYTHONPATH"]) / "aiter_like" / "_data")
 

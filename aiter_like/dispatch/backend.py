@@ -42,8 +42,9 @@ class Backend:
         differentiable: autograd passes through it.
         space: of (target, call): the parameters that the tuner tries beyond the default, a dict for each trial, such
             as {"num_warps": 8}; all of them values that a tuned row can hold (int, float, bool, text).
-        cost: of (target, call, **params): what a trial is expected to cost, in a unit of its own, infinite where it
-            cannot run; the tuner leaves out what is far from this backend's cheapest.
+        cost: of (call, facts, **params), the facts being the device's numbers (device.py): what a trial is expected to
+            cost, in a unit of its own, infinite where it cannot run; the tuner leaves out what is far from this
+            backend's cheapest.
         self_check: of (device, call): a small call that takes the same kernel as this one; for a backend with more
             kernels than the operator's own cases can name.
         address_refusal: of (call): None, or the reason why it cannot take the addresses of these tensors, as
@@ -75,11 +76,12 @@ class Backend:
     def taking_fields(self, call: type) -> Backend:
         """This backend as dispatch has it: its functions take the fields of `call` by position (call.py)."""
         after_target = {name: with_fields(call, getattr(self, name), before=1)
-                        for name in ("refusal", "kernels", "space", "cost", "self_check")}
+                        for name in ("refusal", "kernels", "space", "self_check")}
         after_target["self_check"] = with_defaults(after_target["self_check"])
         is_torch = self.name in ("torch", "vendor") and callable(self.function)
         return replace(self, function=without_autocast(self.function) if is_torch else self.function, call=call,
-                       address_refusal=with_fields(call, self.address_refusal), **after_target)
+                       address_refusal=with_fields(call, self.address_refusal), cost=with_fields(call, self.cost),
+                       **after_target)
 
     def kernel_names(self, target: Target, args: tuple, params: Mapping[str, Any]) -> list[str]:
         """The kernels that can serve the call, best first."""

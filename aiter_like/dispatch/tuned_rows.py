@@ -85,7 +85,7 @@ def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: 
 
     Args:
         op: a public function, or the operator's name.
-        arch: the architecture; its CU count comes from configs/arch unless given.
+        arch: the architecture; its CU count comes from configs/<arch>/device.toml unless given.
         key: the operator's key fields.
 
     Raises:
@@ -93,7 +93,7 @@ def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: 
     """
     found = find_op(op)
     if cu_num is None:
-        cu_num = device.arch_facts(arch)["cu_num"]
+        cu_num = device.arch_facts(arch).cu_num
 
     def serves(row: Row) -> bool:
         return row.source not in found.bad_rows and found.backend(row.backend).staleness(row) is None

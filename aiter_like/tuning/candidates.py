@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.device import Target
+from aiter_like.device import Target, facts_of
 from aiter_like.dispatch.selection import Backend, Candidate, Request, select
 from aiter_like.dispatch.table import normalised
 
@@ -159,7 +159,8 @@ def _affordable(backend: Backend, target: Target, args: tuple, left_out: dict[st
     if backend.cost is None:
         yield from space
         return
-    expected = [(backend.cost(target, *args, **params), params) for params in space]
+    facts = facts_of(target)
+    expected = [(backend.cost(*args, facts=facts, **params), params) for params in space]
     limit = FAR * min((cost for cost, _ in expected), default=math.inf)
     for cost, params in sorted(expected, key=lambda pair: pair[0]):  # a budget that ends early has tried the likely
         if cost <= limit and math.isfinite(cost):

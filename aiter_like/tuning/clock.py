@@ -101,7 +101,7 @@ class GpuClock:
         self.target, self.place = target, f"cuda:{target.index}"
         properties = torch.cuda.get_device_properties(target.index)
         try:
-            known = device.arch_facts(target.arch).get("cache_bytes", 0)
+            known = device.arch_facts(target.arch).cache_bytes
         except ValueError:
             known = 0
         self.cache_bytes = max(getattr(properties, "L2_cache_size", 0), known, 1 << 25)

@@ -218,10 +218,10 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
 }
 
 template <int kVec, KvLayout kLayout>
-#if defined(__HIP__)
-__global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(AITER_LIKE_PRELOADED,
-                                                                                      ReshapeArgs args) {
+__global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(
+    AITER_LIKE_PRELOADED(ReshapeArgs)) {
   await_stream();
+#if defined(__HIP__)
   if constexpr (kLayout == KvLayout::kRows && kIsCopy) {  // a conversion waits for its scale in any case
     take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
     const bool is_value = workgroup_index().x >= args.first.key_groups;
@@ -229,9 +229,6 @@ __global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_k
     return copy_row<kVec == 1 ? 1 : kAccess>(args, is_value, group * kThreads + thread_index());
   }
   fetch_arguments<ReshapeArgs>();
-#else
-__global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(ReshapeArgs args) {
-  await_stream();
 #endif
   constexpr int kRowVec = kVec == 1 ? 1 : kAccess;
   constexpr bool kHasTiles = kLayout != KvLayout::kRows && kVec > 1;  // which take longest, and so begin first

@@ -56,5 +56,5 @@ def test_bounds_hold_for_whatever_lengths(monkeypatch, target):
 
 def test_parts_that_were_asked_for(monkeypatch):
     monkeypatch.setattr(paged_attention_call, "target_of", lambda _: HOPPER)
-    assert parts_of(call_of(3, 5000, 8, 4)) == Parts(0, 4, 12, 12, 3)
-    assert parts_of(call_of(3, 5000, 8, 1)) == Parts(0, 1, 3, 0, 0)
+    assert parts_of(call_of(3, 5000, 8, 4)) == Parts(0, 4, 12, 12, 3, 256)
+    assert parts_of(call_of(3, 5000, 8, 1)) == Parts(0, 1, 3, 0, 0, 256)

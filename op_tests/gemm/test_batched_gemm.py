@@ -45,7 +45,7 @@ def test_sizes(device, run, backend, kind, batch, m, n, k):
 @pytest.mark.parametrize("tile", tiles.PIPELINED)
 @pytest.mark.parametrize("kind, splits", ((0, 1), (0, 16), (2, 2), (3, 2)), ids=("bf16", "bf16-16", "fp8-2", "int8-2"))
 def test_every_tile_and_split(device, run, monkeypatch, kind, tile, splits):
-    """A depth of which the last split has a part, or nothing."""
+    """k is chosen so that the last split is partial or empty."""
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["batched_gemm"].reset()
     a, b, *scales = operands(device, 2, 70, 68, 1104, kinds(device)[kind])

@@ -130,7 +130,7 @@ def test_one_gated_column(device, run, rows, depth):
                           for splits in (1, (2, 16)[index % 2])] +
                          [(tile, 1 + index % 2, "silu_and_mul") for index, tile in enumerate(tiles.TILES)])
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits, activation):
-    """A depth of which the last split has a part, or nothing."""
+    """k is chosen so that the last split is partial or empty."""
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_a16w16"].reset()
     a, b = operands(device, 70, 136 if activation in GATED else 68, 1096)

@@ -115,7 +115,7 @@ CONFIGURATIONS = [(tile, splits, KINDS[index % 2], min((0, 16, 32)[index // 2 % 
 
 @pytest.mark.parametrize("tile, splits, kind, band", CONFIGURATIONS)
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits, kind, band):
-    """A depth of which the last split has a part, or nothing; what fills shuffled weights up is not read."""
+    """k is chosen so that the last split is partial or empty; padding of shuffled weights is not read."""
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_a8w8"].reset()
     given = operands(device, 70, 96, 1072, kind)

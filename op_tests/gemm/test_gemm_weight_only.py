@@ -111,7 +111,7 @@ def test_what_follows_a_product(device, run, backend, bits, group_size, activati
 @pytest.mark.parametrize("tile", CK_TILES)
 @pytest.mark.parametrize("splits", (1, 16))
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
-    """A depth of which the last split has a part, or nothing; each width of weights in every second tile."""
+    """k is chosen so that the last split is partial or empty; each width of weights in every second tile."""
     bits, group_size = (8, 32) if (CK_TILES.index(tile) % 2 == 0) == (splits == 1) else (4, 128)
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_weight_only"].reset()

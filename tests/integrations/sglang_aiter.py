@@ -22,7 +22,7 @@ ROCM_MODULES = (
 
 
 class CompiledKernels(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """SGLang's own compiled kernels, which exist for GPUs only: every name is there, without code."""
+    """Stubs for SGLang's compiled kernels, a package that has no CPU build."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         is_kernels = name.partition(".")[0] == "sgl_kernel"

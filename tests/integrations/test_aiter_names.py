@@ -16,12 +16,9 @@ import torch
 import aiter_like as aiter
 from aiter_like import cli, device
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter import checks as aiter_checks
 from aiter_like.integrations.aiter import names as aiter_names
 from aiter_like.integrations.aiter import table as aiter_table
 from aiter_like.integrations.aiter.names import difference, parse_signature
-from aiter_like.integrations.aiter.tests import runs
-from aiter_like.integrations.aiter.tests.runs import Result
 
 ROWS = aiter_names.table()
 TOP = [row for row in ROWS if aiter_names.top_level()[row.name] is row]
@@ -165,7 +162,7 @@ def test_pages_are_the_table():
     """`aiter-like names --write` brings them up to date."""
     folder = aiter_table.FOLDER
     found = {str(path.relative_to(folder)): path.read_text()
-             for path in (folder / "AITER.md", *(folder / "names").glob("*.md"))}
+             for path in (folder / "AITER.md", *(folder / "pages").glob("*.md"))}
     assert found == aiter_table.pages()
     text = "\n".join(found.values())
     assert all(text.count(f"\n| `{row.name}` | `{row.modules[0]}` |") >= 1 for row in ROWS)
@@ -182,30 +179,6 @@ def test_backends_are_those_of_the_operators_behind_a_function():
     assert aiter_table.backends(aiter.rms_norm) == ("hip", "asm", "triton", "torch")
     assert aiter_table.backends(aiter.swap_blocks) == ("hip", "torch")
     assert aiter_table.backends(aiter.shuffle_weight) == aiter_table.backends(aiter.gemm_a8w8_mxfp8) == ()
-
-
-def test_runs_of_aiters_own_tests_are_on_the_page(monkeypatch, tmp_path):
-    counts = dict.fromkeys(aiter_checks.KINDS, 0)
-    results = [Result("test_a.py", counts, "aiter.x | y", "", {}, "missing", 1.0,
-                      {"served": 1, "raising": 2, "absent": 3}, []),
-               Result("test_b.py", counts | {"passed": 5, "failed": 1}, "", "50%",
-                      {"50%": 7, f"in {runs.__file__}": 1, "it is not served by aiter_like": 2}, "", 1.0,
-                      {"served": 4}, [])]
-    about = {"note": "Of today.", "names": {"served": 5, "absent": 3}, "device": "toy", "arch": "gfx1", "limit_s": 9.5,
-             "torch": "1", "arguments": {"test_b.py": ["-m", "2 3"]}}
-    (tmp_path / "tests").mkdir()
-    runs.write(tmp_path / "tests" / "toy.json", about, results)
-    monkeypatch.setattr(aiter_table, "FOLDER", tmp_path)
-    pages = aiter_table.pages()
-    assert "| [toy (gfx1)](pages/TESTS_TOY.md) | 1 of 2 | 5 | 1 |" in pages["AITER.md"]
-    # The sums are broken at 120 columns.
-    page = re.sub(r"(?<=\w|,|;|:|\.)\n(?=\w|\*)", " ", pages["pages/TESTS_TOY.md"])
-    assert page.startswith("# AITER's own tests on toy (gfx1)\n")
-    assert "Of today. Limit 9.5 s a file" in page and "5 served, 3 absent." in page
-    assert "**1 of 2 files count**: 5 checks passed, 1 failed" in page
-    assert page.rstrip().endswith("- `test_b.py`: 50% (7); in aiter_like/integrations/aiter/tests/runs.py (1)")
-    assert page.index("| `test_b.py -m '2 3'` | 5 | 1 | 0 | 0 | 0 | 0 | itself | 4 | 50% |") < page.index(
-        "| `test_a.py` | 0 | 0 | 0 | 0 | 0 | 0 | missing | 1 / 2 / 3 | aiter.x \\| y |")
 
 
 def test_command_prints_and_writes_the_pages(capsys, monkeypatch, tmp_path):

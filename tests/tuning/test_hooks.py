@@ -10,7 +10,7 @@ import torch
 from toys import FakeJit, make_op, run
 
 import aiter_like  # noqa: F401  (declares the operators)
-from aiter_like.device import Target
+from aiter_like.device import Target, facts_of
 from aiter_like.dispatch import OPS, Backend
 from aiter_like.dispatch.table import columns
 from aiter_like.modules import toolchain
@@ -85,7 +85,8 @@ def test_each_trial_is_one_that_its_backend_takes(name, target):
             assert len({tuple(trial.items()) for trial in trials}) == len(trials)
             for trial in trials:
                 assert backend.kernel_names(target, args, trial)
-                assert backend.cost is None or backend.cost(target, *args, **trial) > 0
+                if backend.cost and (backend.refusal is None or backend.refusal(target, *args) is None):
+                    assert backend.cost(*args, facts=facts_of(target), **trial) > 0
 
 
 def test_a_row_serves_the_counts_that_round_up_to_it(monkeypatch, tmp_path):
@@ -149,7 +150,7 @@ def test_tiles_that_do_not_fit_cost_infinitely():
     backend = next(backend for backend in OPS["flash_attn_fwd"].backends if backend.name == "triton")
     q, k = (torch.empty(2, 4096, heads, 128, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
     args = dense_call(q, None, q, k, k, window_right=0, how_v3_bf16_cvt=1)
-    costs = {(trial["BLOCK_N"], trial["num_stages"]): backend.cost(GPUS[0], *args, **trial)
+    costs = {(trial["BLOCK_N"], trial["num_stages"]): backend.cost(*args, facts=facts_of(GPUS[0]), **trial)
              for trial in backend.space(GPUS[0], *args) if trial["BLOCK_M"] == 128 and trial["num_warps"] == 8}
     assert math.isinf(costs[128, 2]) and math.isfinite(costs[64, 1])
 
@@ -185,6 +186,7 @@ def test_trials_that_are_expected_to_cost_less_come_first():
     op = OPS["flash_attn_fwd"]
     args = op.tuning.case(KEYS["flash_attn_fwd"][0] | {"seqlen_q": 200, "seqlen_k": 300}, torch.device("cpu"), 0)
     triton, = (backend for backend in op.backends if backend.name == "triton")
-    costs = [triton.cost(GPUS[1], *args, **trial.params) for trial in candidates.plan(op, GPUS[1], args).trials
+    facts = facts_of(GPUS[1])
+    costs = [triton.cost(*args, facts=facts, **trial.params) for trial in candidates.plan(op, GPUS[1], args).trials
              if trial.backend == "triton" and trial.params]
     assert costs == sorted(costs) and costs[-1] > costs[0]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.device import Target, local_memory_bytes
+from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call
@@ -180,14 +180,14 @@ def _triton_space(target: Target, call: AttentionBackwardCall) -> Iterator[dict[
                "dq_BLOCK_M": m_dq, "dq_BLOCK_N": n_dq, "dq_num_warps": warps_dq, "dq_num_stages": stages_dq}
 
 
-def _triton_cost(target: Target, call: AttentionBackwardCall, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_N: int = 64,
+def _triton_cost(call: AttentionBackwardCall, facts: Facts, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_N: int = 64,
                  dkdv_num_warps: int = 4, dkdv_num_stages: int = 1, dq_BLOCK_M: int = 64, dq_BLOCK_N: int = 64,
                  dq_num_warps: int = 4, dq_num_stages: int = 1, dkdv_STAGES: int = 0, dq_STAGES: int = 0,
                  **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
-    The fp32 sums (two for dK and dV) and two tiles of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane,
-    and the tiles of all stages local memory.
+    The fp32 sums (two for dK and dV) and two tiles of scores must fit the registers of a lane, and the tiles of all
+    stages local memory.
     """
     forward = call.forward
     if dkdv_STAGES:  # two groups of 64 keys or rows of their own, 4 warps each
@@ -200,12 +200,12 @@ def _triton_cost(target: Target, call: AttentionBackwardCall, dkdv_BLOCK_M: int 
              forward.num_kv_heads),
             (dq_BLOCK_M, dq_BLOCK_N, dq_num_warps, dq_num_stages, forward.head_dim, 3, forward.max_seqlen_q,
              forward.max_seqlen_k, forward.num_heads)):
-        registers = own * (sums + 2 * walked) / (warps * target.wave_size)
+        registers = own * (sums + 2 * walked) / (warps * facts.wave_size)
         local_bytes = 2 * (forward.head_dim + forward.head_dim_v) * (own + walked * stages)
-        if registers > (400 if target.platform == "hip" else 224) or local_bytes > local_memory_bytes(target.arch):
+        if registers > facts.sum_registers or local_bytes > facts.lds_bytes:
             return math.inf
         workgroups = -(-length // own) * heads * forward.batch
-        total += products * (-(-workgroups // target.cu_num) * own * -(-other // walked) * walked)
+        total += products * (-(-workgroups // facts.cu_num) * own * -(-other // walked) * walked)
     return total
 
 

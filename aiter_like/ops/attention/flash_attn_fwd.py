@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.device import Target, local_memory_bytes
+from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.ops.attention import flash_attn_fwd_hip as hip
 from aiter_like.ops.attention.call import AttentionCall, dense_call
@@ -26,6 +26,15 @@ from aiter_like.ops.common import philox, tune_shapes, vectors
 
 _TAIL = 256  # rows and keys: a multiple of every kernel's tiles
 _SPLIT = 4096  # keys: enough for the kernels that split them (csrc/attention/flash_attn_plan.h)
+
+
+class HopperNumbers(NamedTuple):
+    """Numbers of configs/sm_90/attention.toml, of triton/flash_attn_fwd_hopper.py."""
+
+    registers: int
+    time: float
+    kept_bytes: int
+    least_heads: int
 
 
 def flash_attn_fwd_ref(call: AttentionCall) -> None:
@@ -206,28 +215,29 @@ def _triton_space(target: Target, call: AttentionCall) -> Iterator[dict[str, int
                extra[0]: value}
 
 
-def _triton_cost(target: Target, call: AttentionCall, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
+def _triton_cost(call: AttentionCall, facts: Facts, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
                  num_stages: int = 1, GROUPS: int = 0, PROGRAMS: int = 1, STAGES: int = 0, **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
-    The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V
-    tiles of all stages local memory.
+    The fp32 accumulator and a tile of scores must fit the registers of a lane, and the K and V tiles of all stages
+    local memory.
     """
     if GROUPS:  # a group has 128 lanes; an SM has PROGRAMS such programs
         rows, width = GROUPS * BLOCK_M, 1 << (call.head_dim - 1).bit_length()
-        registers = BLOCK_M * (width + 1.5 * BLOCK_N) / 128
+        registers = BLOCK_M * (width + BLOCK_N + BLOCK_N / 2) / 128
         local_bytes = (2 * width * (rows + 2 * BLOCK_N * STAGES + BLOCK_M) + 256) * PROGRAMS  # q, k, v, out
-        if registers > 360 / (GROUPS * PROGRAMS) or local_bytes > local_memory_bytes(target.arch):
+        model = facts.model("attention.flash_attn_hopper", HopperNumbers)
+        if registers > model.registers / (GROUPS * PROGRAMS) or local_bytes > facts.lds_bytes:
             return math.inf
         workgroups = -(-call.max_seqlen_q // rows) * call.num_heads * call.batch
-        return 0.7 * -(-workgroups // target.cu_num) * rows * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N  # measured
-    lanes = num_warps * target.wave_size
+        return model.time * -(-workgroups // facts.cu_num) * rows * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
+    lanes = num_warps * facts.wave_size
     registers = BLOCK_M * (call.head_dim_v + BLOCK_N) / lanes
     local_bytes = 2 * call.head_dim * (BLOCK_M + 2 * BLOCK_N * num_stages)
-    if registers > (400 if target.platform == "hip" else 224) or local_bytes > local_memory_bytes(target.arch):
+    if registers > facts.sum_registers or local_bytes > facts.lds_bytes:
         return math.inf
     workgroups = -(-call.max_seqlen_q // BLOCK_M) * call.num_heads * call.batch
-    return -(-workgroups // target.cu_num) * BLOCK_M * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
+    return -(-workgroups // facts.cu_num) * BLOCK_M * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
 
 
 def _traffic(call: AttentionCall) -> tuple[int, int]:

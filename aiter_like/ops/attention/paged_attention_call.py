@@ -12,35 +12,40 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.device import target_of
+from aiter_like.device import Facts, arch_facts, facts_of, target_of
 from aiter_like.dispatch import SKIP, STRIDED
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MIN_SCALE, check_heads
 from aiter_like.traced import computed
 
 OP = "paged_attention"
-LEAST_KEYS = 256
-"""A sequence of no more visible keys is not split: adding up parts would cost more than it gains."""
-
-PARTS_PER_CU = 2
-"""The parts, of all KV heads, that run at once on a CU."""
-
-PART_COST = 64
-"""The cost of beginning, ending and adding up a part, in keys that it could have read instead."""
-
-MOST_ROUNDS = 8
-"""Most parts one after the other on a CU: more of them only cost."""
-
-_WHOLE_KEYS = 1024  # on NVIDIA a sequence of no more is not split where equal ones would not be
-_SUM_BYTES = 176 << 10  # the launch that adds up parts costs an SM there the time for so many bytes
-_SHORT_KEYS = 64  # a part has so many at least where all parts together have half of the SMs
-
-# On NVIDIA: what a share takes longer where some SMs have one part; in keys, what it takes to begin a part, and to add
-# it up.
-_UNEVEN, _BEGIN_KEYS, _SUM_KEYS = 0.06, 128, 8
-
 _DTYPES = (*FLOATS, *FP8, torch.int8)  # dtypes of q and of the cache
 _MAX_BATCH = 65535
+
+
+class Splitting(NamedTuple):
+    """Numbers of configs/<arch>/attention.toml: when a sequence is split, and into how many parts."""
+
+    least_keys: int
+    parts_per_cu: int
+    most_rounds: int
+    part_keys: int = 0
+
+
+class HopperSplitting(NamedTuple):
+    """Numbers of configs/sm_90/attention.toml beside those."""
+
+    whole_keys: int
+    short_keys: int
+    sum_bytes: int
+    full: float
+    uneven: float
+    begin_keys: int
+    sum_keys: int
+
+
+def splitting(facts: Facts) -> Splitting:
+    return facts.model("attention.paged", Splitting)
 
 
 class PagedAttentionCall(NamedTuple):
@@ -164,7 +169,7 @@ class Parts(NamedTuple):
     grid: int
     slots: int
     split: int
-    least: int = LEAST_KEYS
+    least: int
 
 
 def parts_of(call: PagedAttentionCall) -> Parts:
@@ -173,27 +178,31 @@ def parts_of(call: PagedAttentionCall) -> Parts:
     A sequence of n keys has ceil(n / chunk) parts, where share · chunk is at least the keys of all: together at most
     batch + share. A sequence of p ≥ 2 parts has more than (p − 1) chunk keys, so those have at most 2 share.
     """
-    batch, longest = call.batch, max(call.max_seqlen_k, 1)
+    batch, longest, target = call.batch, max(call.max_seqlen_k, 1), target_of(call.q.device)
+    facts = facts_of(target)
+    model = splitting(facts)
+    least = model.least_keys
     if call.num_splits:
         is_split = call.num_splits > 1
-        return Parts(0, call.num_splits, batch * call.num_splits, batch * call.num_splits * is_split, batch * is_split)
-    most = -(-longest // LEAST_KEYS)
+        return Parts(0, call.num_splits, batch * call.num_splits, batch * call.num_splits * is_split, batch * is_split,
+                     least)
+    most, heads = -(-longest // least), call.num_kv_heads
     if most == 1:
-        return Parts(batch, 1, batch, 0, 0)
-    target, heads, least = target_of(call.q.device), call.num_kv_heads, LEAST_KEYS
-    at_once = max(PARTS_PER_CU * target.cu_num // heads, 1)
+        return Parts(batch, 1, batch, 0, 0, least)
+    at_once = max(model.parts_per_cu * target.cu_num // heads, 1)
     if target.platform != "cuda":
         share = best_share(batch, longest, at_once)  # csrc/attention/paged_attention.hip has the same
     else:
+        own = facts.model("attention.paged_hopper", HopperSplitting)
         key_bytes = (call.head_dim + call.head_dim_v) * 2  # paged_attention_workspace_bytes knows no cache: 16 bits
-        parts = best_parts(batch * heads, longest, target.cu_num, _SUM_BYTES // key_bytes)
+        parts = best_parts(batch * heads, longest, target.cu_num, own.sum_bytes // key_bytes)
         share = batch * parts
-        if parts * LEAST_KEYS > longest:
-            least = _SHORT_KEYS
+        if parts * least > longest:
+            least = own.short_keys
             most = -(-longest // least)
         if share == batch:  # equal sequences are best left whole: only one of more than its share of all keys is not
-            if longest <= _WHOLE_KEYS:
-                return Parts(batch, 1, batch, 0, 0)
+            if longest <= own.whole_keys:
+                return Parts(batch, 1, batch, 0, 0, least)
             share = min(batch, at_once)
     return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch), least)
 
@@ -202,11 +211,12 @@ def parts_of(call: PagedAttentionCall) -> Parts:
 @functools.lru_cache(maxsize=1024)
 def best_share(batch: int, longest: int, at_once: int) -> int:
     """Parts into which sequences of one length are best cut, where `at_once` of them run at a time."""
+    model = splitting(arch_facts("gfx942"))
     best, least = batch, None
-    for parts in range(1, -(-longest // LEAST_KEYS) + 1):
-        if parts > 1 and batch * parts > MOST_ROUNDS * at_once:
+    for parts in range(1, -(-longest // model.least_keys) + 1):
+        if parts > 1 and batch * parts > model.most_rounds * at_once:
             break
-        cost = -(-batch * parts // at_once) * (-(-longest // parts) + PART_COST)
+        cost = -(-batch * parts // at_once) * (-(-longest // parts) + model.part_keys)
         if least is None or cost < least:
             best, least = batch * parts, cost
     return best
@@ -215,22 +225,21 @@ def best_share(batch: int, longest: int, at_once: int) -> int:
 @computed
 @functools.lru_cache(maxsize=1024)
 def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
-    """Parts of each of `heads` KV heads of all sequences, of one length, on NVIDIA.
-
-    Two workgroups share an SM. Where some SMs have only one, the parts take 6 % longer than two on each for their keys,
-    and up to 20 % where the kernel begins while an earlier one ends, since then two may come to any SM; more parts cost
-    more to begin and to add up (H100, 17 shapes with up to 33 parts each).
-    """
-    best, least, all_at_once = 1, None, PARTS_PER_CU * cu_num
-    for parts in range(1, -(-longest // _SHORT_KEYS) + 1):
-        if parts > 1 and heads * parts > (MOST_ROUNDS * all_at_once if parts * LEAST_KEYS <= longest else cu_num // 2):
+    """Parts of each of `heads` KV heads of all sequences, of one length, on NVIDIA: two workgroups share an SM, or one
+    has it for itself and takes a little longer than half as long (configs/sm_90/attention.toml)."""
+    facts = arch_facts("sm_90")
+    model, own = splitting(facts), facts.model("attention.paged_hopper", HopperSplitting)
+    best, least, all_at_once = 1, None, model.parts_per_cu * cu_num
+    for parts in range(1, -(-longest // own.short_keys) + 1):
+        most = model.most_rounds * all_at_once if parts * model.least_keys <= longest else cu_num // 2
+        if parts > 1 and heads * parts > most:
             break
         rounds, rest = divmod(heads * parts, all_at_once)
-        shares = rounds * PARTS_PER_CU  # one is all of an SM's bandwidth
+        shares = rounds * model.parts_per_cu  # one is all of an SM's bandwidth
         if rest:
-            shares += max(rest / cu_num, 15 / 16) + (_UNEVEN if rest < all_at_once * 15 / 16 else 0)
-        cost = shares * -(-longest // parts) + (rounds * PARTS_PER_CU + -(-rest // cu_num)) * _BEGIN_KEYS
-        cost += sum_cost + parts * _SUM_KEYS if parts > 1 else 0
+            shares += max(rest / cu_num, own.full) + (own.uneven if rest < all_at_once * own.full else 0)
+        cost = shares * -(-longest // parts) + (rounds * model.parts_per_cu + -(-rest // cu_num)) * own.begin_keys
+        cost += sum_cost + parts * own.sum_keys if parts > 1 else 0
         if least is None or cost < least:
             best, least = parts, cost
     return best

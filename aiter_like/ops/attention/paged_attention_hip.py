@@ -8,18 +8,12 @@ from __future__ import annotations
 import torch
 
 from aiter_like import dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, arch_facts
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8, PagedCall
 from aiter_like.ops.attention.checks import MAX_ROWS, mfma_refusal, scale_refusal
 from aiter_like.ops.attention.decode_call import MOST_QUERIES, with_scales
-from aiter_like.ops.attention.paged_attention_call import (
-    LEAST_KEYS,
-    MOST_ROUNDS,
-    PART_COST,
-    PARTS_PER_CU,
-    PagedAttentionCall,
-)
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, splitting
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.int8: "int8_t"}
 _MOST_DIMS = 256
@@ -51,6 +45,7 @@ def _instance(call: PagedAttentionCall) -> Instance:
     element = query if call.q.dtype in FLOATS else "f16" if call.out.dtype == torch.float16 else "bf16"
     has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.tree_mask is not None
     has_token_scales, has_query_scale = call.scales == "token", call.q_scale is not None
+    model = splitting(arch_facts("gfx942"))
     dims, rows, form = [-(-dim // 32) * 32 for dim in (call.head_dim, call.head_dim_v)], _rows(call), _form(call)
     name = "_".join((element, f"q{query}", f"c{cache}", f"o{out}", f"d{dims[0]}x{dims[1]}", f"r{rows}", form.lower(),
                      "terms" if has_terms else "nterms", "scales" if has_token_scales else "nscales",
@@ -58,8 +53,9 @@ def _instance(call: PagedAttentionCall) -> Instance:
     return Instance(name, {
         "ELEMENT": element, "QUERY_ELEMENT": query, "CACHE_ELEMENT": cache, "OUT_ELEMENT": out, "HEAD_DIM": dims[0],
         "HEAD_DIM_V": dims[1], "BLOCK_ROWS": rows, "PAGE_FORM": f"k{form}", "HAS_TERMS": int(has_terms),
-        "HAS_TOKEN_SCALES": int(has_token_scales), "HAS_QUERY_SCALE": int(has_query_scale), "LEAST_KEYS": LEAST_KEYS,
-        "PARTS_PER_CU": PARTS_PER_CU, "PART_COST": PART_COST, "MOST_ROUNDS": MOST_ROUNDS})
+        "HAS_TOKEN_SCALES": int(has_token_scales), "HAS_QUERY_SCALE": int(has_query_scale),
+        "LEAST_KEYS": model.least_keys, "PARTS_PER_CU": model.parts_per_cu, "PART_COST": model.part_keys,
+        "MOST_ROUNDS": model.most_rounds})
 
 
 @compile_ops("attention/paged_attention.hip", gen_func=_instance, platforms=("hip",))

@@ -9,26 +9,51 @@ longest keys. Every number is modelled.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Facts, Target, arch_facts
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.decode_call import MOST_QUERIES
 from aiter_like.ops.attention.paged_attention_hip import unified_hip_refusal
 from aiter_like.ops.attention.unified_attention_ck import takes_turns
+from aiter_like.ops.common.headers import constant
 
-_BLOCK_KEYS = 64
+_PLAN = "attention/flash_attn_plan.h"
 _LEAST_QUERIES = 32
 """Of a sequence on average for tiles: these take 128 rows of one head, and read all keys for them, however few."""
 _TURNS_ROWS = {64: 512, 128: 384}  # A workgroup whose waves take turns has so many, by head dimension.
-_TURNS_START, _TURNS_BLOCK, _TURNS_SHORT = 13.0, 3.2, 2.4
-"""us of a workgroup: before and after its keys; for a block of keys; and for one where rows fill one tile."""
-_TURNS_PARTS, _TURNS_MERGE, _MERGED_BYTES = 3, 4.0, 4.1e6
-"""Parts of the keys on all units at most, us of their merge, and bytes that it moves in one (flash_attn_plan.h)."""
-_SPLIT_KEYS = 1024
-"""From which on workgroups share the keys of one sequence where they do not fill the device (flash_attn_plan.h)."""
 _TRITON_ROWS = 128
-_TRITON_START, _TRITON_ALONE = 8.0, {64: 2.1, 128: 3.0}  # us of a program, and for its block of keys
-_TRITON_FULL_START, _TRITON_FULL = 12.0, {64: 1.2, 128: 2.0}  # … of a unit that several programs share
+
+
+class Turns(NamedTuple):
+    """Numbers of configs/gfx942/attention.toml."""
+
+    start: float
+    block: float
+    short_block: float
+    tail: float
+    merge: float
+    merged_bytes: float
+
+
+class TritonTimes(NamedTuple):
+    """Numbers of configs/gfx942/attention.toml; dicts are by head dimension."""
+
+    start: float
+    block: dict[int, float]
+    full_start: float
+    full_block: dict[int, float]
+    short_tail: float
+    tail: float
+
+
+def _block_keys() -> int:
+    return constant(_PLAN, "kBlockN")
+
+
+def _least_split() -> int:
+    """Blocks of keys from which on workgroups share those of one sequence where they do not fill the device."""
+    return constant(_PLAN, "kLeastSplitBlocks")
 
 
 def _kinds(call: PagedCall) -> tuple[float, float]:
@@ -41,17 +66,18 @@ def _kinds(call: PagedCall) -> tuple[float, float]:
 
 def _key_blocks(call: PagedCall) -> tuple[float, float]:
     """Blocks of keys that a row sees: the most, and a long sequence's on average."""
-    most = max(call.max_seqlen_k, 1) / _BLOCK_KEYS
-    hidden = min(call.max_seqlen_q, call.max_seqlen_k) / 2 / _BLOCK_KEYS if call.window_right == 0 else 0
+    keys = _block_keys()
+    most = max(call.max_seqlen_k, 1) / keys
+    hidden = min(call.max_seqlen_q, call.max_seqlen_k) / 2 / keys if call.window_right == 0 else 0
     if call.window_left >= 0:
-        seen = (call.window_left + 1) / _BLOCK_KEYS + 1
+        seen = (call.window_left + 1) / keys + 1
         return min(most, seen), min(most - hidden + 0.5, seen)
     return most, most - hidden + 0.5
 
 
-def _turns_us(call: PagedCall) -> float:
+def _turns_cost(call: PagedCall, facts: Facts) -> float:
     """Modelled us of csrc/attention/unified_attention_ping_pong.h."""
-    units, kv_heads = arch_facts("gfx942")["cu_num"], call.k.shape[2]
+    model, units, kv_heads = facts.model("attention.unified_turns", Turns), facts.cu_num, call.k.shape[2]
     group, block, mean = call.q.shape[1] // kv_heads, _TURNS_ROWS[call.q.shape[2]], call.q.shape[0] / call.batch
     pack = min((math.ceil(max(mean, 1) * pack / block) * (group // pack), -pack, pack)
                for pack in range(1, group + 1) if group % pack == 0)[2]
@@ -59,16 +85,17 @@ def _turns_us(call: PagedCall) -> float:
     long_tasks, short_tasks = long * math.ceil(call.max_seqlen_q * pack / block) * columns, short * columns
 
     def unmerged(parts: int) -> float:
-        longest = _TURNS_START + _TURNS_BLOCK * math.ceil(most / parts)
-        total = (_TURNS_START * parts * (long_tasks + short_tasks)
-                 + _TURNS_BLOCK * mean_blocks * long_tasks + _TURNS_SHORT * most * short_tasks) / units
-        return max(longest, total + (0.4 * longest if (long_tasks + short_tasks) * parts > units else 0))
+        longest = model.start + model.block * math.ceil(most / parts)
+        total = (model.start * parts * (long_tasks + short_tasks)
+                 + model.block * mean_blocks * long_tasks + model.short_block * most * short_tasks) / units
+        return max(longest, total + (model.tail * longest if (long_tasks + short_tasks) * parts > units else 0))
 
     least, slots = unmerged(1), call.q.shape[0] * pack // block + call.batch
     part_bytes = call.q.shape[0] * call.q.shape[1] * (call.q.shape[2] + 2) * 4
-    if most * _BLOCK_KEYS >= _SPLIT_KEYS and call.window_left < 0:
-        for parts in range(2, int(min(_TURNS_PARTS * units // (slots * columns), most // 4)) + 1):
-            least = min(least, unmerged(parts) + _TURNS_MERGE + 2 * parts * part_bytes / _MERGED_BYTES)
+    if most >= _least_split() and call.window_left < 0:
+        at_most = constant(_PLAN, "kMostRoundsOfAll") * units // (slots * columns)
+        for parts in range(2, int(min(at_most, most // constant(_PLAN, "kLeastPartBlocks"))) + 1):
+            least = min(least, unmerged(parts) + model.merge + 2 * parts * part_bytes / model.merged_bytes)
     return least
 
 
@@ -78,19 +105,19 @@ def is_few(call: PagedCall, units: int) -> bool:
     return 2 * (rows + call.batch * call.k.shape[2]) <= 3 * units
 
 
-def _triton_us(call: PagedCall) -> float:
+def _triton_cost(call: PagedCall, facts: Facts) -> float:
     """Modelled us of ops/attention/triton/unified_attention.py."""
-    units, kv_heads = arch_facts("gfx942")["cu_num"], call.k.shape[2]
+    model, units, kv_heads = facts.model("attention.unified_triton", TritonTimes), facts.cu_num, call.k.shape[2]
     (long, short), (most, mean_blocks) = _kinds(call), _key_blocks(call)
     long *= math.ceil(call.max_seqlen_q * call.q.shape[1] // kv_heads / _TRITON_ROWS) * kv_heads
     short *= kv_heads
-    block, block_of_full = (of[call.q.shape[2]] for of in (_TRITON_ALONE, _TRITON_FULL))
-    longest, alone = _TRITON_START + block * most, block * most * short
+    block, block_of_full = (of[call.q.shape[2]] for of in (model.block, model.full_block))
+    longest, alone = model.start + block * most, block * most * short
     if not is_few(call, units):
-        tail = block * most / 4 if short > 0 else 0  # short ones begin last, and end one by one
-        return max(longest, (block_of_full * mean_blocks * long + alone) / units + _TRITON_FULL_START + tail)
-    total = ((_TRITON_START + block * mean_blocks) * long + _TRITON_START * short + alone) / units
-    return max(longest, total + (longest / 2 if long + short > units else 0))
+        tail = block * most * model.short_tail if short > 0 else 0
+        return max(longest, (block_of_full * mean_blocks * long + alone) / units + model.full_start + tail)
+    total = ((model.start + block * mean_blocks) * long + model.start * short + alone) / units
+    return max(longest, total + (longest * model.tail if long + short > units else 0))
 
 
 def prefers(target: Target, call: PagedCall) -> str | None:
@@ -100,8 +127,10 @@ def prefers(target: Target, call: PagedCall) -> str | None:
     if call.max_seqlen_q <= MOST_QUERIES:
         return None if unified_hip_refusal(target, call) is None else "triton"
     if takes_turns(call):
-        is_long = call.batch == 1 and call.window_left < 0 and call.max_seqlen_k >= _SPLIT_KEYS
-        return None if is_long or _turns_us(call) <= _triton_us(call) else "triton"
+        is_long = (call.batch == 1 and call.window_left < 0
+                   and call.max_seqlen_k >= _least_split() * _block_keys())
+        facts = arch_facts("gfx942")
+        return None if is_long or _turns_cost(call, facts) <= _triton_cost(call, facts) else "triton"
     # Tiles gain where a score has further terms, or rows are wide: 52 us beside 72 for four sequences of 512, 8 heads.
     has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.q.shape[2] > 128
     return None if has_terms and call.q.shape[0] >= _LEAST_QUERIES * call.batch else "triton"

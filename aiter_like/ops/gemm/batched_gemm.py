@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
@@ -76,10 +76,10 @@ def _ck_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, Any]]
     return tiles.space(m, n, k, tiles.PIPELINED, call.a.element_size())
 
 
-def _ck_cost(target: Target, call: BatchedGemmCall, *, tile: str | None = None, splits: int | None = None) -> float:
+def _ck_cost(call: BatchedGemmCall, facts: Facts, *, tile: str | None = None, splits: int | None = None) -> float:
     sizes = _sizes(call)
     tile, splits = tiles.chosen(**sizes, tile=tile, splits=splits)
-    return tiles.clocks(**sizes, tile=tiles.parse(tile, tiles.PIPELINED), splits=splits)
+    return tiles.clocks(facts, **sizes, tile=tiles.parse(tile, tiles.PIPELINED), splits=splits)
 
 
 def _is_for_hopper(target: Target, call: BatchedGemmCall) -> bool:

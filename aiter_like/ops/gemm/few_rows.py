@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from aiter_like.device import arch_facts
+from aiter_like.device import Facts, arch_facts
 from aiter_like.ops.gemm import tiles
 
 ROWS = 16
@@ -19,17 +19,15 @@ _DEPTH = 1024  # Each of those that share the depth has two steps at least.
 
 
 def chosen(n: int, k: int, band: int = 0) -> tuple[str, int]:
-    """The tile and the splits, as did best by the cycle model (version 2): as many columns as leave a CU three
-    workgroups. With 64, 32 and 16 columns 1 × 14336 × 4096 takes 12.9, 11.1 and 10.5 µs in 4 bits with groups of 128,
-    and 18.0, 17.1 and 17.1 in fp8; 1 × 28672 × 8192 in 4 bits 33.1, 32.9 and 34.1. A second kernel costs more than
-    splits gain where the workgroups fill half of the CUs: 1 × 4096 × 4096 takes 6.4 µs, and 7.0 in two splits.
+    """The tile and the splits: as many columns as leave a CU some workgroups (configs/gfx942/gemm.toml).
 
     band: rows of a shuffled b that lie together, of which a tile has whole ones.
     """
-    cus, columns = arch_facts("gfx942")["cu_num"], max(band, _COLUMNS)
-    while columns < 64 and n // (2 * columns) >= 2.9 * cus:
+    facts, columns = arch_facts("gfx942"), max(band, _COLUMNS)
+    least = facts.model("gemm.tiles", tiles.Clocks).groups_of_few_rows * facts.cu_num
+    while columns < 64 and n // (2 * columns) >= least:
         columns *= 2
-    splits = max(1, min(cus // math.ceil(n / columns), k // _DEPTH, max(tiles.SPLITS)))
+    splits = max(1, min(facts.cu_num // math.ceil(n / columns), k // _DEPTH, max(tiles.SPLITS)))
     return f"t16x{columns}_w1x1x4", 1 << splits.bit_length() - 1
 
 
@@ -41,11 +39,11 @@ def or_tiles(m: int, n: int, k: int, tile: str | None, splits: int | None, band:
     return tiles.chosen(m, n, k, tile, splits, **sizes)
 
 
-def cost(m: int, n: int, k: int, tile: str | None, splits: int | None, band: int = 0, *, element_bytes: int,
-         names: tuple[str, ...]) -> float:
+def cost(facts: Facts, m: int, n: int, k: int, tile: str | None, splits: int | None, band: int = 0, *,
+         element_bytes: int, names: tuple[str, ...]) -> float:
     """The expected cost of a trial of the tuner, by the counts of tiles.py."""
     tile, splits = or_tiles(m, n, k, tile, splits, band, element_bytes=element_bytes, names=names)
-    return tiles.clocks(m, n, k, tiles.parse(tile, (*names, *TILES)), splits, element_bytes=element_bytes, names=names)
+    return tiles.clocks(facts, m, n, k, tiles.parse(tile, (*names, *TILES)), splits, element_bytes, names=names)
 
 
 def space(m: int, n: int, k: int, names: tuple[str, ...], element_bytes: int = 2,

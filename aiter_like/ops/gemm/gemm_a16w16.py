@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, target_of
+from aiter_like.device import Facts, Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
@@ -129,10 +129,10 @@ def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
     return tiles.space(m, n, k, _tiles(call))
 
 
-def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> float:
+def _ck_cost(call: GemmA16w16Call, facts: Facts, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n, names = call.a.shape, call.b.shape[0], _tiles(call)
     tile, splits = tiles.chosen(m, n, k, tile, splits, names=names)
-    return tiles.clocks(m, n, k, tiles.parse(tile, names), splits, names=names)
+    return tiles.clocks(facts, m, n, k, tiles.parse(tile, names), splits, names=names)
 
 
 def _is_for_hopper(target: Target, call: GemmA16w16Call) -> bool:

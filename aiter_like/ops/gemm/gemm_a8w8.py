@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
@@ -99,9 +99,9 @@ def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
     return few_rows.space(m, n, k, tiles.PIPELINED, 1, call.band)
 
 
-def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> float:
+def _ck_cost(call: GemmA8w8Call, facts: Facts, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
-    return few_rows.cost(m, n, k, tile, splits, call.band, element_bytes=1, names=tiles.PIPELINED)
+    return few_rows.cost(facts, m, n, k, tile, splits, call.band, element_bytes=1, names=tiles.PIPELINED)
 
 
 def keeps_sums_apart(call: GemmA8w8Call, target: Target) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, target_of
+from aiter_like.device import Facts, Target, arch_facts, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
@@ -31,7 +31,20 @@ BLOCK = 128  # so many of the depth, and of the columns, share a scale
 BAND, SHUFFLED_DEPTH = 16, 32  # n and k of shuffled weights are multiples of them
 _ROW_STRIDE = 2**21  # elements of a_scale; the ck kernel counts the bytes of a tile's scales in 31 bits
 HOPPER_NAMES = ("block_m", "block_n", "num_warps", "num_stages", "swap", "splits")
-_HOPPER_BYTES = 226 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside what is counted
+
+
+class HopperTimes(NamedTuple):
+    """Numbers of configs/sm_90/gemm.toml."""
+
+    tiles: tuple[tuple[int, ...], ...]
+    second_kernel: int
+    summed: int
+    stage_bytes: int
+
+
+def hopper_model() -> HopperTimes:
+    """What is known of the time and memory of the kernel for Hopper."""
+    return arch_facts("sm_90").model("gemm.scaled_products", HopperTimes)
 
 
 class GemmA8w8BlockscaleCall(NamedTuple):
@@ -118,10 +131,10 @@ def _ck_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict[str
     return few_rows.space(m, n, k, _tiles(call), 1, _band(call))
 
 
-def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None = None,
+def _ck_cost(call: GemmA8w8BlockscaleCall, facts: Facts, *, tile: str | None = None,
              splits: int | None = None) -> float:
     m, k, n = _sizes(call)
-    return few_rows.cost(m, n, k, tile, splits, _band(call), element_bytes=1, names=_tiles(call))
+    return few_rows.cost(facts, m, n, k, tile, splits, _band(call), element_bytes=1, names=_tiles(call))
 
 
 def _is_for_hopper(target: Target, call: GemmA8w8BlockscaleCall) -> bool:
@@ -132,7 +145,7 @@ def hopper_stages(block_m: int, block_n: int, num_warps: int, splits: int, out_b
     """Steps that shared memory holds, 8 at most, for one program of 8 warps or two of 4, whose registers suffice for as
     many; where loads go on from tile to tile, beside the tile of out that passes through it."""
     goes_on = splits == 1 and block_n <= BLOCK
-    left = _HOPPER_BYTES // (8 // num_warps) - (out_bytes * block_m * block_n if goes_on else 0)
+    left = hopper_model().stage_bytes // (8 // num_warps) - (out_bytes * block_m * block_n if goes_on else 0)
     return min(8, left // (BLOCK * (block_m + block_n)))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
@@ -128,11 +128,11 @@ def _ck_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, Any]]
     return ({"tile": tile} for tile in _tiles(call) if tiles.is_useful(sizes["m"], sizes["n"], sizes["k"], tile, 1))
 
 
-def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) -> float:
+def _ck_cost(call: GroupedGemmCall, facts: Facts, *, tile: str | None = None) -> float:
     sizes = _sizes(call)
     if tile is None:
         tile, _ = tiles.cheapest(**sizes, splits=1)
-    return tiles.clocks(**sizes, tile=tiles.parse(tile, _tiles(call)), splits=1)
+    return tiles.clocks(facts, **sizes, tile=tiles.parse(tile, _tiles(call)), splits=1)
 
 
 def _is_for_hopper(target: Target, call: GroupedGemmCall) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from aiter_like.device import Target
+from aiter_like.device import Target, arch_facts
 from aiter_like.traced import answered
 
 
@@ -33,7 +33,19 @@ class Blocks(NamedTuple):
     splits: int
 
 
-_STAGE_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
+class Times(NamedTuple):
+    """Numbers of configs/sm_90/gemm.toml."""
+
+    wide: tuple[tuple[float, ...], ...]
+    narrow: tuple[tuple[float, ...], ...]
+    second_kernel: float
+    elements_per_step: float
+    stage_bytes: int
+
+
+def model() -> Times:
+    """What is known of the kernel's time and memory on Hopper."""
+    return arch_facts("sm_90").model("gemm.products", Times)
 
 
 def serves(*operands: Tensor) -> bool:
@@ -80,25 +92,18 @@ def gated(blocks: Blocks) -> Blocks:
 def _suited_to_many(m: int, n: int, row_bytes: int, element_bytes: int, cu_num: int, is_narrow: bool,
                     most_splits: int) -> Blocks:
     """For more than 128 rows: the block and the splits of the last tiles that take the least time, in steps of 128
-    bytes of the depth of a block of 128 × 128, 0.43 us each."""
-    steps = math.ceil(row_bytes / 128)
+    bytes of the depth of a block of 128 × 128."""
+    steps, times = math.ceil(row_bytes / 128), model()
     found = []
-    for block_m, block_n, bytes_k, num_warps, stages, takes in _NARROW if is_narrow else _WIDE:
+    for block_m, block_n, bytes_k, num_warps, stages, takes in times.narrow if is_narrow else times.wide:
         waves, rest = divmod(math.ceil(m / block_m) * math.ceil(n / block_n), cu_num)
         most = max(min(cu_num // rest, steps * 128 // (8 * bytes_k), most_splits), 1) if rest else 1
         for splits in range(1, most + 1):
             time = steps * takes * (waves + bool(rest) / splits)
             if splits > 1:  # a second kernel, and what it reads and the first one writes
-                time += 7 + splits * rest * block_m * block_n / 107e3
+                time += times.second_kernel + splits * rest * block_m * block_n / times.elements_per_step
             found.append((time, (block_m, block_n, bytes_k // element_bytes, num_warps, stages, 0, splits)))
     return Blocks(*min(found)[1])
-
-
-# Rows, columns, bytes of the depth, warps, stages; then the time of a step of 128 bytes against that of a block of
-# 128 x 128 (H100: fitted to 540 trials of 11 shapes in bf16; the narrow ones on an H200). What a step reads bounds a
-# small block, so that 64 x 64 reads twice as deep.
-_WIDE = ((64, 64, 256, 4, 6, 0.55), (64, 128, 128, 4, 8, 0.8), (128, 128, 128, 4, 6, 1.0), (128, 256, 128, 8, 4, 1.75))
-_NARROW = ((128, 128, 256, 8, 3, 1.0), (256, 128, 128, 8, 4, 2.0))
 
 
 def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow: bool = False) -> Iterator[
@@ -113,7 +118,7 @@ def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow:
         if is_narrow and block_n > 128:
             continue
         block_k = bytes_k // element_bytes
-        most = min(8, _STAGE_BYTES // (bytes_k * (block_m + block_n)))
+        most = min(8, model().stage_bytes // (bytes_k * (block_m + block_n)))
         tiles = math.ceil(m / block_m) * math.ceil(n / block_n)
         for splits in (1, 2, 3, 4, 6, 8):
             rest = tiles % target.cu_num

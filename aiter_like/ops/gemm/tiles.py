@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from aiter_like import device
+from aiter_like.device import Facts, arch_facts
 from aiter_like.dispatch.rounding import rounded_up
 from aiter_like.traced import answered
 
@@ -47,22 +47,25 @@ where weights take room in LDS, else 128 × 32, which read shuffled weights once
 
 SMALLEST = Tile(16, 64, 1, 1, 4)
 
-# For gfx942. Per compute unit and clock: flop of 16-bit MFMA (8 bits: twice as many), bytes of the L2 when all read
-# (AMD, CDNA3 white paper; SC25: 19.5 TB/s of distinct blocks at 304 CUs and 2.1 GHz), bytes that one workgroup gets
-# while it waits for them; of all of them: bytes of HBM (SC25: 4.14 TB/s), which partial
-# sums pass twice. The rest was chosen by the cycle model, in 16 bits: the part of a step in which MFMA runs in the
-# pipelined loop, in the other one with several workgroups on a CU and with one; the clocks until a step's operands
-# arrive; a tile's start and end, in the pipelined loop also for each of its elements; a second kernel. For 32 to 4096
-# rows of four weights (6144 × 4096, 4096 × 14336, 28672 × 4096, 1280 × 8192) what the rule chooses takes 1.5 % more
-# modelled clocks than the best of 6 to 9 candidates in the mean, 13 % at most.
-_FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 30.0, 1971.0
-_BUSY_PIPELINED, _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.96, 0.85, 0.65, 1200, 1500, 3000
-_START_PIPELINED, _ELEMENT = 7000, 0.2
-_LDS_BYTES = 65536
 
-# Of ScaledLoop, chosen likewise by shapes of 1 to 16384 rows in 8 bits: what a pipelined step of a workgroup alone on
-# its CU takes beside a part of its MFMA. In the plain loop MFMA waits for the operands: their times add up.
-_STEP_SCALED, _ALONE_SCALED = 750, 0.6
+class Clocks(NamedTuple):
+    """What `clocks` counts with; configs/gfx942/gemm.toml says of each number what it is and where it is from."""
+
+    flops: int
+    l2_bytes: float
+    waiting_bytes: float
+    hbm_bytes: float
+    busy_pipelined: float
+    busy: float
+    busy_alone: float
+    arrival: int
+    start: int
+    start_pipelined: int
+    element: float
+    second_kernel: int
+    step_scaled: int
+    alone_scaled: float
+    groups_of_few_rows: float
 
 
 @functools.cache
@@ -117,31 +120,31 @@ def is_pipelined(tile: Tile) -> bool:
     return tile.waves_k == 1 and wave_m >= 64 and wave_m % 32 == 0 and wave_n % 32 == 0
 
 
-def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
+def clocks(facts: Facts, m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
            names: tuple[str, ...] = TILES, lds_bytes: int | None = None) -> float:
     """Clocks of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Elements have
     `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop, SCALED or SCALED_SHUFFLED
     for those by ScaledLoop. lds_bytes: of a workgroup; default: of both operands of a step."""
     is_scaled = names in (SCALED, SCALED_SHUFFLED)
-    cus = device.arch_facts("gfx942")["cu_num"]
+    model, cus = facts.model("gemm.tiles", Clocks), facts.cu_num
     step = depth(tile, element_bytes)
     step_bytes = (tile.block_m + tile.block_n) * step * element_bytes
     groups = batch * count(m, n, tile) * splits
-    resident = min(_LDS_BYTES // (lds_bytes or step_bytes), math.ceil(groups / cus))  # workgroups of a CU
-    busy, start = _BUSY if resident > 1 else _BUSY_ALONE, _START
+    resident = min(facts.lds_bytes // (lds_bytes or step_bytes), math.ceil(groups / cus))  # workgroups of a CU
+    busy, start = model.busy if resident > 1 else model.busy_alone, model.start
     if (is_scaled or names is PIPELINED) and is_pipelined(tile):
-        busy, start = _BUSY_PIPELINED, _START_PIPELINED + _ELEMENT * tile.block_m * tile.block_n
-    flops = _FLOPS * 2 / element_bytes
+        busy, start = model.busy_pipelined, model.start_pipelined + model.element * tile.block_m * tile.block_n
+    flops = model.flops * 2 / element_bytes
     mfma = 2 * tile.block_m * tile.block_n * step / flops / busy
-    waits = (_ARRIVAL + step_bytes / _WAITING_BYTES) / resident
-    if is_scaled:
-        waits = (_STEP_SCALED + _ALONE_SCALED * mfma) / resident if is_pipelined(tile) else mfma + waits
+    waits = (model.arrival + step_bytes / model.waiting_bytes) / resident
+    if is_scaled:  # in the plain loop MFMA waits for the operands: their times add up
+        waits = ((model.step_scaled + model.alone_scaled * mfma) / resident if is_pipelined(tile) else mfma + waits)
     steps = math.ceil(math.ceil(k / splits) / step)
     total = math.ceil(groups / (resident * cus)) * resident * (
-        steps * max(mfma, step_bytes / _L2_BYTES, waits) + start / resident)
-    total = max(total, batch * ((m * k + n * k) * element_bytes + m * n * 2) / _HBM_BYTES)
+        steps * max(mfma, step_bytes / model.l2_bytes, waits) + start / resident)
+    total = max(total, batch * ((m * k + n * k) * element_bytes + m * n * 2) / model.hbm_bytes)
     if splits > 1:
-        total += _SECOND_KERNEL + (2 * splits * 4 + 2) * batch * m * n / _HBM_BYTES
+        total += model.second_kernel + (2 * splits * 4 + 2) * batch * m * n / model.hbm_bytes
     return total
 
 
@@ -171,4 +174,5 @@ def _cheapest(m: int, n: int, k: int, tile: str | None, splits: int | None, elem
              if parts == splits or is_useful(m, n, k, name, parts, element_bytes)]
     if not found:
         found = [(tile or "t16x64_w1x1x4", splits or 1)]
-    return min(found, key=lambda one: clocks(m, n, k, parse(one[0], names), one[1], element_bytes, batch, names))
+    facts = arch_facts("gfx942")
+    return min(found, key=lambda one: clocks(facts, m, n, k, parse(one[0], names), one[1], element_bytes, batch, names))

@@ -7,28 +7,35 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from aiter_like.device import Target
+from aiter_like.device import Target, arch_facts
 from aiter_like.ops.gemm import hopper
 from aiter_like.traced import answered
 
 IN_PLACE, SKINNY, STREAM, WIDE = ("gemm_weight_only", "gemm_weight_only_skinny", "gemm_weight_only_hopper",
                                   "gemm_weight_only_wide")
-SKINNY_ROWS = 16
-"""Up to which the kernel for few rows takes 4 bits in groups of 128 × 28672 × 4096 in 27 to 29 µs, where the one for
-some rows takes 32, and cuBLAS 84 for 16-bit weights (H100)."""
-STREAM_ROWS = 256
-"""Up to which weights are widened in place: with 4 bits in groups of 128 it took 80 and 156 µs for 128 and 256 rows of
-28672 × 4096, where 16-bit weights from a kernel of their own take 200 and 225, and 318 for 512 rows (H100)."""
 SKINNY_DEPTH = 1024
 """For so many weights of a row the kernel for few rows has the activations in shared memory."""
-_SHARED_BYTES = 220 << 10  # an SM has 227 KB, of which a program needs a little beside its operands
 NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 SKINNY_NAMES = ("block_n", "num_warps", "num_stages", "splits")
 STREAM_NAMES = (*NAMES, "splits")
+
+
+class Times(NamedTuple):
+    """Numbers of configs/sm_90/gemm.toml."""
+
+    few_rows: int
+    some_rows: int
+    start: float
+    alone: float
+    per_sum: float
+
+
+def _times() -> Times:
+    return arch_facts("sm_90").model("gemm.weight_only", Times)
 
 
 def kernels(target: Target, call: Any, **params: int) -> list[str]:
@@ -39,7 +46,7 @@ def kernels(target: Target, call: Any, **params: int) -> list[str]:
     own = [name for name, serves in ((SKINNY, _is_skinny), (STREAM, _streams)) if serves(target, call)]
     if params:
         return [name for name in own if (name == STREAM) == ("block_k" in params)] if "splits" in params else [IN_PLACE]
-    if call.a.shape[0] > STREAM_ROWS and target.arch == "sm_90":
+    if call.a.shape[0] > _times().some_rows and target.arch == "sm_90":
         return [WIDE, IN_PLACE]
     return [*own, IN_PLACE, WIDE]
 
@@ -47,14 +54,14 @@ def kernels(target: Target, call: Any, **params: int) -> list[str]:
 def _is_skinny(target: Target, call: Any) -> bool:
     """Whether triton/gemm_weight_only_skinny.py takes the call: few rows, and rows of `b` of whole 32-bit words, 16
     bytes apart or a multiple of it."""
-    return (call.a.shape[0] <= SKINNY_ROWS and _streams(target, call) and call.b.shape[1] % 4 == 0
+    return (call.a.shape[0] <= _times().few_rows and _streams(target, call) and call.b.shape[1] % 4 == 0
             and call.b.storage_offset() % 4 == 0)
 
 
 def _streams(target: Target, call: Any) -> bool:
     """Whether triton/gemm_weight_only_hopper.py takes the call: integers with scales for each row, and rows of `a` and
     `b` that TMA moves."""
-    return (target.arch == "sm_90" and call.a.shape[0] <= STREAM_ROWS and call.b.dtype == torch.int8
+    return (target.arch == "sm_90" and call.a.shape[0] <= _times().some_rows and call.b.dtype == torch.int8
             and call.scale_rows == 1 and hopper.serves(call.a, call.b))
 
 
@@ -87,13 +94,13 @@ def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
 @answered
 @functools.lru_cache(1024)
 def skinny_blocks(m: int, n: int, k: int, bits: int, cu_num: int) -> tuple[int, int, int, int]:
-    """SKINNY_NAMES by the sizes, as they did best on an H100. Two programs of 8 warps share an SM, where one alone
-    takes 0.7 of their time; the start of a program and a second kernel take as long as half of SKINNY_DEPTH."""
+    """SKINNY_NAMES by the sizes, as they did best on an H100. Two programs of 8 warps share an SM."""
     depths, found = math.ceil(k / SKINNY_DEPTH), []
+    times = _times()
     for splits in range(1, min(16, depths) + 1):
         programs = math.ceil(math.ceil(n / 128) * splits / cu_num)  # an SM has so many at most
-        takes = (math.ceil(depths / splits) + 0.5) * (programs + (0.4 if programs % 2 else 0.0))
-        found.append((takes + (0.5 + 1e-6 * splits * m * n if splits > 1 else 0.0), splits))
+        takes = (math.ceil(depths / splits) + times.start) * (programs + (times.alone if programs % 2 else 0))
+        found.append((takes + (times.start + times.per_sum * splits * m * n if splits > 1 else 0), splits))
     return 128, 8, 3 if m <= 8 and bits == 4 else 2, min(found)[1]
 
 
@@ -118,4 +125,4 @@ def _stream_space(target: Target, call: Any) -> Iterator[dict[str, int]]:
             for splits in (1, 2, 3, 4, 6, 8, 12, 16):
                 if splits == 1 or -(-n // block_n) * splits <= 16 * target.cu_num and k >= 2 * splits * block_k:
                     yield from (dict(zip(STREAM_NAMES, (block_m, block_n, block_k, num_warps, stages, splits)))
-                                for stages in (3, 4, 6) if stages * stage <= _SHARED_BYTES)
+                                for stages in (3, 4, 6) if stages * stage <= hopper.model().stage_bytes)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like.device import Target
+from aiter_like.device import Target, facts_of
 
 BLOCK_KEYS = 64
 """Keys of which a plan makes a block, where pages are not larger."""
@@ -22,7 +22,6 @@ LEAST_BLOCKS = 2  # blocks of a part: a shorter one gains less than adding up it
 OVERHEAD = 1  # blocks that the rows of a sequence cost besides its keys: loads of q, stores of out
 _MOST_ROWS = 64  # rows of a tile: fp32 sums of 64 × 512 are half of a CU's registers, and all of an SM's
 _MOST_TILES = 32  # above, sequences have rows enough to fill a device, and their keys are not split
-_XCDS = 8
 
 
 class Sizes(NamedTuple):
@@ -80,7 +79,8 @@ def balanced(target: Target, batch: int, rows: int, page_size: int, entries: int
     tiles, block_pages = tiles_of(rows), block_pages_of(page_size)
     shared = 2 if rows <= 32 and target.platform == "cuda" and not has_wide_tiles else 1  # programs of an SM
     parts = max(target.cu_num * shared // tiles, 1)
-    parts = parts // _XCDS * _XCDS if parts >= _XCDS and target.platform == "hip" else parts
+    xcds = facts_of(target).xcds
+    parts = parts // xcds * xcds if parts >= xcds else parts
     if entries is not None:
         parts = max(min(parts, -(-entries // (block_pages * LEAST_BLOCKS)) + batch), 1)
     return Sizes(parts, batch + parts - 1, max(min(batch + parts - 1, 2 * (parts - 1)), 1), batch, block_pages, False)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from aiter_like.device import Target, target_of
+from aiter_like.device import Target, arch_facts, target_of
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.parts import sum_refusal
 from aiter_like.ops.moe.moe_formats import per_byte
@@ -21,11 +22,22 @@ HOPPER_NAMES = (*NAMES, "programs", "is_flat", "group")
 of rows are computed side by side."""
 _MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
 _MOST_PROGRAMS = 2**23  # programs of 8 waves; AMD counts the lanes of a launch in 32 bits
-_LEAST_ROWS, _MANY_ROWS, _PLENTY_ROWS = 23, 192, 1024  # An expert has so many in the mean.
 _SHALLOW = 1024  # elements of a depth: a tile's steps are few
 _SHORT = 256  # likewise: so few that a tile's results take as long
-_CACHED_BYTES = 8 << 20  # The last-level cache keeps a matrix of so many bytes, in whatever order its tiles come.
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
+
+
+class HopperNumbers(NamedTuple):
+    """Numbers of configs/sm_90/moe.toml."""
+
+    least_rows: int
+    many_rows: int
+    plenty_rows: int
+    cached_bytes: int
+
+
+def _model() -> HopperNumbers:
+    return arch_facts("sm_90").model("moe.hopper", HopperNumbers)
 
 
 def columns_of(call: MoeGemmCall, block_n: int) -> int:
@@ -77,7 +89,7 @@ def suited_to_hopper(call: MoeGemmCall) -> tuple[int, ...]:
     depths, 192 and 256, at 4096: 4 to 16 %). What goes on from tile to tile needs room for a tile of out beside the
     steps: of fp32 there is none."""
     block_m, block_k = 64 if call.block % 128 else 128, 128 // call.a.element_size()
-    goes_on = int(call.out.element_size() == 2)
+    goes_on, model = int(call.out.element_size() == 2), _model()
     if goes_on and call.a.shape[1] <= _SHORT and not is_gated(call.activation):  # writing out bounds it
         if call.group_size:
             return 64, 128, block_k, 4, 4, 2, 1, 16
@@ -85,16 +97,16 @@ def suited_to_hopper(call: MoeGemmCall) -> tuple[int, ...]:
             return block_m, 128, block_k, 4, 3, 2, 1, 8
     if call.group_size:
         chosen = (64, 256, block_k, 4, 2, 2, 0) if block_m == 64 else (
-            128, 256, block_k, 8, 4 if mean_rows(call) >= _PLENTY_ROWS else 3, 1, 0)
+            128, 256, block_k, 8, 4 if mean_rows(call) >= model.plenty_rows else 3, 1, 0)
     elif block_m == 64:
         chosen = 64, 128, block_k, 4, 3, 3, 0
     elif call.a.element_size() == 1:
         chosen = 128, 128, block_k, 8, 4, 1, goes_on
-    elif mean_rows(call) < _MANY_ROWS:  # the weights bound it: more tiles are on their way where two share an SM
+    elif mean_rows(call) < model.many_rows:  # the weights bound it: more tiles are on their way where two share an SM
         chosen = 128, 128, block_k, 8, 3, 2, 0
     else:
         chosen = 128, 256, block_k, 8, 4, 1, goes_on
-    is_cached = call.b[0].numel() * call.b.element_size() <= _CACHED_BYTES
+    is_cached = call.b[0].numel() * call.b.element_size() <= model.cached_bytes
     return *chosen, 1 if chosen[-1] and is_cached else 8
 
 
@@ -151,7 +163,7 @@ def kernels(target: Target, call: MoeGemmCall, **params: int) -> list[str]:
     if params:
         return [MOVED] if params.get("moved") and _is_moved(target, call) else ["moe_gemm"]
     is_timed = call.a.element_size() > 1 or call.group_size > 0
-    if mean_rows(call) < _LEAST_ROWS or not is_timed:
+    if mean_rows(call) < _model().least_rows or not is_timed:
         return ["moe_gemm", *on_hopper]
     return [*on_hopper, "moe_gemm"]
 

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from aiter_like.device import arch_facts
 from aiter_like.dispatch import STRIDED
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.parts import GATED
@@ -20,11 +21,14 @@ SWIGLU = "swiglu_and_mul"
 TOKENS = 1 << 24
 """`sorted_ids` can tell so many tokens apart."""
 
-# Rows of an expert in the mean at most, and places of a block: so many more that most experts have one block, since
-# another reads the weights again (modelled: 32 rows in the mean, blocks of 32 at 66 % of the read rate, of 64 at 95 %).
-_BLOCKS = ((11, 16), (22, 32), (44, 64), (768, 128))
-_LARGEST_BLOCK = 256
 _LARGEST_ON_HOPPER = 128  # moe_gemm_hopper.py has tiles of 64 and 128 rows
+
+
+class Blocks(NamedTuple):
+    """Numbers of configs/gfx942/moe.toml."""
+
+    by_rows: tuple[tuple[int, int], ...]
+    largest: int
 
 
 class MoeGemmCall(NamedTuple):
@@ -116,5 +120,6 @@ def block_for(pairs: int, experts: int, arch: str = "") -> int:
     """Places of a block that suit the rows which an expert has in the mean: for sm_90 those of moe_gemm_hopper.py's
     tiles, which takes each tile of a block whether it has rows or not."""
     mean = pairs / min(pairs, experts)
-    suited = next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
+    known = arch_facts("gfx942").model("moe.blocks", Blocks)
+    suited = next((block for most, block in known.by_rows if mean <= most), known.largest)
     return min(suited, _LARGEST_ON_HOPPER) if arch == "sm_90" else suited

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from aiter_like.device import Target
+from aiter_like.device import Facts, Target, arch_facts
 from aiter_like.dispatch.rounding import rounded_up
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.gemm import problems, tiles
@@ -46,10 +46,6 @@ def _fits(call: MoeGemmCall, tile: tiles.Tile) -> bool:
     return not is_of_halves or call.out.shape[1] % (tile.block_n // tile.waves_n // 2) == 0
 
 
-def _clocks(call: MoeGemmCall, name: str) -> float:
-    return _clocks_of(name, **_sizes(call))
-
-
 def _sizes(call: MoeGemmCall) -> dict[str, Any]:
     """Sizes with the places of an even router, which leaves half of each expert's last block empty, at most those there
     are."""
@@ -59,10 +55,10 @@ def _sizes(call: MoeGemmCall) -> dict[str, Any]:
             "is_shuffled": call.is_shuffled, "is_scaled": _is_scaled(call)}
 
 
-def _clocks_of(name: str, *, places: int, n: int, k: int, element_bytes: int, names: tuple[str, ...],
+def _clocks_of(facts: Facts, name: str, *, places: int, n: int, k: int, element_bytes: int, names: tuple[str, ...],
                is_shuffled: bool, is_scaled: bool) -> float:
     tile = tiles.parse(name, names)
-    return tiles.clocks(places, n, k, tile, 1, element_bytes, lds_bytes=_lds_bytes(tile, is_shuffled),
+    return tiles.clocks(facts, places, n, k, tile, 1, element_bytes, lds_bytes=_lds_bytes(tile, is_shuffled),
                         names=tiles.SCALED if is_scaled else tiles.PIPELINED)
 
 
@@ -85,7 +81,8 @@ def _cheapest(*, places: int, **sizes: Any) -> str:
 
 @functools.lru_cache(4096)
 def _cheapest_of_rounded(**sizes: Any) -> str:
-    return min(sizes["names"], key=lambda name: _clocks_of(name, **sizes))
+    facts = arch_facts("gfx942")
+    return min(sizes["names"], key=lambda name: _clocks_of(facts, name, **sizes))
 
 
 def _instance(call: MoeGemmCall, *, tile: str | None = None) -> Instance:
@@ -150,6 +147,6 @@ def ck_space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, Any]]:
     return ({"tile": name} for name in tile_names(call))
 
 
-def ck_cost(target: Target, call: MoeGemmCall, *, tile: str | None = None) -> float:
+def ck_cost(call: MoeGemmCall, facts: Facts, *, tile: str | None = None) -> float:
     """The cost by the counts of tiles.py."""
-    return _clocks(call, cheapest(call) if tile is None else tile)
+    return _clocks_of(facts, cheapest(call) if tile is None else tile, **_sizes(call))

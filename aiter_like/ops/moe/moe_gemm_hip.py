@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from aiter_like import dtypes
-from aiter_like.device import Target, target_of
+from aiter_like.device import Target, arch_facts, facts_of, target_of
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.parts import activation_of, mfma_refusal, rows_refusal
@@ -28,10 +28,14 @@ MAX_SLOTS = 32  # each pair of a sum has a lane, and a warp has 32
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
 _LEAST_BYTES = 8192  # bytes of a team's weights
-_LDS_BYTES = 65536  # a CU of gfx942 has this
 _EXCHANGED_BYTES = 4096  # exchanged by the lanes of a wave: 16 rows of a step, in runs of 16 bytes
 _MAX_PACKED_BLOCK = 32  # rows of a for weights of fewer bits: a lane has four times as many of its registers
-_BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
+
+
+class Sorting(NamedTuple):
+    """Numbers of configs/gfx942/moe.toml."""
+
+    unsorted_bytes: float
 
 
 class Block(NamedTuple):
@@ -56,7 +60,8 @@ def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -
     """
     pairs = tokens * slots
     used = experts * (1 - (1 - slots / experts) ** tokens)
-    return (pairs - used) * expert_bytes < _BYTES_OF_SORTING
+    most = arch_facts("gfx942").model("moe.sorting", Sorting).unsorted_bytes
+    return (pairs - used) * expert_bytes < most
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
@@ -156,7 +161,8 @@ def lds_bytes(call: MoeGemmCall, block: Block) -> int:
 
 def _fits_lds(call: MoeGemmCall, block: Block) -> bool:
     """Whether a workgroup's LDS suffices; NVIDIA's has none of the exchange, and more of it."""
-    return target_of(call.b.device).platform != "hip" or lds_bytes(call, block) <= _LDS_BYTES
+    target = target_of(call.b.device)
+    return target.platform != "hip" or lds_bytes(call, block) <= facts_of(target).lds_bytes
 
 
 def _rows(call: MoeGemmCall) -> int:

@@ -221,7 +221,7 @@ _group_norm = Op(
 def _parts(input: Tensor, num_groups: int) -> Tensor | None:
     """Memory for the moments of slices where groups are long enough to be cut; None too where _check refuses."""
     total, element_size = input.numel(), input.element_size()
-    if total * element_size <= slices.WHOLE_BYTES or input.ndim < 2:
+    if total * element_size <= slices.model().whole_bytes or input.ndim < 2:
         return None
     if not isinstance(num_groups, _INTEGERS) or num_groups < 1:
         return None

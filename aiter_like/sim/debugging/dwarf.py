@@ -44,7 +44,7 @@ class Variable:
     frame_base: list
 
     def operations(self, address: int) -> list | None:
-        """How its place is found at an address, None: it is nowhere."""
+        """The DWARF operations that locate the variable at `address`, or None."""
         return next((found for begin, end, found in self.expressions if begin <= address < end and found), None)
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The devices: MI300X, all alike, with the numbers of AMD's data sheet (configs/arch/gfx942.toml names the sources).
+// The devices: MI300X, all alike, with the numbers of AMD's data sheet (configs/gfx942/device.toml names the sources).
 #include <dlfcn.h>
 
 #include <atomic>

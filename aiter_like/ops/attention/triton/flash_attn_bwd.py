@@ -11,12 +11,14 @@ MI300X CU's matrix operations, 16 TB/s of 304 CUs; dS of all pairs, kept for dQ,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from aiter_like.device import Target, target_of
+from aiter_like.device import Target, arch_facts, target_of
 from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.flash_attn_bwd_far import far
@@ -52,10 +54,11 @@ from aiter_like.traced import exactly
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
 
-# Pairs of rows and keys for each SM, 32 tiles of 128 by 128, below which the host bounds the kernels for Hopper: they
-# take longer to launch. µs on an H200, the others and those: 200 and 315 with 4 tiles, 217 and 377 with 8, 429 and 345
-# with 62.
-_LEAST_PAIRS = 2**19
+
+class HopperNumbers(NamedTuple):
+    """Numbers of configs/sm_90/attention.toml."""
+
+    least_pairs: int
 
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
@@ -259,7 +262,8 @@ def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Tar
     """Settings of flash_attn_bwd_hopper.py, where its kernels are asked for or expected to be faster, and serve."""
     forward = call.forward
     pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
-    if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < _LEAST_PAIRS * target.cu_num):
+    least = arch_facts("sm_90").model("attention.flash_attn_bwd", HopperNumbers).least_pairs * target.cu_num
+    if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < least):
         return None
     from aiter_like.ops.attention.triton import flash_attn_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
 

@@ -15,8 +15,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from aiter_like.device import Target
+from aiter_like.device import Target, arch_facts
 from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.flash_attn_fwd import HopperNumbers
 from aiter_like.ops.attention.triton.boxes import head_box
 from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
     KEYS,
@@ -45,9 +46,6 @@ _copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_gl
 # Groups and programs that share an SM → the registers of a lane at the start, and in the warp that loads; the groups
 # take what it leaves.
 _REGISTERS = {(1, 2): (128, 40), (1, 3): (80, 24), (2, 1): (168, 24)}
-
-_L2_BYTES = 24 << 20  # about half of it: of the keys and values that the blocks of alternating heads read
-_LEAST_HEADS = 4
 
 
 @gluon.jit
@@ -291,7 +289,9 @@ def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> tup
     registers, of_loader = _REGISTERS[shape.GROUPS, settings["PROGRAMS"]]
     seqlen_q, seqlen_k = (tensor.shape[0 if call.is_varlen else 1] for tensor in (call.q, call.k))
     group_size = call.num_heads // call.num_kv_heads
-    heads = settings["HEADS"] or max(_L2_BYTES // (4 * call.max_seqlen_k * shape.D) * group_size, _LEAST_HEADS)
+    kept = arch_facts("sm_90").model("attention.flash_attn_hopper", HopperNumbers)
+    fitting = kept.kept_bytes // (4 * call.max_seqlen_k * shape.D) * group_size
+    heads = settings["HEADS"] or max(fitting, kept.least_heads)
     return (launch(
         _attention_kernel, (programs, 1, 1), call.out, call.lse, call.sink, *boxes, call.cu_seqlens_q,
         call.cu_seqlens_k, call.seqlens_k, strides_of_rows(call.out), *strides_of_lse(call.lse), total, blocks,

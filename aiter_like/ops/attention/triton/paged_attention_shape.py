@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from aiter_like.device import Target
-from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, Parts
+from aiter_like.device import Target, facts_of
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, splitting
 from aiter_like.ops.common.triton.launch import power_of_2
 from aiter_like.traced import exactly
 
@@ -86,7 +86,7 @@ def variant(call: PagedAttentionCall, target: Target, parts: Parts) -> str:
         return f"{name}_brief"
     if not parts.slots:
         return name
-    return f"{name}_short" if call.max_seqlen_k <= LEAST_KEYS * each else f"{name}_single"
+    return f"{name}_short" if call.max_seqlen_k <= splitting(facts_of(target)).least_keys * each else f"{name}_single"
 
 
 def shape_of(call: PagedAttentionCall, settings: dict[str, int], parts: Parts) -> Shape:

@@ -12,7 +12,13 @@ import triton.language as tl
 from aiter_like.device import Target, target_of
 from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, power_of_2
 from aiter_like.ops.gemm import hopper
-from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, HOPPER_NAMES, GemmA8w8BlockscaleCall, hopper_stages
+from aiter_like.ops.gemm.gemm_a8w8_blockscale import (
+    BLOCK,
+    HOPPER_NAMES,
+    GemmA8w8BlockscaleCall,
+    hopper_model,
+    hopper_stages,
+)
 from aiter_like.ops.gemm.triton.parts import (
     GROUP,
     blocks_for,
@@ -120,8 +126,8 @@ def _hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple
         splits = max(1, min(8, 2 * cu_num // rest, steps // 4)) if rest else 1
         stages = _hopper_stages(block_m, block_n, 4, splits, out_bytes)
         return block_m, block_n, 4, stages, int(m <= 32), splits
-    found = []
-    for block_m, block_n, num_warps, step, alone, edges in _HOPPER_TILES:
+    found, times = [], hopper_model()
+    for block_m, block_n, num_warps, step, alone, edges in times.tiles:
         tiles, on_sm = -(-m // block_m) * -(-n // block_n), 8 // num_warps
         rest = tiles % cu_num
         for splits in range(1, max(min(8, on_sm * cu_num // max(rest, 1), steps // 4), 1) + 1 if rest else 2):
@@ -130,7 +136,7 @@ def _hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple
             time = steps * max((whole_on_sm + parts_on_sm / splits) * step, alone if whole else alone / splits)
             time += (whole_on_sm + parts_on_sm) * edges
             if parts:  # they are written and read, by a second kernel
-                time += 1200 + 8 * parts * block_m * block_n / (cu_num * BLOCK)
+                time += times.second_kernel + times.summed * parts * block_m * block_n / (cu_num * BLOCK)
             found.append((time, block_m, block_n, num_warps, splits))
     _, *tile, splits = min(found)
     return *tile, _hopper_stages(*tile, splits, out_bytes), 0, splits
@@ -139,9 +145,3 @@ def _hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple
 def _hopper_stages(*tile: int) -> int:
     """Half the steps that shared memory holds: all of them took 4 to 9 % more time (H100)."""
     return max(hopper_stages(*tile) // 2, 3)
-
-
-# Tiles of more than 64 rows: rows, columns and warps; then what a step of the depth takes of an SM, and of a program
-# that has the SM for itself, and what start and end of a tile take. In rows of a step, 2.45 ns each (H100, fitted to
-# 14 shapes with depths of 256 to 7168).
-_HOPPER_TILES = ((64, 64, 4, 125, 240, 130), (64, 128, 4, 175, 290, 130), (128, 256, 8, 384, 384, 1700))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.device import target_of
+from aiter_like.device import facts_of, target_of
 from aiter_like.ops.common.triton.launch import Launch, await_stream, launch, real
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import GROUP, ROUGH, tile_place, values
@@ -28,8 +28,6 @@ from aiter_like.ops.moe.triton.parts import (
     sizes_of,
     widened,
 )
-
-_XCDS = {"gfx942": 8}  # programs in a row are on different ones, each with an L2 of its own
 
 
 @triton.jit
@@ -198,7 +196,7 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Laun
     params.pop("moved", None)
     chosen = values("moe_gemm", moe_gemm_blocks.NAMES, moe_gemm_blocks.suited(call, target.platform), params)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in moe_gemm_blocks.NAMES)
-    xcds = _XCDS.get(target.arch, 1)
+    xcds = facts_of(target).xcds if target.arch == "gfx942" else 1  # programs in a row are on different ones
     places = min(call.sorted_ids.shape[0], call.experts.shape[0] * call.block)
     tiles = (triton.cdiv(places, call.block) * triton.cdiv(call.block, block_m)
              * triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)))

@@ -7,14 +7,14 @@
 
 namespace aiter_like::tile {
 
-/// Until at most kCount vector memory accesses of this wave are under way.
+/// Waits until at most kCount of this wave's vector memory accesses are in flight.
 template <int kCount = 0>
 __device__ inline void wait_vector_memory() {
   static_assert(0 <= kCount && kCount < 64, "vmcnt has 6 bits");
   asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kCount) : "memory");
 }
 
-/// Until at most kCount LDS accesses of this wave are under way.
+/// Waits until at most kCount of this wave's LDS accesses are in flight.
 template <int kCount = 0>
 __device__ inline void wait_lds() {
   static_assert(0 <= kCount && kCount < 16, "lgkmcnt has 4 bits");
