@@ -143,7 +143,7 @@ def test_functions_keep_their_budgets():
 # Functions over the budget, which are to be cut: nothing is added here.
 LONG_IN_CPP = {
     "csrc/attention/paged_attention.hip",
-    "csrc/attention/paged_attention_merge.h", "csrc/gemm/gemm_body.h",
+    "csrc/attention/paged_attention_merge.h", "csrc/gemm/gemm_loop.h",
     "csrc/kv_cache/reshape_and_cache_with_block_quant.hip", "csrc/kv_cache/reshape_and_cache_with_pertoken_quant.hip",
     "csrc/mla/mla_plan.h", "csrc/moe/moe_sorting_body.h", "csrc/moe/topk_gating_body.h",
     "csrc/norm/gated_rms_norm_body.h", "csrc/norm/layer_norm_body.h", "csrc/norm/rms_norm_quant_body.h",

@@ -139,10 +139,10 @@ class Backend:
         if text and text != (here := self.revision(platform)):
             return f"it timed revision {text} of the kernel, this is {here or 'unknown'}"
         if row.is_modelled:
-            from aiter_like.sim import modelling  # most machines' calls do not need it
+            from aiter_like.sim import seam  # most machines' calls do not need it
 
-            if row.model_version != modelling.version():
-                return f"version {row.model_version} of the cycle model timed it, this is version {modelling.version()}"
+            if row.model_version != (model := seam.model_version()):
+                return f"version {row.model_version} of the cycle model timed it, this is version {model}"
         name, _, version = row.toolchain.partition(" ")
         here = self.toolchain(platform) if version else ""
         if here and f"{here}.".startswith(f"{name} {version}."):

@@ -252,9 +252,9 @@ class Op(Declaration):
             is_simulated = request.target.simulated and name != "torch"
             try:
                 if is_simulated:
-                    from aiter_like import sim
+                    from aiter_like.sim import seam
 
-                    sim.load()  # its settings decide whether this very call is checked
+                    seam.load()  # its settings decide whether this very call is checked
                 function = candidate.backend.bind(request.target, request.args, candidate)
                 plan = plan_of(self, function, request.args, trace, is_simulated, candidate.row)
             except UnsupportedError as error:

@@ -77,9 +77,9 @@ def plan_of(op: Declaration, function: Callable | None, fields: tuple, trace: Tr
             starts = [launch.first for launch in launches]
             first = functools.partial(_start, starts)
     if is_simulated:
-        from aiter_like import sim
+        from aiter_like.sim import seam
 
-        used |= {"checking": sim.checking, "checked_call": functools.partial(_checked_call, op, function),
+        used |= {"checking": seam.checking, "checked_call": functools.partial(_checked_call, op, function),
                  "raise_failure": functools.partial(_raise_failure, op.name)}
         statements = [f"if checking(): checked_call(({passed},))", "else:", "    try:",
                       *(f"        {one}" for one in statements or ["pass"]),
@@ -122,9 +122,9 @@ def _start(starts: list[Callable[[], None]], args: tuple) -> None:
 
 
 def _first_simulated(op: Declaration, function: Callable, first: Callable[[tuple], None], args: tuple) -> None:
-    from aiter_like import sim
+    from aiter_like.sim import seam
 
-    if sim.checking():
+    if seam.checking():
         _checked_call(op, function, args)
         return
     try:
@@ -134,16 +134,16 @@ def _first_simulated(op: Declaration, function: Callable, first: Callable[[tuple
 
 
 def _checked_call(op: Declaration, function: Callable, args: tuple) -> None:
-    from aiter_like import sim
+    from aiter_like.sim import seam
 
-    sim.checked_call(op.name, function, args, op.write_indices)
+    seam.checked_call(op.name, function, args, op.write_indices)
 
 
 def _raise_failure(op: str, error: RuntimeError) -> None:
     """Raises what the simulated device has to say of an error of a launch, or the error itself."""
-    from aiter_like import sim
+    from aiter_like.sim import seam
 
-    failure = sim.as_simulator_error(op, error)
+    failure = seam.as_error(op, error)
     if failure is error:
         raise error
     raise failure from error

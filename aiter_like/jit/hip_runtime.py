@@ -25,9 +25,9 @@ def load_hip_runtime(simulated: bool) -> ctypes.CDLL:
         BuildError: the process has no HIP runtime, or already resolves to the other one of simulator and hardware.
     """
     if simulated:
-        from aiter_like import sim
+        from aiter_like.sim import seam
 
-        library = sim.load()
+        library = seam.load()
     else:
         real = [path for path in paths.mapped_libraries("libamdhip64.so")
                 if not os.path.exists(f"{os.path.dirname(path)}/{META}")]  # not ours

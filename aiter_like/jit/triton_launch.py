@@ -282,9 +282,9 @@ def driver_of(target: Target) -> AbstractContextManager:
 
 @cache
 def _simulators_driver() -> Callable[[], AbstractContextManager]:
-    from aiter_like.sim.triton import active  # a GPU needs no simulator
+    from aiter_like.sim import seam  # a GPU needs no simulator
 
-    return active
+    return seam.triton_driver()
 
 
 def _ordered(kernel: triton.JITFunction, given: int, constants: Mapping[str, Any]) -> list[Any]:

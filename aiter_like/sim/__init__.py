@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from aiter_like.sim.debugging import debug
 from aiter_like.sim.library import counters, inspect, module_spec, reset_counters
 from aiter_like.sim.reports import as_simulator_error, take_reports
 from aiter_like.sim.rocm import load_rtc
@@ -28,9 +27,20 @@ from aiter_like.sim.settings import CHECKS, DEFAULT_CHECKS, Settings, parse_chec
 if TYPE_CHECKING:
     import torch
 
+    from aiter_like.sim.debugging import debug
+
 __all__ = ["CHECKS", "DEFAULT_CHECKS", "Session", "Settings", "as_gpu", "as_simulator_error", "checked_call",
            "checking", "counters", "debug", "disable_triton", "enable_triton", "enabled", "inspect", "launch", "load",
            "load_rtc", "module_spec", "parse_checks", "parse_settings", "reset_counters", "take_reports"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the debugger when it is asked for."""
+    if name != "debug":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from aiter_like.sim.debugging import debug
+
+    return debug
 
 
 @contextlib.contextmanager

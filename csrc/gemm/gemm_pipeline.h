@@ -120,7 +120,7 @@ class SlicesThroughLds {
   Chunk staged_[Shape::kSlices][kShare];
 };
 
-/// Rows shuffled in bands of BAND straight to registers (Preshuffled of gemm_body.h has the layout): ROWS of them for
+/// Rows shuffled in bands of BAND straight to registers (gemm_operands.h has the layout): ROWS of them for
 /// one wave, from tile_row + wave_row on. `matrix` [rows, depth or more] has whole bands, stored without gaps. Beyond
 /// the span's end the depth reads as zero: there may be NaN, or the next band.
 template <class Shape, int ROWS, int BAND>

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import FIELDS, SIMULATED, FakeJit, make_op, public, run, scale_ref
+from toys import SIMULATED, FakeJit, ScaleKey, make_op, public, run, scale_ref
 
 from aiter_like import device, dispatch
 from aiter_like.dispatch import Backend, explain, is_tuned, table, use_backend
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 
 def write_rows(path, *rows):
-    path.write_text("\n".join([",".join(table.columns(FIELDS)), *rows]) + "\n")
+    path.write_text("\n".join([",".join(table.columns(ScaleKey._fields)), *rows]) + "\n")
 
 
 def stale_rows(op):

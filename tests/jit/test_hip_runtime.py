@@ -20,15 +20,14 @@ _CASES = {
 }
 
 _PROGRAM = """
-import ctypes, json, os, sys, types
-import aiter_like
+import ctypes, json, os, sys
 from aiter_like.errors import BuildError
 from aiter_like.jit import JitFunction
+from aiter_like.sim import seam
 
 real, simulated = sys.argv[1:3]
 load = sys.modules[JitFunction.__module__].load_hip_runtime
-aiter_like.sim = sys.modules["aiter_like.sim"] = types.SimpleNamespace(
-    load=lambda: ctypes.CDLL(simulated, mode=ctypes.RTLD_GLOBAL))
+seam.load = lambda: ctypes.CDLL(simulated, mode=ctypes.RTLD_GLOBAL)
 
 def outcome(case):
     try:

@@ -7,14 +7,15 @@ import argparse
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiter_like import sim
 from aiter_like.cli.sim import check, targets
-from aiter_like.cli.sim.debug_shell import Shell
 from aiter_like.cli.sim.described import read_file
 from aiter_like.errors import AiterLikeError
-from aiter_like.sim.debugging.stops import Caught
+
+if TYPE_CHECKING:
+    from aiter_like.cli.sim.debug_shell import Shell
 
 _DESCRIPTION = """Runs a Python script, a public function or a kernel of a code object on the simulated MI300X under a
 debugger. It stops at source lines (of Triton kernels: their Python lines), instructions, conditions of lanes, accesses
@@ -50,6 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from aiter_like import device
+    from aiter_like.cli.sim.debug_shell import Shell
 
     args = targets.with_rest(args, "debug", _add_options)
     call = targets.call_of(args, "debug")
@@ -73,6 +75,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _execute(call: Callable[[], Any], shell: Shell, checks: tuple[str, ...] | bool) -> int:
     """One run of the program; what it raises is shown, unless the user has quit."""
+    from aiter_like.sim.debugging.stops import Caught
+
     with sim.enabled(checks=checks, on_report="collect"), Caught() as caught:
         call()
     error = caught.error

@@ -27,6 +27,9 @@ def model() -> Slices:
     return arch_facts("gfx942").model("norm.slices", Slices)
 
 
+model._dynamo_marked_constant = True  # a compiled graph has no use for the file
+
+
 def default(target: Target, rows: int, size: int, element_size: int) -> int:
     """Elements of a slice; `size` where a workgroup shall take a whole row.
 

@@ -60,8 +60,14 @@ def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -
     """
     pairs = tokens * slots
     used = experts * (1 - (1 - slots / experts) ** tokens)
-    most = arch_facts("gfx942").model("moe.sorting", Sorting).unsorted_bytes
-    return (pairs - used) * expert_bytes < most
+    return (pairs - used) * expert_bytes < _most_unsorted()
+
+
+def _most_unsorted() -> int:
+    return arch_facts("gfx942").model("moe.sorting", Sorting).unsorted_bytes
+
+
+_most_unsorted._dynamo_marked_constant = True  # a compiled graph has no use for the file
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:

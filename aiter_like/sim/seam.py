@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: MIT
+"""What calls of operators need of the simulator: the only module of it that dispatch and jit may import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from aiter_like.sim.modelling import version as model_version
+from aiter_like.sim.reports import as_simulator_error as as_error
+from aiter_like.sim.session import checked_call, checking, load
+
+__all__ = ["as_error", "checked_call", "checking", "load", "model_version", "triton_driver"]
+
+
+def triton_driver() -> Callable[[], AbstractContextManager]:
+    """Loads the simulator's driver of Triton, and returns the block in which Triton uses it."""
+    from aiter_like.sim.triton import active
+
+    return active
