@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What calls of operators need of the simulator: the only module of it that dispatch and jit may import."""
+"""Gives calls of operators what they need of the simulator: dispatch and jit import no other module of it."""
 
 from __future__ import annotations
 
