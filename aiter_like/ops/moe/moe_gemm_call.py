@@ -116,10 +116,17 @@ def blocks(size: int) -> int:
     return -(-size // SCALE_BLOCK)
 
 
+def _blocks() -> Blocks:
+    return arch_facts("gfx942").model("moe.blocks", Blocks)
+
+
+_blocks._dynamo_marked_constant = True  # a compiled graph has no use for the file
+
+
 def block_for(pairs: int, experts: int, arch: str = "") -> int:
     """Places of a block that suit the rows which an expert has in the mean: for sm_90 those of moe_gemm_hopper.py's
     tiles, which takes each tile of a block whether it has rows or not."""
     mean = pairs / min(pairs, experts)
-    known = arch_facts("gfx942").model("moe.blocks", Blocks)
+    known = _blocks()
     suited = next((block for most, block in known.by_rows if mean <= most), known.largest)
     return min(suited, _LARGEST_ON_HOPPER) if arch == "sm_90" else suited
