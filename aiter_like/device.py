@@ -126,11 +126,15 @@ class Facts:
     xcds: int = 1
 
     def model(self, place: str, kind: type[Model]) -> Model:
-        """The numbers of a model of time, as `kind`, which has a field for each of them.
+        """Like `model_of`, for this architecture."""
+        return model_of(self.arch, place, kind)
 
-        place: "<file>.<table>" in configs/<arch>/.
-        """
-        return _model(self.arch, place, kind)
+
+def _constant(function: Callable) -> Callable:
+    """Has compiled graphs take the result as a constant, as torch.compiler.assume_constant_result would, which imports
+    the compiler: torch cannot follow how a file is read."""
+    function._dynamo_marked_constant = True
+    return function
 
 
 @cache
@@ -162,7 +166,12 @@ def _facts_like(arch: str, platform: str) -> Facts:
 
 
 @cache
-def _model(arch: str, place: str, kind: type[Model]) -> Model:
+@_constant
+def model_of(arch: str, place: str, kind: type[Model]) -> Model:
+    """The numbers of a model of time, as `kind`, which has a field for each of them.
+
+    place: "<file>.<table>" in configs/<arch>/.
+    """
     file, _, table = place.partition(".")
     numbers = tomllib.loads((paths.configs() / arch / f"{file}.toml").read_text(encoding="utf-8"))[table]
     return kind(**{name: _frozen(value) for name, value in numbers.items()})

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import sim
 from aiter_like.dispatch import Op
 from aiter_like.dispatch import op as dispatch_op
 from aiter_like.dispatch.backend import Backend
 from aiter_like.dispatch.classes import Classes
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import JitFunction, asm, triton_launch
+from aiter_like.sim import seam
 from aiter_like.traced import Trace
 
 EDGES = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 2048)
@@ -52,7 +52,7 @@ class Decisions:
         for kind, name, method in ((JitFunction, "_resolve", self._resolve), (asm.AsmFunction, "bind", self._bind_asm),
                                    (triton_launch.Launch, "_run", self._run)):
             monkeypatch.setattr(kind, name, lambda *args, method=method: method(*args))
-        monkeypatch.setattr(sim, "checking", lambda: False)
+        monkeypatch.setattr(seam, "checking", lambda: False)
         if opens:
             monkeypatch.setattr(Classes, "opened", lambda classes, chosen, args: self.opened)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a tuned row's kernel is launched for the row's own key: the second part of its revision, of which
+"""Tells how a tuned row's kernel is launched for the row's own key: the second part of its revision, of which
 modules/revision.py is the first. It is asked of the operator without data and without a GPU, in a few ms; calls do not.
 """
 

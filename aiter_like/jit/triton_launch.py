@@ -182,10 +182,11 @@ def _packed(compiled: CompiledKernel, arguments: list[_Argument], trace: Trace) 
     where only Triton's own launcher can.
     """
     parameters = cuda_launch.parameters(compiled)
-    start = cuda_launch.starter(compiled, parameters)
+    if (start := cuda_launch.starter(compiled, parameters)) is None:
+        return None
     texts: list[str] = []
     for argument, parameter in zip((inner for each in arguments for inner in each.parts), parameters):
-        if start is None or parameter == "constexpr":
+        if parameter == "constexpr":
             continue
         if (descriptor := argument.descriptor) is None:
             texts.append(argument.text)
@@ -194,7 +195,7 @@ def _packed(compiled: CompiledKernel, arguments: list[_Argument], trace: Trace) 
         else:
             sizes = descriptor.sizes
             texts += [f"{trace.object(make)}({', '.join([descriptor.address, *sizes])})", *sizes]
-    return None if start is None else (trace.object(start), texts)
+    return trace.object(start), texts
 
 
 def _maker(kind: type, facts: Mapping[str, Any]) -> Callable[[Any, list, list], Any]:

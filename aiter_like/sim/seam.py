@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""What calls of operators need of the simulator: the only module of it that dispatch and jit may import."""
+"""Gives calls of operators what they need of the simulator: dispatch and jit import no other module of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from aiter_like.sim.modelling import version as model_version
+from aiter_like.sim import modelling
 from aiter_like.sim.reports import as_simulator_error as as_error
 from aiter_like.sim.session import checked_call, checking, load
 
 __all__ = ["as_error", "checked_call", "checking", "load", "model_version", "triton_driver"]
+
+
+def model_version() -> str:
+    """The version of the cycle model, by which modelled rows live and die."""
+    return modelling.version()
 
 
 def triton_driver() -> Callable[[], AbstractContextManager]:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the exported functions of attention share: tensors of rows and heads, slopes, windows. Host pass only.
+// Host helpers of the exported functions of attention: tensors of rows and heads, slopes, windows. Host pass only.
 #pragma once
 
 #include "aiter_like/ffi.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the exported functions of matrix products share: views of tensors, the tiles of out and their launch.
+// Host helpers of the exported functions of matrix products: views of tensors, the tiles of out and their launch.
 #pragma once
 
 #include "aiter_like/ffi.h"

@@ -37,9 +37,9 @@ def asked(monkeypatch) -> list[str]:
         names.append(spec.name)
         raise Asked
 
-    from aiter_like import sim
+    from aiter_like.sim import seam
 
-    monkeypatch.setattr(sim, "load", lambda: None)
+    monkeypatch.setattr(seam, "load", lambda: None)
     monkeypatch.setattr(build, "ensure", ensure)
     for op in OPS.values():
         for backend in op.backends:

@@ -42,10 +42,12 @@ def kinds() -> dict[str, set[type]]:
     found: dict[str, set[type]] = {}
     for path, tree in trees():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "model" and node.args:
+            called = getattr(node, "func", None)
+            if getattr(called, "attr", getattr(called, "id", "")) in ("model", "model_of") and len(node.args) > 1:
                 module = importlib.import_module(".".join(path.relative_to(OPS.parents[1]).with_suffix("").parts))
-                kind = eval(ast.unparse(node.args[1]), vars(module))  # a name, or one of another module
-                found.setdefault(ast.literal_eval(node.args[0]), set()).add(kind)
+                place, kind = node.args[-2:]
+                kind = eval(ast.unparse(kind), vars(module))  # a name, or one of another module
+                found.setdefault(ast.literal_eval(place), set()).add(kind)
     return found
 
 
@@ -81,7 +83,7 @@ def test_operators_have_no_numbers_of_models():
                   if isinstance(node, (ast.Assign, ast.AnnAssign)) and numbers(node)
                   and TIMED.search(_said(lines, node))]
         found += [f"{path}:{node.lineno}: {each}" for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-                  and (node.name.endswith("cost") or ".model(" in ast.unparse(node))
+                  and (node.name.endswith("cost") or re.search(r"\.model\(|\bmodel_of\(", ast.unparse(node)))
                   for each in numbers(node) if type(each) is float]
     assert not found, "\n".join(found)
 

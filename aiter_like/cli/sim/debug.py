@@ -33,11 +33,8 @@ _MOST_BYTES = 1 << 20
 
 def add_debug(actions: argparse._SubParsersAction) -> None:
     """Adds `debug`; its parser sets `run`: of the parsed arguments, returns the exit status."""
-    debug = actions.add_parser("debug", help="stop, step and look into kernels", description=_DESCRIPTION,
-                               epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_options(debug)
-    targets.add_target(debug)
-    debug.set_defaults(run=_run)
+    targets.add_command(actions, "debug", _add_options, _run, description=_DESCRIPTION, epilog=_EPILOG,
+                        help="stop, step and look into kernels")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -24,11 +24,8 @@ _EPILOG = """  aiter-like sim profile --page rms.html rms_norm input=bf16[8192,4
 
 def add_profile(actions: argparse._SubParsersAction) -> None:
     """Adds `profile`; its parser sets `run`: of the parsed arguments, returns the exit status."""
-    profile = actions.add_parser("profile", help="where the modelled cycles of kernels go", description=_DESCRIPTION,
-                                 epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_options(profile)
-    targets.add_target(profile)
-    profile.set_defaults(run=_run)
+    targets.add_command(actions, "profile", _add_options, _run, description=_DESCRIPTION, epilog=_EPILOG,
+                        help="where the modelled cycles of kernels go")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,12 @@ from aiter_like.cli.sim import launch as sim_launch
 from aiter_like.cli.sim.script import prepare_script, require_script
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """Adds the target and what stands behind it."""
+def add_command(actions: argparse._SubParsersAction, name: str, add_options: Callable[[argparse.ArgumentParser], None],
+                run: Callable[[argparse.Namespace], int], **texts: str) -> None:
+    """Adds a command on a target: its options, the target and what stands behind it; `texts` are the parser's."""
+    parser = actions.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
+    add_options(parser)
+    parser.set_defaults(run=run)
     parser.add_argument("target", metavar="SCRIPT.py|FUNCTION|FILE.co")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS",
                         help="the script's arguments; or name=value as in aiter-like explain; or the launch's options")

@@ -23,11 +23,8 @@ _EPILOG = """  aiter-like sim trace --page trace.html script.py --its-arguments
 
 def add_trace(actions: argparse._SubParsersAction) -> None:
     """Adds `trace`; its parser sets `run`: of the parsed arguments, returns the exit status."""
-    trace = actions.add_parser("trace", help="which lane touches what, as pictures", description=_DESCRIPTION,
-                               epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_options(trace)
-    targets.add_target(trace)
-    trace.set_defaults(run=_run)
+    targets.add_command(actions, "trace", _add_options, _run, description=_DESCRIPTION, epilog=_EPILOG,
+                        help="which lane touches what, as pictures")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

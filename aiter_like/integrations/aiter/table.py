@@ -59,7 +59,7 @@ are, and counts.
 import aiter_like as aiter
 from aiter_like.integrations.aiter.table import backends
 
-print(backends(aiter.{name}))  # of the operators behind it; none: Python alone
+print(backends(aiter.{name}))  # backends of the operators behind it; none: Python alone
 ```
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target, model_of
 from aiter_like.ops.common.headers import constant
 
 LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # sizes of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
@@ -24,10 +24,7 @@ class Slices(NamedTuple):
 
 
 def model() -> Slices:
-    return arch_facts("gfx942").model("norm.slices", Slices)
-
-
-model._dynamo_marked_constant = True  # a compiled graph has no use for the file
+    return model_of("gfx942", "norm.slices", Slices)
 
 
 def default(target: Target, rows: int, size: int, element_size: int) -> int:

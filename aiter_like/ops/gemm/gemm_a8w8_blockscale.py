@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Facts, Target, arch_facts, target_of
+from aiter_like.device import Facts, Target, model_of, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
@@ -43,8 +43,8 @@ class HopperTimes(NamedTuple):
 
 
 def hopper_model() -> HopperTimes:
-    """What is known of the time and memory of the kernel for Hopper."""
-    return arch_facts("sm_90").model("gemm.scaled_products", HopperTimes)
+    """The numbers of the time and memory of the kernel for Hopper."""
+    return model_of("sm_90", "gemm.scaled_products", HopperTimes)
 
 
 class GemmA8w8BlockscaleCall(NamedTuple):

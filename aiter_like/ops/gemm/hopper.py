@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target, model_of
 from aiter_like.traced import answered
 
 
@@ -44,8 +44,8 @@ class Times(NamedTuple):
 
 
 def model() -> Times:
-    """What is known of the kernel's time and memory on Hopper."""
-    return arch_facts("sm_90").model("gemm.products", Times)
+    """The numbers of the kernel's time and memory on Hopper."""
+    return model_of("sm_90", "gemm.products", Times)
 
 
 def serves(*operands: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target, model_of
 from aiter_like.ops.gemm import hopper
 from aiter_like.traced import answered
 
@@ -35,7 +35,7 @@ class Times(NamedTuple):
 
 
 def _times() -> Times:
-    return arch_facts("sm_90").model("gemm.weight_only", Times)
+    return model_of("sm_90", "gemm.weight_only", Times)
 
 
 def kernels(target: Target, call: Any, **params: int) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from aiter_like.device import Target, arch_facts, target_of
+from aiter_like.device import Target, model_of, target_of
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.parts import sum_refusal
 from aiter_like.ops.moe.moe_formats import per_byte
@@ -37,7 +37,7 @@ class HopperNumbers(NamedTuple):
 
 
 def _model() -> HopperNumbers:
-    return arch_facts("sm_90").model("moe.hopper", HopperNumbers)
+    return model_of("sm_90", "moe.hopper", HopperNumbers)
 
 
 def columns_of(call: MoeGemmCall, block_n: int) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like.device import arch_facts
+from aiter_like.device import model_of
 from aiter_like.dispatch import STRIDED
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.parts import GATED
@@ -116,17 +116,10 @@ def blocks(size: int) -> int:
     return -(-size // SCALE_BLOCK)
 
 
-def _blocks() -> Blocks:
-    return arch_facts("gfx942").model("moe.blocks", Blocks)
-
-
-_blocks._dynamo_marked_constant = True  # a compiled graph has no use for the file
-
-
 def block_for(pairs: int, experts: int, arch: str = "") -> int:
     """Places of a block that suit the rows which an expert has in the mean: for sm_90 those of moe_gemm_hopper.py's
     tiles, which takes each tile of a block whether it has rows or not."""
     mean = pairs / min(pairs, experts)
-    known = _blocks()
+    known = model_of("gfx942", "moe.blocks", Blocks)
     suited = next((block for most, block in known.by_rows if mean <= most), known.largest)
     return min(suited, _LARGEST_ON_HOPPER) if arch == "sm_90" else suited

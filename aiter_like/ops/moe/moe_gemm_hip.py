@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from aiter_like import dtypes
-from aiter_like.device import Target, arch_facts, facts_of, target_of
+from aiter_like.device import Target, facts_of, model_of, target_of
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.parts import activation_of, mfma_refusal, rows_refusal
@@ -60,14 +60,8 @@ def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -
     """
     pairs = tokens * slots
     used = experts * (1 - (1 - slots / experts) ** tokens)
-    return (pairs - used) * expert_bytes < _most_unsorted()
-
-
-def _most_unsorted() -> int:
-    return arch_facts("gfx942").model("moe.sorting", Sorting).unsorted_bytes
-
-
-_most_unsorted._dynamo_marked_constant = True  # a compiled graph has no use for the file
+    most = model_of("gfx942", "moe.sorting", Sorting).unsorted_bytes
+    return (pairs - used) * expert_bytes < most
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Arguments that a kernel finds in scalar registers when it starts, on AMD's GPUs. A struct that a kernel takes lies in
 // memory, and a kernel of few rows waits for its first fields half as long as for a row: 400 ns on the MI300X. Words
-// that stand before the struct as parameters of their own are preloaded (build/recipe.py has the compiler's flag). The
-// struct says which of its words these are, those that the first loads need; the kernel takes them in the place of
+// that stand before the struct as parameters of their own are preloaded (modules/recipe.py has the compiler's flag).
+// The struct says which of its words these are, those that the first loads need; the kernel takes them in the place of
 // what is in memory:
 //
 //   struct Args { ...; static constexpr Preload preload() { return {offsetof(Args, rows), offsetof(Args, input)}; } };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What quantises rows for AITER's ragged products, which are not served."""
+"""Quantises rows for AITER's ragged products, which are not served themselves."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aiter_like.device import Target, arch_facts, target_of
+from aiter_like.device import Target, model_of, target_of
 from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.flash_attn_bwd_far import far
@@ -262,7 +262,7 @@ def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Tar
     """Settings of flash_attn_bwd_hopper.py, where its kernels are asked for or expected to be faster, and serve."""
     forward = call.forward
     pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
-    least = arch_facts("sm_90").model("attention.flash_attn_bwd", HopperNumbers).least_pairs * target.cu_num
+    least = model_of("sm_90", "attention.flash_attn_bwd", HopperNumbers).least_pairs * target.cu_num
     if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < least):
         return None
     from aiter_like.ops.attention.triton import flash_attn_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target, model_of
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.flash_attn_fwd import HopperNumbers
 from aiter_like.ops.attention.triton.boxes import head_box
@@ -289,7 +289,7 @@ def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> tup
     registers, of_loader = _REGISTERS[shape.GROUPS, settings["PROGRAMS"]]
     seqlen_q, seqlen_k = (tensor.shape[0 if call.is_varlen else 1] for tensor in (call.q, call.k))
     group_size = call.num_heads // call.num_kv_heads
-    kept = arch_facts("sm_90").model("attention.flash_attn_hopper", HopperNumbers)
+    kept = model_of("sm_90", "attention.flash_attn_hopper", HopperNumbers)
     fitting = kept.kept_bytes // (4 * call.max_seqlen_k * shape.D) * group_size
     heads = settings["HEADS"] or max(fitting, kept.least_heads)
     return (launch(

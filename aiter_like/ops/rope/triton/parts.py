@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.device import arch_facts, target_of
+from aiter_like.device import model_of, target_of
 from aiter_like.ops.common.triton.launch import power_of_2
 
 DEFAULT_ELEMENTS = 4096
@@ -165,7 +165,7 @@ def tiles(input: torch.Tensor, counts: list[int], blocks: dict[str, int | bool],
     limit = max(elements // (2 * pairs), 1)
     programs = triton.cdiv(max(counts), 1 << (limit.bit_length() - 1))
     heads = [power_of_2(triton.cdiv(count, programs)) if count else 0 for count in counts]
-    most = arch_facts("sm_90").model("rope.launch", Launching).most_warps
+    most = model_of("sm_90", "rope.launch", Launching).most_warps
     num_warps = num_warps or min(max(max(heads) * pairs // (8 * wave_size), 1), most)
     lane_pairs = 16 // input.element_size() // (2 if blocks["IS_GPTJ"] else 1)
     least = lane_pairs * wave_size * num_warps // pairs
