@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aiter_like.dispatch import Declaration
 
 _INDEX = "aiter_like/ops/index.py"
-_NAMES = "aiter_like/integrations/aiter/index.csv"
+_NAMES = "aiter_like/integrations/aiter/index.json"
 _README, _PAGE = "README.md", "aiter_like/ops/README.md"
 _MARKS = "<!-- operators: written by `aiter-like generate` -->", "<!-- end of operators -->"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

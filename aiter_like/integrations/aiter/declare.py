@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""The decorator by which an adapter says which of AITER's names it serves; `aiter-like generate` writes index.csv of
+"""The decorator by which an adapter says which of AITER's names it serves; `aiter-like generate` writes index.json of
 all of them, so that whoever asks for one name loads one adapter.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _FOLDER = Path(__file__).parent
 _PACKAGE = __name__.rpartition(".")[0]
 _Adapter = TypeVar("_Adapter", bound=Callable)
 
-COLUMNS = ("name", "modules", "server", "callers", "stays")
-"""Of a row: as names.Name has them, modules apart by spaces, stays "1" or "". """
-
-_declared: list[tuple[str, ...]] = []
+_declared: list[dict[str, Any]] = []
 
 
 def aiter(*places: str, callers: str = "U", stays: bool = False) -> Callable[[_Adapter], _Adapter]:
@@ -33,12 +29,11 @@ def aiter(*places: str, callers: str = "U", stays: bool = False) -> Callable[[_A
     """
     def declare(adapter: _Adapter) -> _Adapter:
         server = f"{adapter.__module__.removeprefix(f'{_PACKAGE}.')}:{adapter.__name__}"
-        modules: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for place in places:
             paths, _, name = place.partition(":")
-            modules.setdefault(name or adapter.__name__, []).extend(expanded(paths))
-        _declared.extend((name, " ".join(paths), server, callers, "1" if stays else "")
-                         for name, paths in modules.items())
+            names.setdefault(name or adapter.__name__, []).extend(expanded(paths))
+        _declared.append({"server": server, "callers": callers, "stays": stays, "names": names})
         return adapter
 
     return declare
@@ -68,12 +63,9 @@ def expanded(paths: str) -> Iterator[str]:
 
 
 def index() -> str:
-    """The text of index.csv as it follows from all adapters, which it imports."""
+    """The text of index.json as it follows from all adapters, which it imports."""
     for path in sorted(_FOLDER.rglob("*.py")):
         if "shim_path" not in path.parts and re.search(r"^@aiter\(", path.read_text(), re.MULTILINE):
             importlib.import_module(".".join([_PACKAGE, *path.relative_to(_FOLDER).with_suffix("").parts]))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(sorted(_declared, key=lambda row: (row[2].partition(":")[0], row[1], row[0])))
-    return text.getvalue()
+    rows = sorted(_declared, key=lambda row: (row["server"], row["callers"], list(row["names"])))
+    return f"{json.dumps(rows, indent=1)}\n"

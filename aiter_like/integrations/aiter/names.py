@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """AITER's names, and what each of them is here: ours, or a stub that says what to use.
 
-From index.csv, which `aiter-like generate` writes of what adapters declare by @aiter, and names.toml come the names of
+From index.json, which `aiter-like generate` writes of what adapters declare by @aiter, and names.toml come the names of
 `import aiter_like as aiter`, the overlay, the shim, and AITER.md. Asking for the table imports no adapter.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
 import importlib
 import inspect
+import json
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class _DeviceFp8:
     __hash__ = None
 
 
-INDEX = Path(__file__).with_name("index.csv")
+_INDEX = Path(__file__).with_name("index.json")
 _TABLE = Path(__file__).with_name("names.toml")
 _CALLERS = ("VS", "V", "Vs", "S", "s", "U")
 
@@ -95,10 +95,9 @@ def table() -> tuple[Name, ...]:
 
 
 def _declared() -> Iterator[Name]:
-    with INDEX.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield Name(row["name"], tuple(row["modules"].split()), row["server"], row["callers"], bool(row["stays"]),
-                       _section(row["server"]))
+    for row in json.loads(_INDEX.read_text(encoding="utf-8")):
+        for name, modules in row["names"].items():
+            yield Name(name, tuple(modules), row["server"], row["callers"], row["stays"], _section(row["server"]))
 
 
 def _served(groups: list[dict[str, Any]]) -> Iterator[Name]:
