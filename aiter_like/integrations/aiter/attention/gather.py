@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's gather of latents of a paged cache, which a product makes keys and values of. Named by names.txt."""
+"""AITER's gather of latents of a paged cache, which a product makes keys and values of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements, marks
 from aiter_like.ops.common.contents import are_on_host, check_lengths, check_starts, check_values
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK
@@ -17,6 +18,7 @@ from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 _OP = "gather_kv_b_proj"
 
 
+@aiter("aiter.ops.triton.gather_kv_b_proj", callers="V")
 def gather_kv_b_proj(k_buffer: Tensor, k_scale: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
                      kv_prefix_sum_context_lens: Tensor, kv_proj_weight: Tensor, kv_proj_scale: Tensor | None,
                      k_prefix: Tensor, v_prefix: Tensor, weight_preshuffle: bool = False,

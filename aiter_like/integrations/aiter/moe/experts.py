@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. Named by names.txt.
-What the lists name and there is not is an error where they can be seen, and is left out on a GPU.
+"""AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. What the lists name and there is
+not is an error where they can be seen, and is left out on a GPU.
 
 Their kernels' names, split sums and hints have no meaning here. Those of assembly kernels read weights in the order of
 shuffle_weight, marked or not; the others go by the mark.
@@ -17,6 +17,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import marks
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -77,6 +78,7 @@ class Sorted(NamedTuple):
 # ---- both stages
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
          sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int) -> None:
     """Both stages in 16 bits with SiLU, added to `out`, which moe_sorting has filled with zeros."""
@@ -84,6 +86,7 @@ def fmoe(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_id
     both_stages("fmoe", out, input, None, (gate, None), (down, None), order, QuantType.No, ActivationType.Silu)
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_g1u1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
               sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, input_scale: Tensor, fc1_scale: Tensor,
               fc2_scale: Tensor, kernelName: str | None = "", fc2_smooth_scale: Tensor | None = None,
@@ -96,6 +99,7 @@ def fmoe_g1u1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_tok
                 activation, (None, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_g1u1_tkw1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                    sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                    input_scale: Tensor, fc1_scale: Tensor, fc2_scale: Tensor, kernelName: str | None = "",
@@ -106,6 +110,7 @@ def fmoe_g1u1_tkw1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorte
                 QuantType.per_Token, activation, (None, fc2_smooth_scale), weighs_first=True)
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_int8_g1u0(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                    sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                    input_scale: Tensor, fc1_scale: Tensor, fc2_scale: Tensor, fc2_smooth_scale: Tensor | None,
@@ -116,6 +121,7 @@ def fmoe_int8_g1u0(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorte
                 QuantType.per_Token, activation, (None, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_g1u1_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                   sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                   fc1_scale: Tensor, fc2_scale: Tensor, fc1_smooth_scale: Tensor | None,
@@ -126,6 +132,7 @@ def fmoe_g1u1_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted
                 activation, (fc1_smooth_scale, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_int8_g1u0_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                        sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                        fc1_scale: Tensor, fc2_scale: Tensor, fc1_smooth_scale: Tensor | None,
@@ -136,6 +143,7 @@ def fmoe_int8_g1u0_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, s
                 QuantType.per_Token, activation, (fc1_smooth_scale, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_fp8_blockscale_g1u1(
         out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
         sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, input_scale: Tensor, fc1_scale: Tensor,
@@ -202,6 +210,7 @@ def both_stages(op: str, out: Tensor, hidden: Tensor, scale: Tensor | None, firs
 # ---- one stage
 
 
+@aiter("aiter aiter.ops.moe_op")
 def ck_moe_stage1_fwd(
         hidden_states: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor,
         num_valid_ids: Tensor, out: Tensor, topk: int, kernelName: str = "", w1_scale: Tensor | None = None,
@@ -222,6 +231,7 @@ def ck_moe_stage1_fwd(
     return stage1("ck_moe_stage1_fwd", hidden_states, (w1, w2), order, out, quant_type, activation, a1_scale, w1_scale)
 
 
+@aiter("aiter aiter.ops.moe_op")
 def ck_moe_stage2_fwd(
         inter_states: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor,
         num_valid_ids: Tensor, out: Tensor, topk: int, kernelName: str = "", w2_scale: Tensor | None = None,
