@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton forms of rotary position embedding, whose parameters have other names and one more. Named by
-names.txt. Those of two tensors of tokens round each product, as AITER's do, where heads and tables have one dtype
-of 16 bits.
+"""AITER's Triton forms of rotary position embedding, whose parameters have other names and one more. Those of two
+tensors of tokens round each product, as AITER's do, where heads and tables have one dtype of 16 bits.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.call import with_parameters
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements
 from aiter_like.ops.rope import rope, rope_2d, rope_rounded, rotary
 
@@ -136,6 +136,7 @@ rope_cached_thd_positions_offsets_2c_bwd = _of_tokens(rope.rope_cached_positions
                                                       "rope_cached_thd_positions_offsets_2c_bwd")
 
 
+@aiter("aiter.ops.triton.[rope.]fused_qkv_split_qk_rope")
 def fused_qkv_split_qk_rope(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, qh: int, kvh: int, head_dim: int,
                             is_neox: bool = True, offsets: Tensor | None = None, reuse_freqs_front_part: bool = True,
                             nope_first: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,6 +170,7 @@ def fused_qkv_split_qk_rope(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Te
     return *rotary.rope_cached_thd_positions_offsets_2c_fwd_inplace(q, k, cos, sin, positions, offsets, *flags), v
 
 
+@aiter("aiter.ops.triton.rope.rope")
 def rope_fwd_3d(x: Tensor, grid_sizes: Tensor, freqs: Tensor, sp_size: int, sp_rank: int) -> Tensor:
     """Videos' rotary embedding: the pairs (2i, 2i + 1) of a head turn by the frame, the row and the column of their
     token, the first `head_dim / 2 − 2 · (head_dim / 6)` of them by the frame, as many as head_dim / 6 each by the
