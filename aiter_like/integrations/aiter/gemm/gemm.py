@@ -17,6 +17,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import linear
 from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.objects import AITER_CONFIGS
+from aiter_like.ops.common import marks
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 
 
@@ -71,13 +72,9 @@ def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = Non
     Raises:
         ValueError: the weights are marked as shuffled and `bpreshuffle` is False.
     """
-    if bpreshuffle != bool(getattr(B, "is_shuffled", False)):
-        if not bpreshuffle:
-            raise ValueError("gemm_a16w16_asm: B must not be shuffled without bpreshuffle, got a result of "
-                             "shuffle_weight")
-        B = B.detach()  # another tensor of the same memory: the mark is this call's
-        B.is_shuffled = True
-    return aiter_like.gemm_a16w16(A, B, bias, out=out)
+    if not bpreshuffle:
+        marks.refuse("gemm_a16w16_asm", "B", B, " without bpreshuffle")
+    return aiter_like.gemm_a16w16(A, marks.marked(B) if bpreshuffle else B, bias, out=out)
 
 
 @aiter("aiter aiter.ops.gemm_op_a8w8", callers="V", stays=True)
@@ -96,7 +93,7 @@ def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias
     Raises:
         ValueError: the weights have lost the mark.
     """
-    if getattr(WQ, "shuffle_layout", None) is None:
+    if marks.layout_named(WQ) is None:
         raise ValueError("gemm_a8w8_ASM: WQ must be as shuffle_weight returns it, whose attribute shuffle_layout tells "
                          "the layout, got none; gemm_a8w8_bpreshuffle takes weights without it, and layout=")
     return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check)
@@ -174,11 +171,9 @@ def deepgemm(XQ: Tensor, WQ: Tensor, Y: Tensor, group_layout: Tensor, x_scale: T
     numbers = torch.arange(groups * most, dtype=torch.int32, device=XQ.device).view(groups, most)
     offsets = torch.arange(0, (groups + 1) * most, most, dtype=torch.int32, device=XQ.device)[:groups + 1]
     is_row = torch.arange(most, dtype=torch.int32, device=XQ.device) < group_layout[:, None]
-    weights = WQ.detach()  # another tensor of the same memory: the mark is this call's
-    weights.is_shuffled, weights.shuffle_layout = True, getattr(WQ, "shuffle_layout", (16, 16))
-    aiter_like.grouped_gemm(XQ.reshape(-1, k), weights, offsets, None if x_scale is None else x_scale.reshape(-1, 1),
-                            w_scale, row_index=torch.where(is_row, numbers, -1).view(-1),
-                            out=Y.view(groups * most, -1))
+    aiter_like.grouped_gemm(XQ.reshape(-1, k), marks.marked(WQ), offsets,
+                            None if x_scale is None else x_scale.reshape(-1, 1), w_scale,
+                            row_index=torch.where(is_row, numbers, -1).view(-1), out=Y.view(groups * most, -1))
     return Y
 
 
@@ -264,7 +259,7 @@ def hipb_mm(mat1: Tensor, mat2: Tensor, solution_index: int, bias: Tensor | None
         if scaleA is not None or scaleB is not None:
             raise ValueError(f"{name}: scaleA and scaleB must be None for {mat1.dtype}")
         if bpreshuffle:
-            weights.is_shuffled, weights.shuffle_layout = True, (16, 16)
+            marks.mark(weights)
         return aiter_like.gemm_a16w16(mat1, weights, bias, out_dtype, activation="gelu" if use_gelu else None)
     scales = [mat1.new_ones(1, dtype=torch.float32) if scale is None else scale for scale in (scaleA, scaleB)]
     scales = scales[0], scales[1].t() if scales[1].ndim == 2 else scales[1]

@@ -18,6 +18,7 @@ from aiter_like import check
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.declare import aiter
+from aiter_like.ops.common import marks
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import blocks
@@ -72,15 +73,6 @@ class Sorted(NamedTuple):
         found = torch.full((pairs + 1,), -1, dtype=torch.int32, device=self.ids.device)
         found[torch.where(counts, token * self.slots + slot, pairs)] = self.experts[places // self.block]
         return found[:pairs].view(tokens, self.slots)
-
-
-def in_shuffled_order(weights: Tensor) -> Tensor:
-    """The same memory, marked as shuffled in the layout (16, 16) where it bears no mark."""
-    if not isinstance(weights, Tensor) or getattr(weights, "is_shuffled", False):
-        return weights
-    weights = weights.detach()
-    weights.is_shuffled = True
-    return weights
 
 
 # ---- both stages
@@ -188,7 +180,8 @@ def both_stages(op: str, out: Tensor, hidden: Tensor, scale: Tensor | None, firs
     """
     check.tensor(op, "input", hidden, rank=2)
     order.check(op, hidden.device)
-    layer = layer_of(op, hidden, *map(in_shuffled_order, (first[0], second[0])), first[1], second[1], kind,
+    w1, w2 = first[0], second[0]
+    layer = layer_of(op, hidden, w1, w2, marks.layouts(marks.marked(w1), marks.marked(w2)), first[1], second[1], kind,
                      ActivationType.Silu if activation is None else activation, None, False)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(None, layer.w2.shape[1]), device=hidden.device)
     tokens, slots = out.shape[0], order.slots
@@ -260,7 +253,7 @@ def stage1(op: str, hidden: Tensor, weights: tuple[Tensor, Tensor], order: Sorte
     argument is wrong."""
     check.tensor(op, "hidden_states", hidden, rank=2)
     order.check(op, hidden.device)
-    layer = layer_of(op, hidden, *weights, w1_scale, None, kind,
+    layer = layer_of(op, hidden, *weights, marks.layouts(*weights), w1_scale, None, kind,
                      ActivationType.Silu if activation is None else activation, None, is_interleaved, stage=1,
                      keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(hidden.shape[0], order.slots, layer.inner),
@@ -285,7 +278,7 @@ def stage2(op: str, inner: Tensor, weights: tuple[Tensor, Tensor], order: Sorted
     tokens, rows = inner.shape[0], inner.reshape(-1, inner.shape[2])
     check.tensor(op, "w2", w2, rank=3, device=rows.device, last_contiguous=False)
     hidden = rows.new_empty(0, w2.shape[1])  # only its columns are looked at: the layer's are those of its result
-    layer = layer_of(op, hidden, w1, w2, None, w2_scale, kind,
+    layer = layer_of(op, hidden, w1, w2, marks.layouts(w1, w2), None, w2_scale, kind,
                      ActivationType.Silu if activation is None else activation, None, False, stage=2,
                      keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(tokens, w2.shape[1]), device=rows.device)

@@ -18,8 +18,8 @@ from aiter_like.device import target_of
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.declare import aiter
-from aiter_like.integrations.aiter.moe.experts import Sorted, both_stages, in_shuffled_order
-from aiter_like.ops.common import elements
+from aiter_like.integrations.aiter.moe.experts import Sorted, both_stages
+from aiter_like.ops.common import elements, marks
 from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.fused_moe import fused_moe as _fused_moe
@@ -103,7 +103,7 @@ def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, 
     """
     op = "asm_moe"
     check.tensor(op, "w1", w1, rank=3, last_contiguous=False)
-    w1, w2 = in_shuffled_order(w1), in_shuffled_order(w2)
+    w1, w2 = marks.marked(w1), marks.marked(w2)
     has_factors = fc1_smooth_scale is not None or fc2_smooth_scale is not None
     if has_factors and (fc1_scale is None or block_shape is not None or per_tensor_quant_scale is not None):
         raise UnsupportedError(f"{op}: fc1_smooth_scale and fc2_smooth_scale are served with fc1_scale and fc2_scale "
@@ -161,7 +161,7 @@ def asm_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Ten
         if one is not None:
             raise UnsupportedError(f"asm_moe_tkw1: {name} is not served, use None; asm_moe takes it")
     return aiter_like.fused_moe(
-        hidden_states, in_shuffled_order(w1), in_shuffled_order(w2), topk_weight, topk_ids, expert_mask, activation,
+        hidden_states, marks.marked(w1), marks.marked(w2), topk_weight, topk_ids, expert_mask, activation,
         QuantType.No if fc1_scale is None else QuantType.per_Token, True, fc1_scale, fc2_scale)
 
 
@@ -308,7 +308,8 @@ def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight:
     op = "torch_moe_stage1"
     if w1_bias is not None and doweight:
         raise UnsupportedError(f"{op}: w1_bias with doweight is not served")
-    layer = layer_of(op, hidden_states, w1, w2, w1_scale, None, quant_type, activation, swiglu_limit, False, stage=1)
+    layer = layer_of(op, hidden_states, w1, w2, marks.layouts(w1, w2), w1_scale, None, quant_type, activation,
+                     swiglu_limit, False, stage=1)
     out = torch.zeros(*topk_ids.shape, layer.inner, dtype=dtype, device=hidden_states.device)
     operands = _operands(op, hidden_states, a1_scale, layer, topk_weight if doweight else None, topk_ids, w1_bias)
     moe_gemm.run(
@@ -326,8 +327,8 @@ def torch_moe_stage2(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights
     """The second stage in torch, [tokens, columns] of `dtype`: the formula of moe_gemm and the sum, in fp32."""
     rows = hidden_states.reshape(topk_ids.numel(), -1)
     op = "torch_moe_stage2"
-    layer = layer_of(op, rows.new_empty(0, w2.shape[1]), w1, w2, None, w2_scale, quant_type, ActivationType.Silu, None,
-                     False, stage=2)
+    layer = layer_of(op, rows.new_empty(0, w2.shape[1]), w1, w2, marks.layouts(w1, w2), None, w2_scale, quant_type,
+                     ActivationType.Silu, None, False, stage=2)
     out = torch.zeros(topk_ids.shape[0], layer.w2.shape[1], dtype=dtype, device=rows.device)
     operands = _operands(op, rows, a2_scale, layer, topk_weights if doweight else None, topk_ids, w2_bias)
     moe_gemm.run(
