@@ -20,7 +20,7 @@ from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim.script import GPU_HELP, Shown, gpu_block, prepare_script, require_script
 from aiter_like.modules import processes
 from aiter_like.sim import reports
-from aiter_like.sim.library import default_settings
+from aiter_like.sim.settings import default_settings
 
 CHECKS_HELP = (f"of {', '.join(sim.CHECKS)}, all (default: all but global_race, which is slow, and strict, which makes "
                "errors of notes)")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls below flash_attn_func: forward with everything that its derivative needs, and the derivative, which no
-autograd sees. On the operators flash_attn_fwd and flash_attn_bwd. Named by names.txt.
+autograd sees. On the operators flash_attn_fwd and flash_attn_bwd.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.attention.call import FP8, AttentionBackwardCall, AttentionCall
 from aiter_like.ops.attention.checks import AITER_ROUNDING, read_window
 from aiter_like.ops.attention.dropout_randval import dropout_randval
@@ -63,6 +64,7 @@ def _flash_attn_forward(
         num_splits=num_splits, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt))
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_fwd(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, is_causal: bool,
         window_size_left: int, window_size_right: int, sink_size: int, return_softmax_lse: bool,
@@ -117,6 +119,7 @@ def _flash_attn_varlen_forward(
         **lengths)
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_varlen_fwd(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, min_seqlen_q: int, dropout_p: float, softmax_scale: float, logits_soft_cap: float,
@@ -159,6 +162,7 @@ def _flash_attn_backward(
                    d_sink)[3]
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dropout_p: float,
         softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, deterministic: bool,
@@ -177,6 +181,7 @@ def mha_bwd(
         bias=_four_dimensional(bias))
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_varlen_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float,
@@ -197,12 +202,14 @@ def mha_varlen_bwd(
         dropout_p, rng_state, sink, d_sink, softmax_scale=softmax_scale, zero_tensors=zero_tensors, **lengths)
 
 
+@aiter("aiter.ops.mha")
 def fmha_fwd_bf16_opus_fwd(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool,
                            out: Tensor | None = None) -> Tensor:
     """`flash_attn_func`, by any of our kernels: AITER's of this name is for gfx950."""
     return aiter_like.flash_attn_func(q, k, v, softmax_scale=softmax_scale, causal=causal, out=out)
 
 
+@aiter("aiter.ops.mha")
 def fmha_fwd_bf16_opus_varlen_fwd(
         q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, seqstart_q: Tensor, seqstart_k: Tensor,
         max_seqlen_q: int, max_seqlen_k: int, out: Tensor | None = None, seqstart_q_pad: Tensor | None = None,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls of attention by the names of its kernels, on those of mha.py, and flash_attn_func as it takes its
-arguments. Named by names.txt.
+arguments.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import aiter_like
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.declare import aiter
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+@aiter("aiter aiter.ops.mha", callers="S")
 def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
         causal: bool = False, window_size: Sequence[int] | Tensor | None = (-1, -1, 0), bias: Tensor | None = None,
@@ -32,6 +34,7 @@ def flash_attn_func(
         return_attn_probs, how_v3_bf16_cvt, cu_seqlens_q, cu_seqlens_kv, sink_ptr, num_splits, **options)
 
 
+@aiter("aiter aiter.ops.mha", callers="V s")
 def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, min_seqlen_q: int = 0, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -49,6 +52,7 @@ def flash_attn_varlen_func(
         **options)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_fwd(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, is_causal: bool,
         window_size_left: int, window_size_right: int, return_softmax_lse: bool, return_dropout_randval: bool,
@@ -62,6 +66,7 @@ def fmha_v3_fwd(
         q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval, how_v3_bf16_cvt, out=out)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_varlen_fwd(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
         max_seqlen_k: int, min_seqlen_q: int, dropout_p: float, softmax_scale: float, logits_soft_cap: float,
@@ -80,6 +85,7 @@ def fmha_v3_varlen_fwd(
         how_v3_bf16_cvt, block_table, out, zero_tensors)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dropout_p: float,
         softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, deterministic: bool,
@@ -92,6 +98,7 @@ def fmha_v3_bwd(
         deterministic, dq, dk, dv, None, None, alibi_slopes, rng_state, gen)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_varlen_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float,

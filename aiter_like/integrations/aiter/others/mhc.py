@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's manifold-constrained hyper-connections, made of torch's functions: there is no kernel of them here. Named by
-names.txt.
-"""
+"""AITER's manifold-constrained hyper-connections, made of torch's functions: there is no kernel of them here."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
+from aiter_like.integrations.aiter.declare import aiter
 
 _PRE, _POST, _BOTH, _TRITON, _LAYER = "mhc_pre", "mhc_post", "mhc_fused_post_pre", "mhc_post_pre", "mhc"
 _TRITON_POST = f"{_POST} of Triton"
@@ -26,6 +25,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _FLOATS = (*_HALVES, *_FP32)
 
 
+@aiter("aiter aiter.ops.mhc", callers="V S")
 def mhc_pre(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, rms_eps: float = 1e-6,
             hc_pre_eps: float = 1e-6, hc_sinkhorn_eps: float = 1e-6, hc_post_mult_value: float = 1.0,
             sinkhorn_repeat: int = 20, norm_weight: Tensor | None = None, norm_eps: float = 1e-6,
@@ -54,6 +54,7 @@ def mhc_pre(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, rms
                 sinkhorn_repeat, norm_weight, norm_eps)
 
 
+@aiter("aiter aiter.ops.mhc", callers="V S")
 def mhc_post(out: Tensor, x: Tensor, residual: Tensor, post_layer_mix: Tensor, comb_res_mix: Tensor,
              store_nt: int = -1) -> None:
     """`out[t, i] = post[t, i] · x[t] + Σ comb[t, j, i] · residual[t, j]`, in fp32, rounded once.
@@ -70,6 +71,7 @@ def mhc_post(out: Tensor, x: Tensor, residual: Tensor, post_layer_mix: Tensor, c
     out.copy_(_post(_POST, x, residual, post_layer_mix, comb_res_mix, out))
 
 
+@aiter("aiter aiter.ops.mhc", callers="V S")
 def mhc_fused_post_pre(
         layer_input: Tensor, residual_in: Tensor, post_layer_mix: Tensor, comb_res_mix: Tensor, fn: Tensor,
         hc_scale: Tensor, hc_base: Tensor, rms_eps: float = 1e-6, hc_pre_eps: float = 1e-6,
@@ -87,6 +89,7 @@ def mhc_fused_post_pre(
                  sinkhorn_repeat, norm_weight, norm_eps), streams
 
 
+@aiter("aiter.ops.mhc")
 def mhc_fused_post_pre_large_m(
         layer_input: Tensor, residual_in: Tensor, post_layer_mix: Tensor, comb_res_mix: Tensor, fn: Tensor,
         hc_scale: Tensor, hc_base: Tensor, rms_eps: float = 1e-6, hc_pre_eps: float = 1e-6,
@@ -174,6 +177,7 @@ def _balanced_logs(x: Tensor, repeat: int) -> Tensor:
     return x.exp()
 
 
+@aiter("aiter.ops.triton.fusions.mhc")
 def mhc(x: Tensor, phi: Tensor, alpha_pre: float, alpha_post: float, alpha_res: float, bias: Tensor, n: int,
         eps: float = 1e-6, hc_pre_eps: float = 0.0, hc_post_mult_value: float = 2.0, sinkhorn_iters: int = 20,
         config: object = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,6 +206,7 @@ def mhc(x: Tensor, phi: Tensor, alpha_pre: float, alpha_post: float, alpha_res: 
     return tuple(each.to(x.dtype) for each in found)
 
 
+@aiter("aiter.ops.triton.fusions.mhc:mhc_post")
 def mhc_post_of_triton(out: Tensor | None, layer_input: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor,
                        config: object = None) -> Tensor:
     """`mhc_post`, which returns `out`, a new tensor where there is none; `config` is of no meaning."""
@@ -209,6 +214,7 @@ def mhc_post_of_triton(out: Tensor | None, layer_input: Tensor, residual: Tensor
     return found if out is None else out.copy_(found)
 
 
+@aiter("aiter.ops.triton.fusions.mhc", callers="S")
 def mhc_post_pre(
         layer_input: Tensor, residual_in: Tensor, post_mix: Tensor, comb_mix: Tensor, phi: Tensor, alphas: Tensor,
         bias: Tensor, n: int, eps: float = 1e-6, hc_pre_eps: float = 1e-6, hc_post_mult_value: float = 2.0,
