@@ -183,12 +183,14 @@ def section(found: Sequence[Modelled]) -> list[str]:
 
 def _reasons(found: Sequence[Modelled]) -> list[str]:
     """For each group and whose kernel it is: how many rows are far off, and what is known of the reason."""
-    from aiter_like.sim.validation.whole_kernels import MOST_ERROR, UNEXPLAINED
+    from aiter_like.sim.validation import page
+    from aiter_like.sim.validation.whole_kernels import MOST_ERROR
 
+    known = page.known()["whole_kernels"]
     far = collections.Counter((one.row.group.split()[0], one.row.variant.split()[0]) for one in found
                               if one.us is not None and abs(one.error) > MOST_ERROR)
     return [f"What is off by more than {MOST_ERROR:.0%}:", "",
-            *(f"- {group}, {whose}, {count} rows: {UNEXPLAINED.get((group, whose), 'no explanation')}."
+            *(f"- {group}, {whose}, {count} rows: {known.get(group, {}).get(whose, 'no explanation')}."
               for (group, whose), count in far.items())] if far else []
 
 
