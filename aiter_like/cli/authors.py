@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aiter_like.dispatch import Declaration
 
 _INDEX = "aiter_like/ops/index.py"
+_NAMES = "aiter_like/integrations/aiter/index.json"
 _README, _PAGE = "README.md", "aiter_like/ops/README.md"
 _MARKS = "<!-- operators: written by `aiter-like generate` -->", "<!-- end of operators -->"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -40,10 +41,12 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """File → its text as it follows from the operators that the checkout at `root` declares."""
+    """File → its text as it follows from the operators, and the names of AITER's, that the checkout declares."""
+    from aiter_like.integrations.aiter import declare
+
     modules = {name: importlib.import_module(f"aiter_like.ops.{name}") for name in _module_names(root)}
     operators = {op.name: op for op in OPS.declared.values() if op.home.startswith("aiter_like.ops.")}
-    texts = {root / _INDEX: _index(modules, operators)}
+    texts = {root / _INDEX: _index(modules, operators), root / _NAMES: declare.index()}
     for place, rows in ((_README, _family_table(modules, operators)), (_PAGE, _file_table(modules, operators))):
         before, _, rest = (root / place).read_text(encoding="utf-8").partition(_MARKS[0])
         after = rest.partition(_MARKS[1])[2]

@@ -22,6 +22,7 @@ from aiter_like.dispatch.backend import OWN_KINDS
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.integrations import takeover
 from aiter_like.integrations.takeover import LEFT
+from aiter_like.ops.common.marks import layout_of
 from aiter_like.ops.gemm.gemm_a16w16 import DTYPES, GemmA16w16Call, _gemm_a16w16, gemm_a16w16
 
 OP = _gemm_a16w16.name
@@ -78,7 +79,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | object:
         weight = weight.data
     if not _is_ours(x, weight, bias, None):
         return LEFT
-    if getattr(weight, "is_shuffled", False):
+    if layout_of(weight):
         return gemm_a16w16(x, weight, bias)
     n, k = weight.shape  # from here on as gemm_a16w16, without asking again what has been asked
     out = x.new_empty((*x.shape[:-1], n))

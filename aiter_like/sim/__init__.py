@@ -11,17 +11,10 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.sim.library import counters, inspect, module_spec, reset_counters
+from aiter_like.sim.library import counters, inspect, load, module_spec, reset_counters
 from aiter_like.sim.reports import as_simulator_error, take_reports
 from aiter_like.sim.rocm import load_rtc
-from aiter_like.sim.session import (
-    Session,
-    checked_call,
-    checking,
-    enabled,
-    launch,
-    load,
-)
+from aiter_like.sim.session import Session, checked_call, checking, enabled, launch
 from aiter_like.sim.settings import CHECKS, DEFAULT_CHECKS, Settings, parse_checks, parse_settings
 
 if TYPE_CHECKING:

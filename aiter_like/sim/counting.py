@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Exact counts of launches per instruction and source line, by csrc/sim/timing: who counts them, and sums over them."""
+"""Exact counts of launches per instruction and source line, by csrc/sim/timing, and sums over them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from aiter_like.sim import library
-from aiter_like.sim.observing import Launches
+from aiter_like.sim.state import Block, current
 
 SCHEMA = 1
 """The version of the records in `Session.launches`; csrc/sim/MODEL.md, "Counters", describes them. New keys do not
@@ -25,23 +25,23 @@ def counted(launches: list[dict], sample: int = 0, leaves_out: bool = False) -> 
     Raises:
         ValueError: a sample is wanted while another block counts.
     """
-    if sample and _ended.kept:
+    if sample and current.kept("counts"):
         raise ValueError("launches are counted already, and there is one choice of workgroups: end that block first")
     timing = library.load_timing()
-    with _ended.given_to(launches, lambda on: timing.aiter_like_sim_count(on, sample, leaves_out)):
-        yield
+    timing.aiter_like_sim_count(True, sample, leaves_out)
+    try:
+        with current.opened(Block(counts=launches), take):
+            yield
+    finally:
+        timing.aiter_like_sim_count(False, sample, leaves_out)
 
 
 def take() -> None:
     """Gives the launches that have ended to everybody who counts."""
-    _ended.take()
-
-
-def _complete(launch: dict) -> None:
-    launch.update(schema=SCHEMA, totals=totals(launch["instructions"]), lines=_lines(launch["instructions"]))
-
-
-_ended = Launches("aiter_like_sim_take_counts", _complete)
+    found = library.json_of(library.load_timing().aiter_like_sim_take_counts())
+    for launch in found:
+        launch.update(schema=SCHEMA, totals=totals(launch["instructions"]), lines=_lines(launch["instructions"]))
+    current.give("counts", found)
 
 
 def totals(instructions: Iterable[dict]) -> dict:

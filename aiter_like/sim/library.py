@@ -6,16 +6,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from aiter_like import env, paths
+from aiter_like import paths
 from aiter_like.errors import BuildError, SimulatorError
 from aiter_like.modules.build import load_or_build
 from aiter_like.modules.recipe import ModuleSpec
-from aiter_like.sim import output
-from aiter_like.sim.settings import CHECKS, Settings, parse_settings
+from aiter_like.sim.settings import CHECKS, Settings, default_settings
+from aiter_like.sim.state import current
 
 _INVALID_IMAGE = 200  # hipErrorInvalidImage
 
@@ -69,14 +70,9 @@ def load() -> ctypes.CDLL:
         return _library()
 
 
-@functools.cache
-def default_settings() -> Settings:
-    """Those of AITER_LIKE_SIM, read once.
-
-    Raises:
-        ValueError: it has an unknown setting.
-    """
-    return parse_settings(env.get("AITER_LIKE_SIM"))
+def is_loaded() -> bool:
+    """Whether this process has the library."""
+    return _library.cache_info().currsize > 0
 
 
 def configure(library: ctypes.CDLL, settings: Settings) -> None:
@@ -85,6 +81,11 @@ def configure(library: ctypes.CDLL, settings: Settings) -> None:
                                      settings.dry, settings.instruction_limit)
     library.aiter_like_sim_set_devices(settings.devices)
     library.aiter_like_sim_set_defer(settings.defer)
+
+
+def print_through_python(library: ctypes.CDLL) -> None:
+    """From now on what kernels print is shown on sys.stdout and sys.stderr, and kept by the open blocks."""
+    library.aiter_like_sim_show_output(_shown)
 
 
 def inspect(code_object: bytes) -> dict[str, dict]:
@@ -165,6 +166,22 @@ def _decoded(text: bytes) -> str:
 _lock = threading.RLock()
 
 
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
+def _shown(is_error: int, address: int, count: int) -> int:
+    try:
+        text = _decoded(ctypes.string_at(address, count))
+        for output in current.kept("output"):
+            output.add(text)
+        stream = sys.stderr if is_error else sys.stdout
+        stream.write(text)
+        stream.flush()
+    except KeyboardInterrupt:
+        # A callback's exceptions end in it. Interrupts wait for Python code to run, which here is the callback: the
+        # library raises this one again when the launch has ended.
+        return 1
+    return 0
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     if foreign := paths.mapped_libraries("libamdhip64.so"):
@@ -173,7 +190,7 @@ def _library() -> ctypes.CDLL:
     settings = default_settings()
     library = _loaded(module_spec(), ctypes.RTLD_GLOBAL)
     _declare(library)
-    output.give_to_python(library)
+    print_through_python(library)
     configure(library, settings)
     return library
 

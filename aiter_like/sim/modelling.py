@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Modelled cycles of launches, by csrc/sim/timing: who asks for them. Nothing here is measured."""
+"""Modelled cycles of launches, by csrc/sim/timing. Nothing here is measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from aiter_like import paths
 from aiter_like.sim import library
-from aiter_like.sim.observing import Launches
+from aiter_like.sim.state import Block, current
 
 SCHEMA = 1
 """The version of the records in `Session.modelled`; csrc/sim/MODEL.md, "The cycle model", describes them."""
@@ -50,26 +50,35 @@ def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK
     Raises:
         ValueError: a block of another one's is open, or the clock is no clock.
     """
-    if _ended.kept:
+    if current.kept("cycles"):
         raise ValueError("the cycle model is on already, and has one set of settings: end that block first")
     if not 100 <= clock_mhz <= 10000:
         raise ValueError(f"clock_mhz must be from 100 to 10000, got {clock_mhz}")
     timing = library.load_timing()
-    with _ended.given_to(launches, lambda on: timing.aiter_like_sim_model(on, sample, clock_mhz, timeline,
-                                                                                budget)):
-        yield
+    timing.aiter_like_sim_model(True, sample, clock_mhz, timeline, budget)
+    try:
+        with current.opened(Block(cycles=launches), take):
+            yield
+    finally:
+        timing.aiter_like_sim_model(False, sample, clock_mhz, timeline, budget)
 
 
 def take() -> None:
     """Gives the launches that have ended to whoever asks."""
-    _ended.take()
+    found = library.json_of(library.load_timing().aiter_like_sim_take_modelled())
+    for launch in found:
+        launch.update(schema=SCHEMA, modelled_us=launch["modelled_clk"] / launch["clock_mhz"])
+    current.give("cycles", found)
 
 
-def _complete(launch: dict) -> None:
-    launch.update(schema=SCHEMA, modelled_us=launch["modelled_clk"] / launch["clock_mhz"])
-
-
-_ended = Launches("aiter_like_sim_take_modelled", _complete)
+def elapsed() -> tuple[int, float] | None:
+    """Identifies the open block with the cycle model, and gives the modelled microseconds of its launches so far; None
+    where none is open.
+    """
+    if not (open_blocks := current.kept("cycles")):
+        return None
+    take()
+    return id(open_blocks[-1]), sum(launch["modelled_us"] for launch in open_blocks[-1])
 
 
 @functools.cache

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Reports of the simulator's checkers: taken from the library, kept by sessions, turned into errors and text."""
+"""Reports of the simulator's checkers: taken from the library, given to sessions, turned into errors and text."""
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import library
+from aiter_like.sim.settings import default_settings
+from aiter_like.sim.state import current
 
 _OF_LAUNCHES = (9, 719)  # hipErrorInvalidConfiguration, hipErrorLaunchFailure: what launches leave reports with
-
-kept: list[list[dict]] = []
-"""Who keeps reports: each list gets all that `take` finds. The open sessions' lists, see session.py."""
-
-unclaimed: list[dict] = []
-"""Reports of launches that went past every operator, outside of any session."""
 
 
 def take_reports() -> list[dict]:
@@ -27,22 +24,23 @@ def take_reports() -> list[dict]:
 def take() -> list[dict]:
     """`take_reports`, and all open sessions keep them."""
     found = take_reports()
-    for reports in kept:
-        reports.extend(found)
+    current.give("reports", found)
     return found
 
 
 def set_aside() -> None:
     """Takes the reports of launches before a block: for the blocks around it, or for the list at the process's end."""
     found = take()
-    if not kept:
-        unclaimed.extend(found)
+    if not current.kept("reports"):
+        current.unclaimed.extend(found)
 
 
-def list_unclaimed() -> None:
+@atexit.register
+def _list_unclaimed() -> None:
     """Writes what nobody has taken to stderr: for programs whose checks AITER_LIKE_SIM has switched on."""
-    for report in listing([*unclaimed, *take_reports()]):
-        sys.stderr.write(report + "\n")
+    if library.is_loaded() and default_settings().checks:
+        for report in listing([*current.unclaimed, *take_reports()]):
+            sys.stderr.write(report + "\n")
 
 
 def as_simulator_error(name: str, error: RuntimeError) -> RuntimeError:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from aiter_like.sim import modelling
+from aiter_like.sim.library import load
 from aiter_like.sim.reports import as_simulator_error as as_error
-from aiter_like.sim.session import checked_call, checking, load
+from aiter_like.sim.session import checked_call, checking
 
 __all__ = ["as_error", "checked_call", "checking", "load", "model_version", "triton_driver"]
 

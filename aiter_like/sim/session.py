@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: MIT
 """Sessions: simulator settings for a with block, and what the checkers and counters say in it; checked calls, launches.
 
-Read by dispatch (checked calls), the Triton launcher and tests.
+Read through seam.py by dispatch, by the Triton launcher and by tests.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import counting, modelling, observing, output, reports
-from aiter_like.sim import library as _library
-from aiter_like.sim.library import configure, default_settings
+from aiter_like.sim import counting, modelling, reports
+from aiter_like.sim.library import configure, load
 from aiter_like.sim.library import counters as library_counters
-from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, complete, parse_checks
+from aiter_like.sim.settings import DEFAULT_CHECKS, complete, default_settings, parse_checks
+from aiter_like.sim.state import Block, Output, current
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +41,7 @@ class Session:
     _modelled: list[dict] | None = None
     _before: dict[str, dict] = field(default_factory=dict)
     _after: dict[str, dict] | None = None
-    _output: output.Output = field(default_factory=output.Output)
+    _output: Output = field(default_factory=Output)
 
     @property
     def output(self) -> str:
@@ -89,23 +87,19 @@ class Session:
                 if now != self._before.get(name)}
 
 
-def load() -> ctypes.CDLL:
-    """The simulator's library, built when necessary, its symbols visible to the modules loaded after it.
-
-    Raises:
-        BuildError: it cannot be built, or the process has already loaded a real HIP runtime.
-        ValueError: AITER_LIKE_SIM has an unknown setting.
-    """
-    library = _library.load()
-    _follow_environment()
-    return library
-
-
 def checking() -> bool:
     """Whether calls must say which memory is whose: a checker is on, or the counters or the cycle model, which place
     tensors as a GPU would.
     """
-    return _checking or _recorded is not None or observing.is_on()
+    if current.recorder:
+        return True
+    checks = default_settings().checks
+    for block in current.blocks:  # Each operator's call asks, so that it is no more than this.
+        if block.counts is not None or block.cycles is not None:
+            return True
+        if block.settings:
+            checks = block.settings.checks
+    return bool(checks)
 
 
 @contextlib.contextmanager
@@ -143,46 +137,28 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
     if model not in (None, "whole", "sample"):
         raise ValueError(f"model must be 'whole', 'sample' or None, got {model!r}")
     library = load()
-    with _claimed() as outer:
+    with current.claimed():
         names = DEFAULT_CHECKS if checks is True else parse_checks(checks) if isinstance(checks, str) else checks or ()
         changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
                    "devices": devices, "defer": defer}
         given = {name: value for name, value in changes.items() if value is not None}
-        settings = replace(outer, checks=complete(names), **given)
-        reports.set_aside()
+        settings = replace(current.settings, checks=complete(names), **given)
         session = Session(on_report, _before=library_counters(), _launches=[] if counters else None,
                           _modelled=[] if model else None)
-        reports.kept.append(session.reports)
-        output.kept.append(session._output)
-        _open.append((settings, session))
-        _apply(library)
         try:
-            with contextlib.ExitStack() as observers:
-                if counters:
-                    observers.enter_context(counting.counted(session._launches))
-                if model:
-                    observers.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz,
-                                                               timeline))
-                yield session
-            _collect("a kernel launch")
+            with current.opened(Block(settings, on_report, session.reports, output=session._output), reports.set_aside):
+                configure(library, settings)
+                with contextlib.ExitStack() as observers:
+                    if counters:
+                        observers.enter_context(counting.counted(session._launches))
+                    if model:
+                        observers.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz,
+                                                                   timeline))
+                    yield session
+                _collect("a kernel launch")
         finally:
-            reports.take()  # the block may have failed
             session._after = library_counters()
-            reports.kept.pop()
-            output.kept.pop()
-            _open.pop()
-            _apply(library)
-
-
-def modelled_us() -> tuple[int, float] | None:
-    """Identifies the open block with the cycle model, and gives the modelled microseconds of its launches so far; None
-    where none is open.
-    """
-    session = next((session for _, session in reversed(_open) if session._modelled is not None), None)
-    if session is None:
-        return None
-    modelling.take()
-    return id(session), sum(launch["modelled_us"] for launch in session._modelled)
+            configure(library, current.settings)
 
 
 def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
@@ -196,22 +172,16 @@ def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | N
     Raises:
         SimulatorError: a checker reported something, or the launch failed; `reports` has the records.
     """
-    if _recorded is not None:
-        return _recorded(functools.partial(_checked_call, name, fn, args, writes), args)
+    if current.recorder:
+        return current.recorder(functools.partial(_checked_call, name, fn, args, writes), args)
     return _checked_call(name, fn, args, writes)
 
 
-def record_calls(recorded: Callable[[Callable[[], Any], tuple], Any] | None) -> None:
-    """From now on each checked call goes to `recorded(call, args)`, which makes it; None: to nobody."""
-    global _recorded
-    _recorded = recorded
-
-
 def _checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
-    if not _open:
+    if not current.kept("reports"):
         reports.set_aside()  # Launches that went past every operator left reports that are none of this call's.
     with _registered(name, args, writes), contextlib.ExitStack() as watched:
-        for watch in _watching:
+        for watch in current.watches:
             watched.enter_context(watch(name, args))
         try:
             result = fn(*args)
@@ -224,11 +194,11 @@ def _checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | 
 @contextlib.contextmanager
 def calls_watched(watch: Callable[[str, tuple], contextlib.AbstractContextManager]) -> Iterator[None]:
     """Each checked call of the block runs within a `watch(name, args)`, calls within calls too."""
-    _watching.append(watch)
+    current.watches.append(watch)
     try:
         yield
     finally:
-        _watching.remove(watch)
+        current.watches.remove(watch)
 
 
 def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int,
@@ -255,47 +225,6 @@ def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence
     extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
     function = _function(code_object, kernel)
     reports.raise_error(library.hipModuleLaunchKernel(function, *grid, *block, shared_bytes, None, None, extra))
-
-
-_lock = threading.Lock()
-_open: list[tuple[Settings, Session]] = []  # the blocks that have not ended, the innermost last
-_owner: int | None = None  # the thread that they belong to
-_recorded: Callable[[Callable[[], Any], tuple], Any] | None = None
-_watching: list[Callable[[str, tuple], contextlib.AbstractContextManager]] = []
-_checking = False
-
-
-@contextlib.contextmanager
-def _claimed() -> Iterator[Settings]:
-    """The settings around a block that this thread may open."""
-    global _owner
-    with _lock:
-        if _owner not in (None, threading.get_ident()):
-            raise RuntimeError("sim.enabled: another thread is in such a block, and there is one simulated device with "
-                               "one set of settings: end that block first, or use a process for each")
-        previous, _owner = _owner, threading.get_ident()
-    try:
-        yield _open[-1][0] if _open else default_settings()
-    finally:
-        with _lock:
-            _owner = previous
-
-
-def _apply(library: ctypes.CDLL) -> None:
-    """Gives the innermost block's settings to the library."""
-    global _checking
-    settings = _open[-1][0] if _open else default_settings()
-    _checking = bool(settings.checks)
-    configure(library, settings)
-
-
-@functools.cache
-def _follow_environment() -> None:
-    """Once, after the library has been loaded: checks that AITER_LIKE_SIM switches on are on from then on."""
-    global _checking
-    if default_settings().checks:
-        _checking = True
-        atexit.register(reports.list_unclaimed)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -357,9 +286,9 @@ def _collect(name: str) -> None:
     """Takes what the checkers said; raises errors unless the innermost block collects."""
     found = reports.take()
     errors = reports.errors(found)
-    if not _open:
-        reports.unclaimed.extend(report for report in found if report["severity"] == "note")
-    if errors and (not _open or _open[-1][1].on_report == "raise"):
+    if not current.kept("reports"):
+        current.unclaimed.extend(report for report in found if report["severity"] == "note")
+    if errors and ["raise", *current.kept("on_report")][-1] == "raise":
         lines = [f"{name}: {len(errors)} report(s) of the simulator's checkers"]
         lines += [f"  {text}" for text in reports.listing(errors)]
         raise SimulatorError("\n".join(lines), errors)

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from aiter_like import env
 
 CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16, "sanity": 32,
           "global_race": 64, "strict": 128}  # bits of settings.h
@@ -80,6 +83,16 @@ def parse_settings(text: str) -> Settings:
         return Settings(**_values(text))
     except ValueError as error:
         raise ValueError(f"AITER_LIKE_SIM: {error}") from None
+
+
+@functools.cache
+def default_settings() -> Settings:
+    """Those of AITER_LIKE_SIM, read once.
+
+    Raises:
+        ValueError: it has an unknown setting.
+    """
+    return parse_settings(env.get("AITER_LIKE_SIM"))
 
 
 def _values(text: str) -> dict[str, Any]:

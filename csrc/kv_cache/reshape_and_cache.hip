@@ -15,9 +15,7 @@
 // Bound: memory. A token moves 2 · heads · (head_dim + value_dim) elements and does at most a multiplication each.
 #include "aiter_like/dtype.h"
 #include "aiter_like/kv_tile.h"
-#if defined(__HIP__)
 #include "aiter_like/preload.h"
-#endif
 
 #if !defined(SOURCE) || !defined(CACHE)
 #error "reshape_and_cache.hip: -DSOURCE=bf16|f16|float -DCACHE=fp8, or both uint8_t|uint16_t|uint32_t for a copy"

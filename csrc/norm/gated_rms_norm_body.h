@@ -50,20 +50,28 @@ struct GatedRmsNormBody {
   static constexpr int kBytes = (2 + Config::kIsQuant) * sizeof(Element);  // bytes of registers: x, gate, part of y
   static constexpr int kMinGroups = Layout::min_groups(kBytes, sizeof(Weight));
 
-  __device__ __forceinline__ static void run(const Args& args) {
-    __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
-    // Lanes of a row that is not there take part in the reductions with zeros.
-    const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
-    const int hidden = Layout::row() < args.rows ? args.hidden : 0;
+  const Args& args;
+  // Lanes of a row that is not there take part in the reductions with zeros.
+  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
+  const int hidden = Layout::row() < args.rows ? args.hidden : 0;
+  RowTile<Layout, Element> x, gate;
+  RowTile<Layout, Weight> weight;
+  RowTile<Layout, float> y;
+  float inverse_rms;
 
-    RowTile<Layout, Element> x, gate;
-    RowTile<Layout, Weight> weight;
-    RowTile<Layout, float> y;
-    const auto load = [&](int start) {
-      x.load(args.input.row(row) + start, hidden - start);
-      gate.load(args.gate.row(row) + start, hidden - start);
-    };
+  __device__ __forceinline__ explicit GatedRmsNormBody(const Args& args) : args(args) {}
 
+  __device__ __forceinline__ void load(int start) {
+    x.load(args.input.row(row) + start, hidden - start);
+    gate.load(args.gate.row(row) + start, hidden - start);
+  }
+  __device__ __forceinline__ float gated(int v, int e) const {
+    const float z = gate.at(v, e);
+    return x.at(v, e) * inverse_rms * weight.at(v, e) * (z * sigmoid(z));
+  }
+
+  /// Steps 1 and 2.
+  __device__ __forceinline__ void normalise(RowScratch<Layout>& scratch) {
     float squares = 0.f;
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
       if constexpr (Config::kIsWhole)
@@ -75,44 +83,49 @@ struct GatedRmsNormBody {
       squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
-    const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(args.hidden);
+    const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
     x.drop_floats();
-    const float inverse_rms = 1.f / square_root(mean + args.epsilon);
-    const auto gated = [&](int v, int e) {
-      const float z = gate.at(v, e);
-      return x.at(v, e) * inverse_rms * weight.at(v, e) * (z * sigmoid(z));
-    };
+    inverse_rms = 1.f / square_root(mean + args.epsilon);
+  }
 
-    // Stores the result, or keeps in `y` what is to be quantised.
-    const auto finish = [&](int start) {
-      each_vector<Layout>([&](int v) { weight.load(args.weight + start, hidden - start, v); }, [&](int v) {
-        if constexpr (Config::kIsQuant) {
+  /// Stores the result, or keeps in `y` what is to be quantised.
+  __device__ __forceinline__ void finish(int start) {
+    each_vector<Layout>([&](int v) { weight.load(args.weight + start, hidden - start, v); }, [&](int v) {
+      if constexpr (Config::kIsQuant) {
 #pragma unroll
-          for (int e = 0; e < Layout::kVec; ++e) y.set(v, e, gated(v, e));
-        } else {
-          store_row<Layout>(args.out.row(row) + start, hidden - start, v, gated);
-        }
-      });
-    };
-    const auto value = [&](int v, int e) { return y.at(v, e); };
-
-    QuantScale scale{};
-    if constexpr (Config::kIsQuant) {
-      float amax = 0.f;
-      for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-        if constexpr (!Config::kIsWhole) load(start);
-        finish(start);
-        amax = larger(amax, lane_amax<Layout>(value));
-        if constexpr (Config::kIsWhole) break;
+        for (int e = 0; e < Layout::kVec; ++e) y.set(v, e, gated(v, e));
+      } else {
+        store_row<Layout>(args.out.row(row) + start, hidden - start, v, [&](int w, int e) { return gated(w, e); });
       }
-      scale = quant_scale<Out>(row_max<Layout>(amax, amax_scratch));
-      if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
-    }
-    for (int start = 0; start < hidden; start += Layout::kCapacity) {
+    });
+  }
+
+  /// Step 3, after which a row that is whole has its result in `y`.
+  __device__ __forceinline__ QuantScale find_scale(RowScratch<Layout>& scratch) {
+    float amax = 0.f;
+    for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
       if constexpr (!Config::kIsWhole) load(start);
-      if constexpr (!Config::kIsQuant || !Config::kIsWhole) finish(start);
+      finish(start);
+      amax = larger(amax, lane_amax<Layout>([&](int v, int e) { return y.at(v, e); }));
+      if constexpr (Config::kIsWhole) break;
+    }
+    const QuantScale scale = quant_scale<Out>(row_max<Layout>(amax, scratch));
+    if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
+    return scale;
+  }
+
+  __device__ __forceinline__ static void run(const Args& args) {
+    __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
+    GatedRmsNormBody body(args);
+    body.normalise(squares_scratch);
+    QuantScale scale{};
+    if constexpr (Config::kIsQuant) scale = body.find_scale(amax_scratch);
+    for (int start = 0; start < body.hidden; start += Layout::kCapacity) {
+      if constexpr (!Config::kIsWhole) body.load(start);
+      if constexpr (!Config::kIsQuant || !Config::kIsWhole) body.finish(start);
       if constexpr (Config::kIsQuant)
-        store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
+        store_quantised<Layout>(args.out.row(body.row) + start, body.hidden - start, scale.inverse,
+                                [&](int v, int e) { return body.y.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
   }

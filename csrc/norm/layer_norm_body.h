@@ -67,38 +67,54 @@ struct LayerNormBody {
   static constexpr int kMinGroups = kKeepsFactors ? Layout::min_groups(kBytes + kFactorBytes)
                                                   : Layout::min_groups(kBytes, kFactorBytes);
 
-  __device__ __forceinline__ static void run(const Args& args) {
-    __shared__ PairScratch<Layout> sums_scratch;
-    __shared__ RowScratch<Layout> deviations_scratch, amax_scratch;
-    // Lanes of a row that is not there take part in the reductions with zeros.
-    const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
-    const int hidden = Layout::row() < args.rows ? args.hidden : 0;
+  const Args& args;
+  // Lanes of a row that is not there take part in the reductions with zeros.
+  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
+  const int hidden = Layout::row() < args.rows ? args.hidden : 0;
+  SumTile<Layout, Element, kIsSum> x;
+  RowTile<Layout, Weight> weight, bias;
+  RowTile<Layout, float> x_scale;
+  Moments moments;
+  float inverse_deviation;
 
-    SumTile<Layout, Element, kIsSum> x;
-    RowTile<Layout, Weight> weight, bias;
-    RowTile<Layout, float> x_scale;
-    const auto load = [&](int start) {
-      x.load(args.input.row(row) + start, hidden - start);
-      if constexpr (Config::kHasXBias) x.add(args.x_bias + start, hidden - start);
-      if constexpr (Config::kHasResidual) x.add(args.residual_in.row(row) + start, hidden - start);
-    };
-    const auto load_factors = [&](int start, int v) {
-      if constexpr (Config::kHasWeight) weight.load(args.weight + start, hidden - start, v);
-      if constexpr (Config::kHasBias) bias.load(args.bias + start, hidden - start, v);
-      if constexpr (Config::kHasSmooth) x_scale.load(args.x_scale + start, hidden - start, v);
-    };
-    const auto sum = [&](int v, int e) { return x.at(v, e); };
-    const auto is_inside = [&](int start, int v, int e) {
-      return Layout::column(v) + (kIsAligned ? 0 : e) < hidden - start;
-    };
+  __device__ __forceinline__ explicit LayerNormBody(const Args& args) : args(args) {}
 
+  __device__ __forceinline__ void load(int start) {
+    x.load(args.input.row(row) + start, hidden - start);
+    if constexpr (Config::kHasXBias) x.add(args.x_bias + start, hidden - start);
+    if constexpr (Config::kHasResidual) x.add(args.residual_in.row(row) + start, hidden - start);
+  }
+  __device__ __forceinline__ void load_factors(int start, int v) {
+    if constexpr (Config::kHasWeight) weight.load(args.weight + start, hidden - start, v);
+    if constexpr (Config::kHasBias) bias.load(args.bias + start, hidden - start, v);
+    if constexpr (Config::kHasSmooth) x_scale.load(args.x_scale + start, hidden - start, v);
+  }
+  __device__ __forceinline__ bool is_inside(int start, int v, int e) const {
+    return Layout::column(v) + (kIsAligned ? 0 : e) < hidden - start;
+  }
+  __device__ __forceinline__ float normed(int v, int e) const {
+    float value = (x.at(v, e) - moments.mean) * inverse_deviation;
+    if constexpr (Config::kHasWeight) value *= weight.at(v, e);
+    if constexpr (Config::kHasBias) value += bias.at(v, e);
+    if constexpr (Config::kHasSmooth) value *= x_scale.at(v, e);
+    return value;
+  }
+  /// f(vector) for each vector of the piece at `start`, whose factors are there.
+  template <class F>
+  __device__ __forceinline__ void each(int start, F f) {
+    if constexpr (!Config::kIsWhole) load(start);
+    each_vector<Layout>([&](int v) { if constexpr (!kKeepsFactors) load_factors(start, v); }, f);
+  }
+
+  /// A lane's sums of its elements and of their squares.
+  __device__ __forceinline__ Pair load_and_sum() {
     Pair sums{};
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
       load(start);
       if constexpr (kKeepsFactors)
 #pragma unroll
         for (int v = 0; v < Layout::kVectors; ++v) load_factors(0, v);
-      sums.first += lane_sum<Layout>(sum);  // zeros beyond the row
+      sums.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e); });  // zeros beyond the row
       sums.second += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
       if constexpr (Config::kIsWhole) break;
     }
@@ -106,13 +122,49 @@ struct LayerNormBody {
     if constexpr (Config::kHasResidual)
       await_arguments(args.out.data, args.residual_out.data, args.residual_out.stride);
     if constexpr (Config::kIsQuant) await_arguments(args.scale, args.scale_stride);
+    return sums;
+  }
+  /// Step 2.
+  __device__ __forceinline__ QuantScale find_scale(RowScratch<Layout>& scratch) {
+    float amax = 0.f;
+    for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+      each(start, [&](int v) {
+        const auto value = [&](int w, int e) { return is_inside(start, w, e) ? normed(w, e) : 0.f; };
+        amax = larger(amax, vector_amax<Layout>(v, value));
+      });
+      if constexpr (Config::kIsWhole) break;
+    }
+    const QuantScale scale = quant_scale<Out>(row_max<Layout>(amax, scratch));
+    if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
+    x.drop_floats();
+    return scale;
+  }
+  /// Step 3.
+  __device__ __forceinline__ void store(float factor) {
+    for (int start = 0; start < hidden; start += Layout::kCapacity) {
+      each(start, [&](int v) {
+        if constexpr (Config::kHasResidual)
+          store_row<Layout>(args.residual_out.row(row) + start, hidden - start, v,
+                            [&](int w, int e) { return x.at(w, e); });
+        store_row<Layout>(args.out.row(row) + start, hidden - start, v,
+                          [&](int w, int e) { return Config::kIsQuant ? normed(w, e) * factor : normed(w, e); });
+      });
+      if constexpr (Config::kIsWhole) break;
+    }
+  }
+
+  __device__ __forceinline__ static void run(const Args& args) {
+    __shared__ PairScratch<Layout> sums_scratch;
+    __shared__ RowScratch<Layout> deviations_scratch, amax_scratch;
+    LayerNormBody body(args);
+    const Pair sums = body.load_and_sum();
     const auto deviations = [&](float mean) {
       float squares = 0.f;
       for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-        if constexpr (!Config::kIsWhole) load(start);
+        if constexpr (!Config::kIsWhole) body.load(start);
         squares += lane_sum<Layout>([&](int v, int e) {
-          const float deviation = x.at(v, e) - mean;
-          return is_inside(start, v, e) ? deviation * deviation : 0.f;
+          const float deviation = body.x.at(v, e) - mean;
+          return body.is_inside(start, v, e) ? deviation * deviation : 0.f;
         });
         if constexpr (Config::kIsWhole) break;
       }
@@ -120,44 +172,12 @@ struct LayerNormBody {
     };
     const Moments moments = row_moments<Layout>(sums, static_cast<float>(args.hidden), deviations, sums_scratch,
                                                 deviations_scratch);
-    x.drop_floats();
-    const float inverse_deviation = reciprocal_square_root(moments.variance + args.epsilon);
-    const auto normed = [&](int v, int e) {
-      float value = (x.at(v, e) - moments.mean) * inverse_deviation;
-      if constexpr (Config::kHasWeight) value *= weight.at(v, e);
-      if constexpr (Config::kHasBias) value += bias.at(v, e);
-      if constexpr (Config::kHasSmooth) value *= x_scale.at(v, e);
-      return value;
-    };
-    // f(vector) for each vector of the piece at `start`, whose factors are there.
-    const auto each = [&](int start, auto f) {
-      if constexpr (!Config::kIsWhole) load(start);
-      each_vector<Layout>([&](int v) { if constexpr (!kKeepsFactors) load_factors(start, v); }, f);
-    };
-
+    body.moments = moments;
+    body.x.drop_floats();
+    body.inverse_deviation = reciprocal_square_root(body.moments.variance + args.epsilon);
     QuantScale scale{};
-    if constexpr (Config::kIsQuant) {
-      float amax = 0.f;
-      for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-        each(start, [&](int v) {
-          const auto value = [&](int w, int e) { return is_inside(start, w, e) ? normed(w, e) : 0.f; };
-          amax = larger(amax, vector_amax<Layout>(v, value));
-        });
-        if constexpr (Config::kIsWhole) break;
-      }
-      scale = quant_scale<Out>(row_max<Layout>(amax, amax_scratch));
-      if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
-      x.drop_floats();
-    }
-    const auto result = [&](int v, int e) { return Config::kIsQuant ? normed(v, e) * scale.inverse : normed(v, e); };
-    for (int start = 0; start < hidden; start += Layout::kCapacity) {
-      each(start, [&](int v) {
-        if constexpr (Config::kHasResidual)
-          store_row<Layout>(args.residual_out.row(row) + start, hidden - start, v, sum);
-        store_row<Layout>(args.out.row(row) + start, hidden - start, v, result);
-      });
-      if constexpr (Config::kIsWhole) break;
-    }
+    if constexpr (Config::kIsQuant) scale = body.find_scale(amax_scratch);
+    body.store(scale.inverse);
   }
 };
 

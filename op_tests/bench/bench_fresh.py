@@ -56,11 +56,12 @@ def varied(op: Op, on: torch.device) -> tuple[str, Callable[[int], tuple]]:
         raise Unvaried(f"none of its sizes varies: {', '.join(op.tune_fields)}")
     for call in op.cases(on).values():
         key = op.tune_key(*call)
+        unit = key["slots"] if field == "pairs" and "slots" in key else 1  # Tokens have all their pairs.
         try:
-            op.tuning.case(key | {field: key[field] + 1}, on, 0)
+            op.tuning.case(key | {field: key[field] + unit}, on, 0)
         except (ValueError, TypeError, KeyError, RuntimeError):  # a case that the tuner cannot make
             continue
-        return field, lambda size, key=key: op.tuning.case(key | {field: size}, on, 0)
+        return field, lambda size, key=key, unit=unit: op.tuning.case(key | {field: size * unit}, on, 0)
     raise Unvaried("no case of its own has a key of which the tuner makes a call")
 
 

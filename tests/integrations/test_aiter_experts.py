@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
 
 TOKENS, EXPERTS, SLOTS, K, INNER = 9, 5, 2, 256, 128
 BF16, FP8, I8 = torch.bfloat16, torch.float8_e4m3fnuz, torch.int8
-SERVED = {row.name: row.value for row in reversed(aiter_names.table()) if row.section == "moe"}  # the first of a name
+SERVED = {row.name: row.value for row in reversed(aiter_names.table()) if row.section == "moe"}
 
 
 def random(*shape, seed=0, scale=1.0):

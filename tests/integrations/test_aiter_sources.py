@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from aiter_like import cli
+from aiter_like.enums import QuantType
 from aiter_like.integrations.aiter import sources
 from aiter_like.integrations.aiter.names import Name
 
@@ -53,8 +55,14 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def row(name, parameters, *modules, server="x"):
-    return Name(name, "section", "P4", "U", parameters, modules, server, False, "")
+SYMBOLS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fnuz, "QuantType": QuantType}
+
+
+def row(name, parameters, *modules):
+    """A row that something with these parameters serves; None: something that is no function."""
+    found = Name(name, modules, "x", "U", False, "section")
+    found.__dict__["value"] = None if parameters is None else eval(f"lambda {parameters}: None", SYMBOLS)
+    return found
 
 
 def differences(checkout, *rows):
@@ -103,7 +111,7 @@ def test_other_names_of_modules(checkout):
 
 
 def test_names_on_one_side_only(checkout):
-    rows = (row("rms_norm", None, "aiter.ops.norm"), row("known", "x", "aiter.ops.norm", server=None),
+    rows = (row("rms_norm", None, "aiter.ops.norm"), row("known", "x", "aiter.ops.norm"),
             row("older", "x", "aiter.ops.norm", "aiter.ops.gone_module"), row("get_gfx", "", "aiter.jit.core"),
             row("top", "x", "torch.ops.aiter"))
     found = sources.compare(checkout, rows)

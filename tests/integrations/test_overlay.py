@@ -135,7 +135,7 @@ def test_torch_operators_are_taken_where_the_table_names_them(aiter, monkeypatch
     library.define("taken_by_a_test(Tensor x, float scale=1.) -> Tensor")
     library.impl("taken_by_a_test", lambda x, scale=1.0: x * 0, "CompositeExplicitAutograd")
     original = torch.ops.aiter.taken_by_a_test
-    row = overlay.aiter_names._row("norm", "", "P0 V", "taken_by_a_test(x, scale=1.0)", "torch.ops.aiter", "rms_norm")
+    row = overlay.aiter_names.Name("taken_by_a_test", ("torch.ops.aiter",), "rms_norm", "V", False, "norm")
     row.__dict__["value"] = lambda x, scale=1.0: x * 2 * scale
     monkeypatch.setattr(overlay.aiter_names, "table", lambda: (row,))
     overlay.install()

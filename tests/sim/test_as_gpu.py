@@ -15,7 +15,7 @@ import torch
 
 import aiter_like
 from aiter_like import sim
-from aiter_like.sim import library
+from aiter_like.sim import settings
 from aiter_like.sim.torch_cuda import names
 
 GPU = torch.device("cuda", 0)
@@ -53,13 +53,6 @@ ON_HOST = {
     "values": lambda: torch.full((2,), torch.ones((), device="cuda").item()),
     "pinned": lambda: torch.ones(2, pin_memory=True),
 }
-
-
-@pytest.fixture
-def gpu():
-    """A test within the block."""
-    with sim.as_gpu() as device:
-        yield device
 
 
 @pytest.mark.parametrize("how", ON_GPU)
@@ -323,8 +316,8 @@ def test_refused_blocks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a real one")
     enter()
     monkeypatch.undo()
-    deferred = replace(library.default_settings(), defer=True)
-    monkeypatch.setattr(library, "default_settings", lambda: deferred)
+    deferred = replace(settings.default_settings(), defer=True)
+    monkeypatch.setattr(settings, "default_settings", lambda: deferred)
     enter()
     monkeypatch.undo()
     assert "a real one" in found[0] and "defer" in found[1]

@@ -11,7 +11,7 @@ from talking import bytes_of, compiled, launch
 
 from aiter_like import sim
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import output
+from aiter_like.sim import state
 
 DIVERGENT = r"""
 extern "C" __global__ void talk(const float* x, const char* name, int* counts, int n) {
@@ -173,8 +173,8 @@ def test_printf_into_a_buffer():
 
 
 def test_a_session_keeps_so_much_and_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(output, "MOST_CHARACTERS", 10)
-    kept = output.Output()
+    monkeypatch.setattr(state, "MOST_CHARACTERS", 10)
+    kept = state.Output()
     for text in ("abcdef", "ghijkl", "mn"):
         kept.add(text)
     assert str(kept) == "abcdefghij\n[4 more characters were printed, but not kept]\n"

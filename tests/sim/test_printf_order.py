@@ -16,7 +16,7 @@ from talking import compiled, launch
 
 from aiter_like import cli, sim
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import output
+from aiter_like.sim import library as sim_library
 
 ROUNDS = r"""
 extern "C" __global__ void talk(int rounds) {
@@ -165,7 +165,7 @@ def test_without_python_it_goes_to_the_programs_own_stdout(capfd):
     try:
         launch(compiled(ROUNDS), 1)
     finally:
-        output.give_to_python(library)
+        sim_library.print_through_python(library)
     assert capfd.readouterr().out.splitlines() == lines_of(1, 1, 1)[0]
 
 

@@ -119,7 +119,7 @@ def test_kernels_of_a_user_without_a_conftest(pytester):
 def test_all_checks(run):
     """… with global_race, which is not on by default."""
     Path("test_checks.py").write_text("from aiter_like import sim\n"
-                                      "def test(): assert sim.session._open[-1][0].checks == tuple(sim.CHECKS)\n")
+                                      "def test(): assert sim.state.current.settings.checks == tuple(sim.CHECKS)\n")
     run("--sim-check=all", "test_checks.py").assert_outcomes(passed=1)
 
 
@@ -142,9 +142,9 @@ def test_the_settings_of_a_run(pytester):
     pytester.makepyfile("""
         import pytest
         from aiter_like import sim
-        def test_on(): assert sim.session._open[-1][0].fuzz == 3 and not sim.checking()
+        def test_on(): assert sim.state.current.settings.fuzz == 3 and not sim.checking()
         @pytest.mark.sim_check
-        def test_marked(): assert sim.session._open[-1][0].checks == tuple(sim.DEFAULT_CHECKS)
+        def test_marked(): assert sim.state.current.settings.checks == tuple(sim.DEFAULT_CHECKS)
     """)
     run = pytester.runpytest_subprocess("-p", "pytest_aiter_like", "--strict-markers", "--sim-fuzz=3")
     run.assert_outcomes(passed=2)

@@ -67,7 +67,7 @@ def test_an_operator_keeps_the_name_of_the_variable():
 def test_checks_as_a_text():
     for text, names in (("all", tuple(sim.CHECKS)), ("lds_race, wait", ("wait", "lds_race"))):
         with sim.enabled(text):
-            assert sim.session._open[-1][0].checks == names
+            assert sim.state.current.settings.checks == names
     with pytest.raises(ValueError, match="unknown check 'waits'; there are: all, wait, "), sim.enabled("waits"):
         pass
 
@@ -186,7 +186,7 @@ def test_a_second_thread_may_not_open_a_session():
     try:
         with pytest.raises(RuntimeError, match="another thread is in such a block"), sim.enabled():
             seen.append("entered")
-        assert sim.session._open[-1][0].fuzz == 7 and not seen, "the other thread's settings stand"
+        assert sim.state.current.settings.fuzz == 7 and not seen, "the other thread's settings stand"
     finally:
         ended.set()
         thread.join()

@@ -20,7 +20,7 @@ from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim.script import GPU_HELP, Shown, gpu_block, prepare_script, require_script
 from aiter_like.modules import processes
 from aiter_like.sim import reports
-from aiter_like.sim.library import default_settings
+from aiter_like.sim.settings import default_settings
 
 CHECKS_HELP = (f"of {', '.join(sim.CHECKS)}, all (default: all but global_race, which is slow, and strict, which makes "
                "errors of notes)")
@@ -85,8 +85,7 @@ def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[
 def _run(args: argparse.Namespace) -> int:
     require_script(args.script)
     seeds = seeds_of(args)
-    if args.json:
-        require_writable(args.json, "--json")
+    require_writable(args.json, "--json")
     found, status = _run_children(args, seeds) if len(seeds) > 1 else _run_here(args, seeds[0])
     found = reports.merged(found)
     if args.json:

@@ -27,7 +27,7 @@ from aiter_like.cli.sim.spec import Buffer
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import counting, modelling, names
 from aiter_like.sim import reports as sim_reports
-from aiter_like.sim.library import default_settings
+from aiter_like.sim.settings import default_settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""The table of AITER's names (names.txt), and what each of them is here: ours, or a stub that says what to use.
+"""AITER's names, and what each of them is here: ours, or a stub that says what to use.
 
-From it come the names of `import aiter_like as aiter`, the overlay, the shim, and AITER.md.
+From index.json, which `aiter-like generate` writes of what adapters declare by @aiter, and names.toml come the names of
+`import aiter_like as aiter`, the overlay, the shim, and AITER.md. Asking for the table imports no adapter.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import json
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +20,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError, did_you_mean
+from aiter_like.integrations.aiter.declare import parse_entry
 from aiter_like.ops.index import PUBLIC
 
 
 class _DeviceFp8:
-    """A default that no signature can state: None here, an fp8 where somebody has asked for the device already."""
+    """AITER's default of `dtype_quant`: None here, an fp8 where somebody has asked for the device already."""
 
     def __eq__(self, other: object) -> bool:
         return other in (None, torch.float8_e4m3fnuz, torch.float8_e4m3fn)
@@ -35,13 +37,9 @@ class _DeviceFp8:
     __hash__ = None
 
 
-_FILE = Path(__file__).with_suffix(".txt")
-_SYMBOLS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8,
-            "i32": torch.int32,
-            "fp4x2": getattr(torch, "float4_e2m1fn_x2", torch.uint8),
-            "fp8": _DeviceFp8(), "fp8_e4m3fn": torch.float8_e4m3fn,
-            "QuantType.No": QuantType.No, "QuantType.per_Token": QuantType.per_Token,
-            "ActivationType.Silu": ActivationType.Silu}
+_INDEX = Path(__file__).with_name("index.json")
+_TABLE = Path(__file__).with_name("names.toml")
+_CALLERS = ("VS", "V", "Vs", "S", "s", "U")
 
 
 @dataclass(frozen=True)
@@ -50,29 +48,29 @@ class Name:
 
     Attributes:
         name: as callers spell it below its module, such as "rms_norm" or "tgemm.mm".
-        section: of the table.
-        priority, callers: see the table's head.
-        parameters: its parameter list as text; None for what is no function.
         modules: the modules that hold it, the one that callers use first.
         server: what serves it: a name of aiter_like, or "file:name" beside this file; None: nothing.
+        callers: V vLLM, S SGLang, s SGLang when it starts, U users.
         is_kept: an installed aiter keeps its own.
+        section: see `_section`; for what is missing, as names.toml says.
         advice: what to use instead where nothing serves it.
     """
 
     name: str
-    section: str
-    priority: str
-    callers: str
-    parameters: str | None
     modules: tuple[str, ...]
     server: str | None
+    callers: str
     is_kept: bool
-    advice: str
+    section: str
+    advice: str = ""
 
     @property
     def signature(self) -> inspect.Signature:
         """As AITER's callers see it."""
-        return parse_signature(self.parameters)
+        ours = inspect.signature(self.value)
+        return ours.replace(parameters=[
+            one.replace(default=_DeviceFp8()) if one.name == "dtype_quant" and one.default is None else one
+            for one in ours.parameters.values()])
 
     @functools.cached_property
     def value(self) -> Any:
@@ -86,33 +84,64 @@ class Name:
 
 @functools.cache
 def table() -> tuple[Name, ...]:
-    """Every row, in the order of the file.
+    """Every row, by section.
 
     Raises:
-        ValueError: a line of it is none; the message has file and line.
+        ValueError: an entry of names.toml is none.
     """
-    names, section, advice = [], "", ""
-    for number, line in enumerate(_FILE.read_text().splitlines(), 1):
-        if line.startswith("["):
-            section, _, advice = line[1:].partition("]")
-        elif line.strip() and not line.startswith("#"):
-            fields = [field.strip() for field in line.split("|")]
-            if len(fields) != 4:
-                raise ValueError(f"{_FILE.name}:{number}: expected 4 fields, got {len(fields)}")
-            names.append(_row(section, advice.strip(), *fields))
-    return tuple(names)
+    groups = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return tuple(sorted((*_declared(), *_served(groups["served"]), *_missing(groups["missing"])),
+                        key=lambda row: (row.section, row.server is None)))
+
+
+def _declared() -> Iterator[Name]:
+    for row in json.loads(_INDEX.read_text(encoding="utf-8")):
+        for name, modules in row["names"].items():
+            yield Name(name, tuple(modules), row["server"], row["callers"], row["stays"], _section(row["server"]))
+
+
+def _served(groups: list[dict[str, Any]]) -> Iterator[Name]:
+    for group in groups:
+        file = f"{group['from']}:" if "from" in group else ""
+        for callers, name, server, modules in _entries(group, {"from", "stays"}):
+            yield Name(name, modules, file + server, callers, group.get("stays", False), _section(file + server))
+
+
+def _missing(groups: list[dict[str, Any]]) -> Iterator[Name]:
+    for group in groups:
+        for callers, name, _, modules in _entries(group, {"section", "use"}):
+            yield Name(name, modules, None, callers, True, group["section"], group["use"])
+
+
+def _section(server: str) -> str:
+    """The family of a function, the folder of an adapter; "environment" for what is neither."""
+    folder = server.partition(":")[0].partition(".")[0] if ":" in server else PUBLIC.get(server, "").partition(".")[0]
+    return "environment" if folder in ("", "objects", "tests") else folder
+
+
+def _entries(group: dict[str, Any], others: set[str]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Callers, name, server and modules of each name of a group's lists."""
+    for callers, entries in group.items():
+        if callers in others:
+            continue
+        try:
+            if callers not in _CALLERS:
+                raise ValueError(f"a list must be of {', '.join(_CALLERS)}, got {callers}")
+            for name, server, modules in (row for entry in entries for row in parse_entry(entry)):
+                yield " ".join(callers), name, server, modules
+        except ValueError as error:
+            raise ValueError(f"{_TABLE.name}: {error}") from None
 
 
 @functools.cache
 def top_level() -> dict[str, Name]:
     """The names of `import aiter_like as aiter` that come from the table: AITER's own top level, then, where that has
-    none of the name, those of its modules; dotted ones under their first part.
+    none of the name, the one of the module with the fewest parts, helpers last; dotted ones under their first part.
     """
     chosen: dict[str, Name] = {}
-    for is_top in (True, False):
-        for row in table():
-            if ("aiter" in row.modules) == is_top:
-                chosen.setdefault(row.name, row)
+    for row in sorted(table(), key=lambda row: min((path.startswith("aiter.utility"), path.count("."))
+                                                   for path in row.modules)):
+        chosen.setdefault(row.name, row)
     return chosen
 
 
@@ -141,27 +170,6 @@ def namespace(rows: Any, served: Callable[[Name], Any] = lambda row: row.value) 
     return found
 
 
-@functools.cache
-def parse_signature(parameters: str) -> inspect.Signature:
-    """A signature from its text. Defaults are literals or the symbols of the table, nothing is evaluated.
-
-    Raises:
-        ValueError: a default is neither.
-    """
-    arguments = ast.parse(f"def _({parameters}): ...").body[0].args
-    kinds = inspect.Parameter
-    defaults = [kinds.empty] * (len(arguments.args) - len(arguments.defaults)) + list(map(_default, arguments.defaults))
-    found = [kinds(argument.arg, kinds.POSITIONAL_OR_KEYWORD, default=default)
-             for argument, default in zip(arguments.args, defaults)]
-    if arguments.vararg:
-        found.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
-    found += [kinds(argument.arg, kinds.KEYWORD_ONLY, default=kinds.empty if node is None else _default(node))
-              for argument, node in zip(arguments.kwonlyargs, arguments.kw_defaults)]
-    if arguments.kwarg:
-        found.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
-    return inspect.Signature(found)
-
-
 def difference(ours: inspect.Signature, theirs: inspect.Signature) -> str:
     """Why callers of one signature cannot call the other; "" where they can: the same names, order and defaults; one
     of both may go on after the last, with what has a default.
@@ -188,24 +196,6 @@ def _same(mine: Any, their: Any) -> bool:
     return bool(mine == their)
 
 
-def _row(section: str, advice: str, head: str, text: str, modules: str, server: str) -> Name:
-    priority, callers = head.split()
-    name, has_parameters, parameters = text.partition("(")
-    if server.startswith("-"):
-        return Name(name, section, priority, callers, parameters.removesuffix(")"), tuple(modules.split()), None, True,
-                    server[1:].strip() or advice)
-    return Name(name, section, priority, callers, parameters.removesuffix(")") if has_parameters else None,
-                tuple(modules.split()), server.removeprefix("~"), server.startswith("~"), "")
-
-
-def _default(node: ast.expr) -> Any:
-    text = ast.unparse(node)
-    try:
-        return _SYMBOLS[text] if text in _SYMBOLS else ast.literal_eval(node)
-    except ValueError:
-        raise ValueError(f"a default must be a literal or one of {', '.join(_SYMBOLS)}, got {text!r}") from None
-
-
 def _stub(row: Name) -> Any:
     message = f"{row.modules[0]}.{row.name} is not served by aiter_like"
 
@@ -214,6 +204,5 @@ def _stub(row: Name) -> Any:
 
     stub.__name__ = stub.__qualname__ = row.name.rpartition(".")[2]
     stub.__doc__ = f"{message}: it raises UnsupportedError. Use {row.advice}."
-    stub.__signature__ = row.signature  # callers ask for it before they call
     stub.is_missing = True
     return stub

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's classes and constants that engines import and that have no counterpart here. Named by names.txt."""
+"""AITER's classes and constants that engines import and that have no counterpart here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes, paths
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.norm.group_norm import group_norm
 
 _TABLES = Path(__file__).with_name("configs")
@@ -34,6 +35,7 @@ AITER_CSRC_DIR = str(paths.csrc())
 ENABLE_CK = False  # nothing here is composable_kernel
 
 
+@aiter("aiter aiter.ops.enum", callers="V", stays=True)
 class MlaVersion(IntEnum):
     """Form of an MLA cache."""
 
@@ -41,6 +43,7 @@ class MlaVersion(IntEnum):
     V40 = 1
 
 
+@aiter("aiter.ops.triton.rope.rope", stays=True)
 class RotateStyle(IntEnum):
     """Which elements of a head rotate together: the halves, or neighbours."""
 
@@ -48,6 +51,7 @@ class RotateStyle(IntEnum):
     GPTJ = 1
 
 
+@aiter("aiter.utility.mx_types aiter.utility.fp4_utils", "aiter.utility.mx_types:MxDtype", stays=True)
 class MxDtypeInt(IntEnum):
     """Formats of elements that share a scale with the 31 beside them."""
 
@@ -56,6 +60,7 @@ class MxDtypeInt(IntEnum):
     FP8_E4M3_FNUZ = 2
 
 
+@aiter("aiter.utility.mx_types", "aiter.utility.mx_types aiter.ops.quant:MxScaleRoundMode", stays=True)
 class MxScaleRoundModeInt(IntEnum):
     """How such a scale becomes a power of two."""
 
@@ -65,6 +70,7 @@ class MxScaleRoundModeInt(IntEnum):
     Ceil = 3
 
 
+@aiter("aiter.aot.flydsl.common", stays=True)
 @contextmanager
 def override_env(var_name: str, value: str | None) -> Iterator[None]:
     """A variable of the environment has this value meanwhile; None: it is not set."""
@@ -76,6 +82,7 @@ def override_env(var_name: str, value: str | None) -> Iterator[None]:
         _set_variable(var_name, before)
 
 
+@aiter("aiter.aot.flydsl.common", stays=True)
 def run_only_env() -> AbstractContextManager[None]:
     """AITER compiles nothing meanwhile; here nothing of its kind is compiled at any time."""
     return nullcontext()
@@ -91,6 +98,7 @@ def _set_variable(name: str, value: str | None) -> None:
 MX_DEFAULT_ROUND_MODE = MxScaleRoundModeInt.RoundUp
 
 
+@aiter("aiter.ops.flydsl.moe_common", callers="V S", stays=True)
 class GateMode(str, Enum):  # noqa: UP042 (engines compare and print it as AITER's, which is no StrEnum)
     """How gate and up projection lie in an expert's first matrix."""
 
@@ -100,6 +108,7 @@ class GateMode(str, Enum):  # noqa: UP042 (engines compare and print it as AITER
     INTERLEAVE = "interleave"
 
 
+@aiter("aiter.ops.groupnorm", callers="S", stays=True)
 class GroupNorm(torch.nn.GroupNorm):
     """torch's layer, with `group_norm` behind it."""
 
@@ -110,6 +119,7 @@ class GroupNorm(torch.nn.GroupNorm):
         return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
+@aiter("aiter.dist.device_communicators.custom_all_reduce", callers="V S", stays=True)
 class CustomAllreduce:
     """An all-reduce that is switched off: engines that find `disabled` use RCCL, so that tensor parallelism works."""
 

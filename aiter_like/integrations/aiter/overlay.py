@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """AMD's own `aiter` is installed: our operators take its names over, in every module where an engine finds them.
 
-A name is taken where its original has the signature that the table (names.txt) states; the original stays behind
-it for what ours refuses. Modules that do not import are left out, as the engines leave them out.
+A name is taken where its original has the signature of ours; the original stays behind it for what ours refuses.
+Modules that do not import are left out, as the engines leave them out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def install() -> None:
             names.append(row.name)
     if not names:
         raise UnsupportedError(f"{aiter.__file__} has none of AITER's names with a signature that is served")
-    logger.info("aiter: %d names taken: %s", len(names), ", ".join(dict.fromkeys(names)))
+    logger.info("aiter: %d names taken: %s", len(names), ", ".join(sorted(set(names))))
 
 
 def uninstall() -> None:

@@ -76,7 +76,8 @@ def compare(root: Path, rows: Iterable[Name] | None = None) -> Comparison:
             found = sources.find(module, row.name)
             if not found:
                 gone.append(f"{module}.{row.name}")
-            elif row.parameters is not None and (theirs := list(sources.signatures(found, "." in row.name))):
+            elif row.server is not None and callable(row.value) and (
+                    theirs := list(sources.signatures(found, "." in row.name))):
                 compared += 1
                 reasons = [_reason(row.signature, one) for one in theirs]
                 if all(reasons):

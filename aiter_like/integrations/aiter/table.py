@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER.md and the pages of names/, from the table of names: which backends serve each name, and what is missing."""
+"""AITER.md and the pages below pages/, from the table of names: which backends serve each name, and what is missing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aiter_like.integrations.reach import operators
 
 FOLDER = Path(__file__).parent
 _PAGES = {  # page → its title, a name that its example asks for, and the sections of the table that it has
-    "ATTENTION": ("attention", "flash_attn_func", ("attention", "paged decode", "mla", "sparse attention",
-                                                   "linear attention", "attention, raw calls")),
-    "PRODUCTS": ("products, layouts and quantisation", "gemm_a8w8", ("gemm", "layout", "quantisation")),
+    "ATTENTION": ("attention", "flash_attn_func", ("attention", "mla", "linear attention")),
+    "PRODUCTS": ("products, layouts and quantisation", "gemm_a8w8", ("gemm", "layout", "quant")),
     "MX_FORMATS": ("mx formats", "dynamic_mxfp4_quant", ("mx formats",)),
     "EXPERTS": ("experts", "fused_moe", ("moe",)),
-    "NORMS": ("norms and activations", "rms_norm", ("norm", "activation", "fused norm and rope", "hyper-connections")),
-    "ROPE": ("rotary embeddings and caches", "rope_fwd", ("rope", "cache")),
-    "OTHERS": ("sampling, communication and the environment", "get_gfx", ("sampling", "communication", "environment"))}
+    "NORMS": ("norms and activations", "rms_norm", ("norm", "activation")),
+    "ROPE": ("rotary embeddings and caches", "rope_fwd", ("rope", "kv_cache")),
+    "OTHERS": ("sampling, communication and the environment", "get_gfx", ("sampling", "others", "communication",
+                                                                          "environment"))}
 
 _HEAD = """\
 # AITER's names
@@ -39,12 +39,12 @@ assert aiter.rms_norm(rows, weight, 1e-6).shape == (4, 256)
 ```
 
 ## How to read the pages
-Written by `aiter-like names --write` from `names.txt`; edit that. Without `--write` the pages are printed.
+Written by `aiter-like names --write` from what adapters declare by `@aiter` and from `names.toml`; edit those. Without
+`--write` the pages are printed.
 
-Priority: P0 dense models, P1 experts, P2 fp8, RoPE and cache writes, P3 MLA, P4 several GPUs and further fusions.
-Callers: V vLLM, S SGLang, s SGLang when it starts, U users. **missing**: the name is there, with AITER's signature, and
-raises `UnsupportedError`, which says what the page does: what to use instead, and why where that is the device.
-"python": no kernel behind it. A name that stands on no page is absent: to import it is an error that says so.
+Callers: V vLLM, S SGLang, s SGLang when it starts, U users. **missing**: the name is there and raises
+`UnsupportedError`, which says what the page does: what to use instead, and why where that is the device. "python": no
+kernel behind it. A name that stands on no page is absent: to import it is an error that says so.
 
 ## The names
 """
@@ -52,8 +52,8 @@ raises `UnsupportedError`, which says what the page does: what to use instead, a
 _NAMES = """\
 # AITER's names: {title}
 
-Which backends serve each name, and what to use for those that are missing. [AITER.md](../AITER.md) says what priorities
-and callers are, and counts.
+Which backends serve each name, and what to use for those that are missing. [AITER.md](../AITER.md) says who callers
+are, and counts.
 
 ```python
 import aiter_like as aiter
@@ -72,17 +72,15 @@ def pages() -> dict[str, str]:
     rows, found = aiter_names.table(), {"AITER.md": ""}
     if lost := {row.section for row in rows} - {section for *_, sections in _PAGES.values() for section in sections}:
         raise ValueError(f"table.py: no page has the section {', '.join(sorted(lost))}")
-    head = [_HEAD, "| priority | names | served | missing |", "|---|---|---|---|"]
-    for priority in sorted({row.priority for row in rows}):
-        head.append(_counted(priority, [row for row in rows if row.priority == priority]))
-    head += [_counted("all", rows), "", "| page | names | served | missing |", "|---|---|---|---|"]
+    head = [_HEAD, "| page | names | served | missing |", "|---|---|---|---|"]
     for page, (title, name, sections) in _PAGES.items():
         lines = [_NAMES.format(title=title, name=name)]
         for section in sections:
-            lines += [f"## {section}", "", "| name | in | priority | callers | backends |", "|---|---|---|---|---|"]
+            lines += [f"## {section}", "", "| name | in | callers | backends |", "|---|---|---|---|"]
             lines += [_line(row) for row in rows if row.section == section] + [""]
         head.append(_counted(f"[{title}](pages/{page}.md)", [row for row in rows if row.section in sections]))
         found[f"pages/{page}.md"] = "\n".join(lines)
+    head.append(_counted("all", rows))
     return {**found, "AITER.md": "\n".join([*head, ""])}
 
 
@@ -100,4 +98,4 @@ def _counted(title: str, rows: Iterable[Name]) -> str:
 
 def _line(row: Name) -> str:
     served = f"**missing**: use {row.advice}" if row.server is None else ", ".join(backends(row.value)) or "python"
-    return f"| `{row.name}` | `{row.modules[0]}` | {row.priority} | {' '.join(row.callers)} | {served} |"
+    return f"| `{row.name}` | `{row.modules[0]}` | {row.callers} | {served} |"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +18,9 @@ from aiter_like.enums import ActivationType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.integrations.takeover import LEFT
+from aiter_like.ops.common import marks
 from aiter_like.ops.common.contents import as_int32
 
-_log = logging.getLogger("aiter_like")
 _METHOD = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 _UTILS = "vllm.model_executor.utils"
 _NAME, _OWNER, _OP = "vllm.experts", "vllm", "moe_gemm"
@@ -86,7 +85,8 @@ def _weights(layer: torch.nn.Module) -> _Weights:
     """Matrices, with the mark of the order that they are in, and biases."""
     parameters = layer.w13_weight, layer.w2_weight
     for parameter, data in zip(parameters, found := [one.data for one in parameters]):
-        data.is_shuffled = bool(getattr(parameter, "is_shuffled", False))
+        if layout := marks.layout_of(parameter):
+            marks.mark(data, layout)
     biases = (getattr(layer, name, None) for name in ("w13_bias", "w2_bias"))
     return (*found, *(None if one is None else one.data for one in biases))
 

@@ -16,7 +16,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, quant_rule, tune_shapes
+from aiter_like.ops.common import elements, marks, quant_rule, tune_shapes
 from aiter_like.ops.gemm import derivative, hopper, parts, problems, tiles, vendor
 
 __all__ = ["batched_gemm_a8w8", "batched_gemm_bf16"]
@@ -168,6 +168,8 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
 
     Source: AITER's `batched_gemm_bf16_CK`.
     """
+    marks.refuse(_OP, "XQ", XQ)
+    marks.refuse(_OP, "WQ", WQ)
     _check_operands(XQ, WQ, dtype, splitK, out)
     bias = _per_column("bias", bias, XQ)
     if out is None and backend != "torch" and torch_ops.needs_grad(XQ, WQ, bias):
@@ -196,6 +198,8 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
 
     Source: AITER's `batched_gemm_a8w8_CK`.
     """
+    marks.refuse(_OP, "XQ", XQ)
+    marks.refuse(_OP, "WQ", WQ)
     _check_operands(XQ, WQ, dtype, splitK, out)
     if XQ.dtype in problems.SIXTEEN_BITS:
         raise TypeError(f"{_OP}: XQ must have dtype {', '.join(map(str, quant_rule.DTYPES))}, got {XQ.dtype}")
@@ -212,7 +216,6 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
 
 def _check_operands(XQ: Any, WQ: Any, dtype: Any, splitK: Any, out: Any) -> None:
     """Checks what has to hold before a result can be made."""
-    problems.check_matrices(_OP, XQ=XQ, WQ=WQ)
     for name, matrices in (("XQ", XQ), ("WQ", WQ)):
         check.tensor(_OP, name, matrices, rank=3, last_contiguous=False)
     if not isinstance(dtype, torch.dtype):

@@ -22,7 +22,7 @@ def of(call: Any, block: str, macros: Mapping[str, Any]) -> Instance:
              *([] if call.activation == "none" else [call.activation]),
              *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]),
              *([] if call.residual is None else ["residual"]),
-             *(["shuffled"] if getattr(call, "is_shuffled", False) else [])]
+             *(["shuffled"] if macros.get("IS_SHUFFLED") else [])]
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], **macros,

@@ -17,7 +17,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Facts, Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.common import elements, marks, tune_shapes
 from aiter_like.ops.gemm import builds, derivative, hopper, parts, skinny, tiles, vendor
 from aiter_like.ops.gemm.parts import ACTIVATIONS, GATED, after_product, matrix
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
@@ -156,7 +156,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
     """The backend that comes first where no row says what is fastest."""
     m = call.a.shape[0]
-    if vendor.is_ahead(m, call.b.shape[0], target):
+    if vendor.is_ahead(m, target):
         return "vendor"
     return "hip" if target.arch == "gfx942" and m <= skinny.MAX_ROWS else None
 
@@ -265,7 +265,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
         parts.check_results(_OP, shape, otype, residual, out)
     dtype = A.dtype if otype is None else otype
     a = matrix(A, A.shape[-1])
-    is_shuffled = parts.is_shuffled(_OP, "B", B)
+    is_shuffled = marks.is_shuffled(_OP, "B", B)
     if is_shuffled and torch_ops.needs_grad(A, B, bias, residual):
         raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights that "
                          "shuffle_weight was given, or call under torch.no_grad()")

@@ -16,7 +16,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, quant_rule, tune_shapes
+from aiter_like.ops.common import elements, marks, quant_rule, tune_shapes
 from aiter_like.ops.gemm import few_rows, hopper, parts, problems, tiles, vendor
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
@@ -201,9 +201,7 @@ def gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Te
 
     Source: AITER's `gemm_a8w8`.
     """
-    if getattr(WQ, "is_shuffled", False):
-        raise ValueError(f"{_OP}: WQ must not be shuffled, got a result of shuffle_weight, which gemm_a8w8_bpreshuffle "
-                         "takes")
+    marks.refuse(_OP, "WQ", WQ, ", which gemm_a8w8_bpreshuffle takes")
     return _product(XQ, WQ, x_scale, w_scale, bias, dtype, splitK, 0, use_fast_accum, out, backend)
 
 
@@ -223,7 +221,7 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
 
     Source: AITER's `gemm_a8w8_bpreshuffle`.
     """
-    marked = getattr(WQ, "shuffle_layout", None)
+    marked = marks.layout_named(WQ)
     layout = layout or marked or _LAYOUTS[0]
     if layout not in _LAYOUTS:
         raise ValueError(f"gemm_a8w8_bpreshuffle: layout must be (16, 16) or (32, 16), got {layout!r}")

@@ -17,7 +17,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Facts, Target, model_of, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, quant_rule, tune_shapes
+from aiter_like.ops.common import elements, marks, quant_rule, tune_shapes
 from aiter_like.ops.gemm import few_rows, hopper, parts, problems, tiles, vendor
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
 from aiter_like.ops.quant.row_quant import dynamic_per_token_scaled_quant
@@ -249,9 +249,8 @@ def gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale
     Source: AITER's `gemm_a8w8_blockscale`.
     """
     check.flag(_OP, "isBpreshuffled", isBpreshuffled)
-    if not isBpreshuffled and getattr(WQ, "is_shuffled", False):
-        raise ValueError(f"{_OP}: WQ must not be shuffled unless isBpreshuffled is True, got a result of "
-                         "shuffle_weight")
+    if not isBpreshuffled:
+        marks.refuse(_OP, "WQ", WQ, " unless isBpreshuffled is True")
     return _product(_OP, XQ, WQ, x_scale, w_scale, dtype, isBpreshuffled, out, backend)
 
 

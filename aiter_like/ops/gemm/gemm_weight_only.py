@@ -17,7 +17,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, quant_rule, tune_shapes
+from aiter_like.ops.common import elements, marks, quant_rule, tune_shapes
 from aiter_like.ops.gemm import builds, few_rows, parts, problems, tiles, weight_only
 from aiter_like.ops.gemm.parts import ACTIVATIONS, after_product, matrix
 
@@ -227,6 +227,7 @@ def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
 
     Source: groups as GPTQ and AWQ store them; of blocks of fp8 AITER's Triton `gemm_a16w8_blockscale`.
     """
+    marks.refuse("gemm_a16w8", "B", B)
     return _product("gemm_a16w8", 8, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
                     backend)
 
@@ -246,6 +247,7 @@ def gemm_a16w4(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
 
     Source: groups as GPTQ and AWQ store them; the byte order of `pack_int4`.
     """
+    marks.refuse("gemm_a16w4", "B", B)
     return _product("gemm_a16w4", 4, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
                     backend)
 
@@ -255,7 +257,6 @@ def _product(op: str, bits: int, A: Tensor, B: Tensor, scale: Tensor, bias: Tens
              out: Tensor | None, backend: str | None) -> Tensor:
     """Checks what the operator cannot know, and hands it matrices."""
     parts.check_linear(op, A, B, otype)
-    problems.check_matrices(op, B=B)
     check.dense(op, "scale", scale)
     check.choice(op, "group_size", group_size or None, (None, *quant_rule.GROUPS))
     if activation is not None:

@@ -16,7 +16,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, STRIDED, Backend, Op, torch_ops
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.common import elements, marks, tune_shapes
 from aiter_like.ops.gemm import hopper, parts, problems, tiles
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
@@ -251,9 +251,10 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
 
     Source: `torch._grouped_mm` and AITER's `deepgemm` compute the same without `row_index`.
     """
-    problems.check_matrices(_OP, a=a)
+    check.tensor(_OP, "a", a, last_contiguous=False)
+    marks.refuse(_OP, "a", a)
     check.tensor(_OP, "b", b, rank=3, last_contiguous=False)
-    is_shuffled = parts.is_shuffled(_OP, "b", b)
+    is_shuffled = marks.is_shuffled(_OP, "b", b)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if isinstance(out, Tensor) and dtype is not None and out.dtype != dtype:

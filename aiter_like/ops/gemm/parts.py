@@ -37,24 +37,6 @@ def after_product(product: Tensor, activation: str) -> Tensor:
     return product if name == "none" else activated(product, name)
 
 
-LAYOUT = (16, 16)
-"""The one of shuffle_weight that the kernels of 16-bit and of many products read; it wants whole bands of rows and
-pairs of packs."""
-
-
-def is_shuffled(op: str, name: str, weights: Tensor) -> bool:
-    """Whether weights are marked by `shuffle_weight`.
-
-    Raises:
-        ValueError: they are, in another layout.
-    """
-    if not getattr(weights, "is_shuffled", False):
-        return False
-    if (layout := getattr(weights, "shuffle_layout", LAYOUT)) != LAYOUT:
-        raise ValueError(f"{op}: {name} must be shuffled by layout {LAYOUT}, got {layout}")
-    return True
-
-
 def check_shuffled(op: str, b: Tensor, n: int) -> None:
     """Shuffled weights [..., n or 2 · n, k] lie as shuffle_weight stores them.
 

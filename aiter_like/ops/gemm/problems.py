@@ -23,20 +23,6 @@ DTYPES = (*SIXTEEN_BITS, *quant_rule.DTYPES)
 """dtypes of operands: those of 8 bits come with scales."""
 
 
-def check_matrices(op: str, **matrices: Any) -> None:
-    """Each is a dense tensor that has not been shuffled.
-
-    Raises:
-        TypeError: one is no tensor.
-        ValueError: one is marked as shuffled.
-    """
-    for name, one in matrices.items():
-        if not isinstance(one, Tensor):
-            raise TypeError(f"{op}: {name} must be a tensor, got {type(one).__name__}")
-        if getattr(one, "is_shuffled", False):
-            raise ValueError(f"{op}: {name} must not be shuffled, got a result of shuffle_weight")
-
-
 def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str = "",
                       names: tuple[str, ...] = tiles.TILES, **macros: int | str) -> Instance:
     """The build of a kernel of many products for the elements of a call, in a tile of `names`; `name` and `macros` for

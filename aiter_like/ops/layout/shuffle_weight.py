@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.ops.common.marks import mark
 
 __all__ = ["shuffle_scale", "shuffle_weight", "unshuffle_weight"]
 
@@ -48,8 +49,7 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
         filled[..., :original] = x
         x = filled
     sizes, order = _tiles("shuffle_weight", x.shape, x.element_size(), layout, use_int4, is_guinterleave, gate_up)
-    shuffled = x.reshape(sizes).permute(order).contiguous().view(x.shape)
-    shuffled.is_shuffled, shuffled.shuffle_layout = True, tuple(layout)
+    shuffled = mark(x.reshape(sizes).permute(order).contiguous().view(x.shape), tuple(layout))
     if pad_k_to:
         shuffled.aiter_original_k, shuffled.aiter_padded_k = original, x.shape[-1]
     return shuffled

@@ -16,7 +16,7 @@ from aiter_like.device import target_of
 from aiter_like.dispatch import torch_ops
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.common import elements, marks, quant_rule
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS, check_fp8
 from aiter_like.ops.moe.moe_backward import experts_with_grad
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -31,7 +31,6 @@ from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
 __all__ = ["fused_moe"]
 
 _OP = "fused_moe"
-_MOST_UNSORTED = 8  # tokens
 _NOT_SERVED = ("shared_w1", "shared_w2", "shared_w1_scale", "shared_w2_scale", "stage2_scatter", "beta", "linear_beta")
 
 
@@ -106,8 +105,8 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
     check.flag(_OP, "doweight_stage1", doweight_stage1)
     check.choice(_OP, "gate_mode", getattr(gate_mode, "value", gate_mode), (None, "separated", "interleave"))
     dtype = _check_hidden(hidden_states, dtype)
-    layer = layer_of(_OP, hidden_states, w1, w2, w1_scale, w2_scale, quant_type, activation, swiglu_limit,
-                     getattr(gate_mode, "value", gate_mode) == "interleave")
+    layer = layer_of(_OP, hidden_states, w1, w2, marks.layouts(w1, w2), w1_scale, w2_scale, quant_type, activation,
+                     swiglu_limit, getattr(gate_mode, "value", gate_mode) == "interleave")
     experts = _check_routing(hidden_states, topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
     _check_rest(layer, bias1, bias2, a1_scale, a2_scale, hidden_states, block_size_M)
     if doweight_stage1 and bias1 is not None:
@@ -137,8 +136,7 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
 def _is_few(tokens: int, slots: int, layer: Layer) -> bool:
     """Whether pairs need no sorting."""
     expert_bytes = sum(one[0].numel() * one.element_size() for one in (layer.w1, layer.w2))
-    return (tokens <= _MOST_UNSORTED and slots <= MAX_SLOTS
-            and prefers_unsorted(tokens, slots, layer.w1.shape[0], expert_bytes))
+    return slots <= MAX_SLOTS and prefers_unsorted(tokens, slots, layer.w1.shape[0], expert_bytes)
 
 
 class _Stages:

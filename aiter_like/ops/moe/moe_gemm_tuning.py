@@ -47,6 +47,9 @@ class MoeGemmKey(NamedTuple):
         random, generator = tune_shapes.normal(device, seed, "bf16"), torch.Generator().manual_seed(seed)
         pairs, experts, n, k, slots, block = self[:6]
         tokens = -(-pairs // slots)
+        if not self.is_of_pairs and tokens * slots != pairs:
+            raise ValueError(f"moe_gemm: pairs must be a multiple of slots, {slots}, where a has a row for each token, "
+                             f"got {pairs}")
         if block == 1:
             ids = torch.randint(experts, (pairs,), generator=generator, dtype=torch.int32).to(device)
             order: dict[str, Any] = {"experts": ids}

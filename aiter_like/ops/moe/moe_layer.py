@@ -14,6 +14,7 @@ from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.activation.parts import SWIGLU_LIMIT
 from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.common.marks import LAYOUT, Layout
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_formats import INT4, MXFP4_GROUP, SCALE_BLOCK, per_byte
 from aiter_like.ops.moe.moe_gemm_call import blocks
@@ -23,7 +24,6 @@ _ACTIVATIONS = {ActivationType.No: "none", ActivationType.Silu: "silu", Activati
 _BLOCKS = (QuantType.per_1x128, QuantType.per_128x128)
 _ROWS = (QuantType.per_Tensor, QuantType.per_Token)
 _WORDS = (torch.uint32, torch.int32)  # A word holds eight int4.
-_LAYOUT = (16, 16)
 _AITER_INT4_GROUP = 32
 
 
@@ -61,11 +61,12 @@ class Layer(NamedTuple):
     is_interleaved: bool
 
 
-def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None,
-             quant_type: int, activation: int, limit: float | None, is_interleaved: bool, stage: int = 0,
-             keeps_rows: bool = False) -> Layer:
+def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, layouts: tuple[Layout | None, Layout | None],
+             w1_scale: Tensor | None, w2_scale: Tensor | None, quant_type: int, activation: int, limit: float | None,
+             is_interleaved: bool, stage: int = 0, keeps_rows: bool = False) -> Layer:
     """The layer that these arguments of `op` describe; with `stage` 1 or 2 that one's product alone, so that the scale
-    of the other matrices is not looked at, and None. `keeps_rows`: activations of 16 bits keep them.
+    of the other matrices is not looked at, and None. `layouts` are those of `shuffle_weight` that `w1` and `w2` are
+    marked with, None where they are not; `keeps_rows`: activations of 16 bits keep them.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -89,7 +90,7 @@ def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor |
     if w1.shape[1] not in (inner, 2 * inner) or w1.shape[2] * per_byte(b_format) != k:
         raise ValueError(f"{op}: w1 must have shape [{w1.shape[0]}, {2 * inner} or {inner}, "
                          f"{k // per_byte(b_format)}] beside w2 of shape {tuple(w2.shape)}, got {tuple(w1.shape)}")
-    is_shuffled = _is_shuffled(op, w1, w2, b_format, is_interleaved)
+    is_shuffled = _is_shuffled(op, layouts, b_format, is_interleaved)
     given = (("w1_scale", w1_scale, w1, k), ("w2_scale", w2_scale, w2, inner))
     group_size = _group_size(op, kind, b_format, *given[stage == 2])
     if group_size and quantiser and b_format in INT4:
@@ -143,30 +144,25 @@ def _format(op: str, kind: QuantType, w1: Tensor, hidden: Tensor, keeps_rows: bo
 
 
 def _as_bytes(op: str, name: str, weights: Tensor, b_format: str) -> Tensor:
-    """Two weights of 4 bits in a byte, with the mark of the order that they are in: words are in that of
-    shuffle_weight, marked or not."""
+    """Two weights of 4 bits in a byte."""
     check.tensor(op, name, weights, last_contiguous=b_format == "int4_words")
-    stored = weights.view(torch.uint8 if b_format == "mxfp4" else torch.int8)
-    stored.is_shuffled = b_format == "int4_words" or getattr(weights, "is_shuffled", False)
-    stored.shuffle_layout = getattr(weights, "shuffle_layout", _LAYOUT)
-    return stored
+    return weights.view(torch.uint8 if b_format == "mxfp4" else torch.int8)
 
 
-def _is_shuffled(op: str, w1: Tensor, w2: Tensor, b_format: str, is_interleaved: bool) -> bool:
-    """Whether both are shuffled. AITER's callers shuffle the scales of mxfp4, too, and 4-bit gates that alternate may
-    be shuffled in whole bands: marks do not tell."""
-    marks = [bool(getattr(one, "is_shuffled", False)) for one in (w1, w2)]
-    if marks[0] != marks[1]:
-        raise ValueError(f"{op}: w2 must be shuffled where w1 is, got {marks[0]} and {marks[1]}")
-    for name, one in (("w1", w1), ("w2", w2)):
-        layout = getattr(one, "shuffle_layout", _LAYOUT)
-        if marks[0] and (layout != _LAYOUT or b_format == "mxfp4"):
+def _is_shuffled(op: str, layouts: tuple[Layout | None, Layout | None], b_format: str, is_interleaved: bool) -> bool:
+    """Whether both are shuffled: words are, marked or not. AITER's callers shuffle the scales of mxfp4, too, and 4-bit
+    gates that alternate may be shuffled in whole bands: marks do not tell."""
+    first, second = (b_format == "int4_words" or layout is not None for layout in layouts)
+    if first != second:
+        raise ValueError(f"{op}: w2 must be shuffled where w1 is, got {first} and {second}")
+    for name, layout in zip(("w1", "w2"), layouts):
+        if first and (layout not in (None, LAYOUT) or b_format == "mxfp4"):
             raise UnsupportedError(f"{op}: {name} of {b_format} in the order of shuffle_weight with layout {layout} is "
                                    f"not served")
-    if marks[0] and b_format in INT4 and is_interleaved:
+    if first and b_format in INT4 and is_interleaved:
         raise UnsupportedError(f"{op}: w1 of int4 in the order of shuffle_weight is served with gate_mode 'separated', "
                                f"got 'interleave'")
-    return marks[0]
+    return first
 
 
 def _group_size(op: str, kind: QuantType, b_format: str, name: str, scale: Any, weights: Tensor, k: int) -> int:

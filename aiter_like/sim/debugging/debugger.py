@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from aiter_like.sim.debugging.machine import Machine, Watched
 from aiter_like.sim.debugging.program import Program
 from aiter_like.sim.debugging.stops import Caught, Stop
 from aiter_like.sim.debugging.wave_view import WaveView, static_register
+from aiter_like.sim.state import current
 
 REASONS = ("launch", "breakpoint", "watch", "step", "report", "failure", "interrupt", "ended", "finished")
 _ON, _INSTRUCTION, _LINE, _OVER, _OUT, _QUIT = range(6)
@@ -64,7 +64,7 @@ class Controller:
         Raises:
             DebuggerError: another debugger is attached.
         """
-        if not _attached.acquire(blocking=False):
+        if not current.debugger.acquire(blocking=False):
             raise DebuggerError("another debugger is attached in this process, and there is one simulated device: end "
                                 "it first")
         library.load_debug().aiter_like_sim_debug_attach(self._callback, reports, failures, signals)
@@ -72,7 +72,7 @@ class Controller:
     def detach(self) -> None:
         """Launches run as without a debugger again."""
         library.load_debug().aiter_like_sim_debug_attach(None, 0, 0, 0)
-        _attached.release()
+        current.debugger.release()
 
     # Requests of the user.
 
@@ -342,6 +342,3 @@ class Controller:
         watch.history.append(found)
         del watch.history[:-breakpoints.MOST_WRITES]
         return found
-
-
-_attached = threading.Lock()

@@ -13,7 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from aiter_like import device
-from aiter_like.sim import library
+from aiter_like.sim import settings
 from aiter_like.sim.torch_cuda import devices, files, generators, gradients, libraries, names, refusals, times
 from aiter_like.sim.torch_cuda.mode import Mode, with_default_device
 
@@ -50,7 +50,7 @@ def _entered() -> Iterator[None]:
     if torch.cuda.is_available():
         raise RuntimeError(f"sim.as_gpu: torch sees a GPU here ({torch.cuda.get_device_name()}), and would mix it with "
                            "the simulated one: hide it (CUDA_VISIBLE_DEVICES= or HIP_VISIBLE_DEVICES=)")
-    if library.default_settings().defer:
+    if settings.default_settings().defer:
         raise RuntimeError("sim.as_gpu: the setting `defer` is not for it: torch's own functions run on the host and "
                            "would not wait for what a stream defers")
     default_device, mode = _device.CURRENT_DEVICE, Mode()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.sim import session
+from aiter_like.sim import library
 
 _NUMBERS = {"multi_processor_count": 63, "warp_size": 87, "L2_cache_size": 19, "major": 23, "minor": 61,
             "clock_rate": 5, "memory_clock_rate": 60, "memory_bus_width": 59, "regs_per_multiprocessor": 72,
@@ -37,7 +37,7 @@ def set_current(device: Any) -> None:
     Raises:
         RuntimeError: there is no such device.
     """
-    session.load().hipSetDevice(number_of(device))
+    library.load().hipSetDevice(number_of(device))
 
 
 def exchange(device: int) -> int:
@@ -108,16 +108,16 @@ def properties(index: int) -> Properties:
     """The answer of torch.cuda.get_device_properties, as the simulator's HIP library tells it."""
     facts = {name: _attribute(which, index) for name, which in _NUMBERS.items()}
     name = ctypes.create_string_buffer(256)
-    session.load().hipDeviceGetName(name, 256, index)
+    library.load().hipDeviceGetName(name, 256, index)
     total = ctypes.c_size_t()
-    session.load().hipDeviceTotalMem(ctypes.byref(total), index)
+    library.load().hipDeviceTotalMem(ctypes.byref(total), index)
     return Properties(name=name.value.decode(), gcnArchName="gfx942:sramecc+:xnack-", total_memory=total.value,
                       uuid=_uuid(index), **facts)
 
 
 def _uuid(index: int) -> uuid.UUID:
     raw = ctypes.create_string_buffer(16)
-    session.load().hipDeviceGetUuid(raw, index)
+    library.load().hipDeviceGetUuid(raw, index)
     return uuid.UUID(bytes=raw.raw)
 
 
@@ -130,11 +130,11 @@ def hip_version() -> str:
 
 def _attribute(which: int, index: int) -> int:
     value = ctypes.c_int()
-    session.load().hipDeviceGetAttribute(ctypes.byref(value), which, index)
+    library.load().hipDeviceGetAttribute(ctypes.byref(value), which, index)
     return value.value
 
 
 def _number(function: str) -> int:
     value = ctypes.c_int()
-    getattr(session.load(), function)(ctypes.byref(value))
+    getattr(library.load(), function)(ctypes.byref(value))
     return value.value

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aiter_like.sim import session
+from aiter_like.sim.state import current
 from aiter_like.sim.torch_cuda import absent, devices, generators, marks, refusals, streams
 
 _aten = torch.ops.aten
@@ -125,7 +125,7 @@ class CUDAGraph(absent.Partial):
         recorder = _Recorder()
         self._recorder = recorder
         recorder.__enter__()
-        session.record_calls(recorder.launched)
+        current.recorder = recorder.launched
         _captures.append(self)
 
     def capture_end(self) -> None:
@@ -137,7 +137,7 @@ class CUDAGraph(absent.Partial):
         recorder = self._recorder
         if recorder is None:
             raise RuntimeError("CUDAGraph.capture_end: the graph is not capturing")
-        session.record_calls(None)
+        current.recorder = None
         recorder.__exit__(None, None, None)
         _captures.remove(self)
         self._recorder = None

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.sim import session
+from aiter_like.sim import library
 from aiter_like.sim.torch_cuda import absent, devices
 
 _CUDA = 1  # torch's number of the kind of device
@@ -152,7 +152,7 @@ def _counter(index: int) -> Iterator[int]:
 def _handle(index: int, stream_id: int) -> int:
     made, before = ctypes.c_void_p(), devices.exchange(index)
     try:
-        session.load().hipStreamCreate(ctypes.byref(made))
+        library.load().hipStreamCreate(ctypes.byref(made))
     finally:
         devices.set_current(before)
     return made.value

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.sim import modelling, session
+from aiter_like.sim import modelling
 from aiter_like.sim.torch_cuda import absent, devices, streams
 from aiter_like.sim.torch_cuda.streams import current_stream
 
@@ -34,7 +34,7 @@ class Event(absent.Partial):
     def record(self, stream: Any = None) -> None:
         """Now; on a stream of a device, which is the event's from then on."""
         self.device = (stream or current_stream()).device
-        self._seconds, self._modelled = time.perf_counter(), session.modelled_us()
+        self._seconds, self._modelled = time.perf_counter(), modelling.elapsed()
 
     def wait(self, stream: Any = None) -> None:
         """It is past."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from aiter_like.errors import DebuggerError
 from aiter_like.sim import library, session
 from aiter_like.sim.profiling import sources
+from aiter_like.sim.state import current
 
 MOST_ACCESSES, MOST_LAUNCHES = 600, 16
 """The most accesses of one workgroup, and the most launches, that are recorded."""
@@ -40,9 +41,8 @@ def traced(found: list[dict], workgroup: int = 0, executions: int = 1) -> Iterat
         raise ValueError(f"sim trace: workgroup must be 0 or more and executions 1 to 1024, got {workgroup} and "
                          f"{executions}")
     debug = library.load_debug()
-    if _recording:
+    if not current.trace.acquire(blocking=False):
         raise DebuggerError("another trace is being recorded: end it first")
-    _recording.append(found)
     try:
         with session.enabled(checks=False, on_report="collect", threads=1):
             debug.aiter_like_sim_trace_begin(workgroup, executions, MOST_ACCESSES, MOST_LAUNCHES)
@@ -51,15 +51,12 @@ def traced(found: list[dict], workgroup: int = 0, executions: int = 1) -> Iterat
             finally:
                 found += [_completed(launch) for launch in library.json_of(debug.aiter_like_sim_trace_end())]
     finally:
-        _recording.pop()
+        current.trace.release()
 
 
 def phases(size: int, is_load: bool) -> list[int]:
     """The phase of the banks that each lane is in when `size` bytes of a lane are read or written."""
     return library.json_of(library.load_debug().aiter_like_sim_trace_phases(size, is_load))
-
-
-_recording: list[list[dict]] = []
 
 
 def _completed(launch: dict) -> dict:

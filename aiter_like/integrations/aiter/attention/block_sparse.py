@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's attention of blocks of queries to the blocks of keys that each of them chose. Named by names.txt."""
+"""AITER's attention of blocks of queries to the blocks of keys that each of them chose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common.contents import as_int32, check_values
 
 _NAME = "vsa_sparse_attention"
@@ -15,6 +16,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _BLOCK = 128
 
 
+@aiter("aiter aiter.ops.vsa_sparse_attention")
 def vsa_sparse_attention(q: Tensor, k: Tensor, v: Tensor, block_lut: Tensor, block_counts: Tensor) -> Tensor:
     """`softmax(q kᵀ / sqrt(dim)) v` where 128 queries see the blocks of 128 keys that their list names: on
     `mha_batch_prefill_func`, whose sequences are blocks of a head's queries, and whose pages are blocks of keys.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's gather of latents of a paged cache, which a product makes keys and values of. Named by names.txt."""
+"""AITER's gather of latents of a paged cache, which a product makes keys and values of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import elements
+from aiter_like.integrations.aiter.declare import aiter
+from aiter_like.ops.common import elements, marks
 from aiter_like.ops.common.contents import are_on_host, check_lengths, check_starts, check_values
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
@@ -17,6 +18,7 @@ from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 _OP = "gather_kv_b_proj"
 
 
+@aiter("aiter.ops.triton.gather_kv_b_proj", callers="V")
 def gather_kv_b_proj(k_buffer: Tensor, k_scale: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
                      kv_prefix_sum_context_lens: Tensor, kv_proj_weight: Tensor, kv_proj_scale: Tensor | None,
                      k_prefix: Tensor, v_prefix: Tensor, weight_preshuffle: bool = False,
@@ -128,10 +130,7 @@ def _wide_product(x: Tensor, x_scale: Tensor | None, weights: Tensor, scale: Ten
 def _wide_weights(weights: Tensor, scale: Tensor | None, is_shuffled: bool, dtype: torch.dtype) -> Tensor:
     """Those of 16 bits without scales of blocks as they are; others in `dtype`."""
     if scale is None and weights.dtype == dtype:
-        if is_shuffled:
-            weights = weights.view(weights.shape)
-            weights.is_shuffled = True
-        return weights
+        return marks.mark(weights.view(weights.shape)) if is_shuffled else weights
     plain = (aiter_like.unshuffle_weight(weights) if is_shuffled else weights).float()
     if scale is not None:
         plain *= scale.repeat_interleave(BLOCK, 0)[:len(weights)].repeat_interleave(BLOCK, 1)[:, :weights.shape[1]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's fusion of what a sparse attention's indexer does to a step's queries and keys. Named by names.txt."""
+"""AITER's fusion of what a sparse attention's indexer does to a step's queries and keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch.public import public
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements
 from aiter_like.ops.rope import parts
 
@@ -17,6 +18,7 @@ _NAME = "indexer_qk_rope_quant_and_cache"
 _HALVES = (torch.bfloat16, torch.float16)
 
 
+@aiter("aiter aiter.ops.cache", callers="S")
 def indexer_qk_rope_quant_and_cache(
         q: Tensor, q_out: Tensor, weights: Tensor, weights_out: Tensor, k: Tensor, kv_cache: Tensor,
         slot_mapping: Tensor, norm_weight: Tensor, norm_bias: Tensor, positions: Tensor, cos_cache: Tensor,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls below flash_attn_func: forward with everything that its derivative needs, and the derivative, which no
-autograd sees. On the operators flash_attn_fwd and flash_attn_bwd. Named by names.txt.
+autograd sees. On the operators flash_attn_fwd and flash_attn_bwd.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.attention.call import FP8, AttentionBackwardCall, AttentionCall
 from aiter_like.ops.attention.checks import AITER_ROUNDING, read_window
 from aiter_like.ops.attention.dropout_randval import dropout_randval
@@ -48,7 +49,7 @@ def _flash_attn_forward(
     check.tensor(op, "v", v, rank=4)
     _check_dropout(op, dropout_p, return_softmax)
     if cu_seqlens_q is not None or cu_seqlens_kv is not None:
-        _refuse(op, "beside cu_seqlens_q and cu_seqlens_kv", dropout_p=dropout_p != 0, q_descale=q_descale is not None)
+        refuse(op, "beside cu_seqlens_q and cu_seqlens_kv", dropout_p=dropout_p != 0, q_descale=q_descale is not None)
         found = aiter_like.flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, (window_size_left, window_size_right, sink_size), bias, alibi_slopes,
             return_lse=True, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), cu_seqlens_q=cu_seqlens_q,
@@ -63,6 +64,7 @@ def _flash_attn_forward(
         num_splits=num_splits, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt))
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_fwd(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, is_causal: bool,
         window_size_left: int, window_size_right: int, sink_size: int, return_softmax_lse: bool,
@@ -71,7 +73,7 @@ def mha_fwd(
         q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
         sink_ptr: Tensor | None = None, gen: torch.Generator | None = None) -> _Four:
     """`_flash_attn_forward` in another order. `gen` must be None: dropout draws from torch's own of the device."""
-    _refuse("mha_fwd", "of its own", gen=gen is not None)
+    refuse("mha_fwd", "of its own", gen=gen is not None)
     return _flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, sink_size, bias,
         alibi_slopes, q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval, AITER_ROUNDING,
@@ -100,7 +102,7 @@ def _flash_attn_varlen_forward(
         check.tensor(op, name, starts, rank=1)
     _check_dropout(op, dropout_p, return_softmax)
     if block_table is not None:
-        _refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,
+        refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,
                 zero_tensors=zero_tensors)
         found = aiter_like.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, min_seqlen_q, 0.0, softmax_scale,
@@ -117,6 +119,7 @@ def _flash_attn_varlen_forward(
         **lengths)
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_varlen_fwd(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, min_seqlen_q: int, dropout_p: float, softmax_scale: float, logits_soft_cap: float,
@@ -127,7 +130,7 @@ def mha_varlen_fwd(
         gen: torch.Generator | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None) -> _Four:
     """`_flash_attn_varlen_forward` in another order. `gen` must be None, as in `mha_fwd`."""
-    _refuse("mha_varlen_fwd", "of its own", gen=gen is not None)
+    refuse("mha_varlen_fwd", "of its own", gen=gen is not None)
     return _flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q, max_seqlen_k,
         min_seqlen_q, dropout_p, softmax_scale, is_causal, logits_soft_cap, window_size_left, window_size_right,
@@ -159,6 +162,7 @@ def _flash_attn_backward(
                    d_sink)[3]
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dropout_p: float,
         softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, deterministic: bool,
@@ -169,7 +173,7 @@ def mha_bwd(
     op = "mha_bwd"
     check.tensor(op, "q", q, rank=4)
     check.tensor(op, "v", v, rank=4)
-    _refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
+    refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
     return _backward(
         op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, (window_size_left, window_size_right), is_causal,
         dropout_p, rng_state, sink, d_sink, max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1],
@@ -177,6 +181,7 @@ def mha_bwd(
         bias=_four_dimensional(bias))
 
 
+@aiter("aiter aiter.ops.mha")
 def mha_varlen_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float,
@@ -189,7 +194,7 @@ def mha_varlen_bwd(
     op = "mha_varlen_bwd"
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "v", v, rank=3)
-    _refuse(op, "of its own", gen=gen is not None)
+    refuse(op, "of its own", gen=gen is not None)
     lengths = _lengths(op, q, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q,
                        max_seqlen_k, alibi_slopes)
     return _backward(
@@ -197,12 +202,14 @@ def mha_varlen_bwd(
         dropout_p, rng_state, sink, d_sink, softmax_scale=softmax_scale, zero_tensors=zero_tensors, **lengths)
 
 
+@aiter("aiter.ops.mha")
 def fmha_fwd_bf16_opus_fwd(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool,
                            out: Tensor | None = None) -> Tensor:
     """`flash_attn_func`, by any of our kernels: AITER's of this name is for gfx950."""
     return aiter_like.flash_attn_func(q, k, v, softmax_scale=softmax_scale, causal=causal, out=out)
 
 
+@aiter("aiter.ops.mha")
 def fmha_fwd_bf16_opus_varlen_fwd(
         q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, seqstart_q: Tensor, seqstart_k: Tensor,
         max_seqlen_q: int, max_seqlen_k: int, out: Tensor | None = None, seqstart_q_pad: Tensor | None = None,
@@ -275,8 +282,8 @@ def _by_sink(op: str, call: AttentionBackwardCall, sink: Tensor) -> list[Attenti
         check.tensor(op, "sink", sink.flatten(), shape=(heads,))
         return [call._replace(sink=sink.flatten(), dsink=torch.empty_like(sink).flatten())]
     check.tensor(op, "sink", sink, shape=(batch, heads))
-    _refuse(op, "of each packed sequence", sink=call.forward.is_varlen)
-    _refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
+    refuse(op, "of each packed sequence", sink=call.forward.is_varlen)
+    refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
     parts = []
     for index in range(batch):
         own = {name: tensor[index:index + 1] for name, tensor in call._asdict().items()
@@ -315,7 +322,7 @@ def _rounding(how_v3_bf16_cvt: int | None) -> int:
     return AITER_ROUNDING if how_v3_bf16_cvt is None else how_v3_bf16_cvt
 
 
-def _refuse(op: str, beside: str, **asked: bool) -> None:
+def refuse(op: str, beside: str, **asked: bool) -> None:
     """Raises where one of them is asked for."""
     reasons = {name: f"not {beside}" for name, is_asked in asked.items() if is_asked}
     if reasons:

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.attention.dropout_randval import last_kept
 
 _TOLERANCES = {"plain": (2, 1e-2, 1.5e-2, 1e-5), "dropout": (2, 0.1, 2.0, 0.1), "fp8": (4, 0.5, 1.0, 0.1)}
 """Of attention_ref_with_tol: the factor, the least atol of the output and of gradients, and rtol."""
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | None = None,
                   key_padding_mask: Tensor | None = None, attn_bias: Tensor | None = None, dropout_p: float = 0.0,
                   dropout_mask: Tensor | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
@@ -73,6 +75,7 @@ def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | 
     return out.to(dtype), attention.to(dtype), lse.to(dtype)
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def attention_ref_with_tol(
         q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_fp8: bool = False,
         **kwargs: Any) -> tuple[Tensor, tuple[Tensor, ...], tuple[float, float], list[tuple[float, float]]]:
@@ -104,6 +107,7 @@ def _with_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, options: dict[s
     return out, *torch.autograd.grad(out, leaves, do)
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def attn_bias_from_alibi_slopes(slopes: Tensor, seqlen_q: int, seqlen_k: int,
                                 query_padding_mask: Tensor | None = None, key_padding_mask: Tensor | None = None,
                                 causal: bool = False, key_leftpad: Tensor | None = None) -> Tensor:
@@ -122,6 +126,7 @@ def attn_bias_from_alibi_slopes(slopes: Tensor, seqlen_q: int, seqlen_k: int,
     return -slopes * distance.abs().to(slopes.dtype)
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def generate_random_padding_mask(max_seqlen: int, batch_size: int, device: torch.device | str,
                                  mode: str = "random") -> Tensor:
     """Lengths of a batch as a mask [batch_size, max_seqlen].
@@ -141,6 +146,7 @@ def generate_random_padding_mask(max_seqlen: int, batch_size: int, device: torch
     return torch.arange(max_seqlen, device=device).expand(batch_size, -1) < lengths
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def generate_qkv(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | None = None,
                  key_padding_mask: Tensor | None = None, kvpacked: bool = False, qkvpacked: bool = False,
                  input_layout: str = "BSHD") -> tuple:
@@ -182,6 +188,7 @@ def generate_qkv(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | N
     return *leaves[:3], cu_q, cu_k, max_q, max_k, *leaves[3:], put_q, put_q, put_k
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def ck_randval_to_dropout_mask(randval: Tensor, p: float) -> Tensor:
     """The third result of attention with dropout, made so that what is kept is at least 0.
 
@@ -192,6 +199,7 @@ def ck_randval_to_dropout_mask(randval: Tensor, p: float) -> Tensor:
     return last_kept(p) - randval.float()
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def pad_rearrange_dropout_mask_hts_to_bhss(S_dmask: Tensor, cu_seqlens_q: Tensor, seqlen_q_rounded: int,
                                            seqlen_k_rounded: int) -> Tensor:
     """What stands for packed sequences, [num_heads, total_q, columns], as a batch [batch, num_heads, seqlen_q_rounded,
@@ -201,6 +209,7 @@ def pad_rearrange_dropout_mask_hts_to_bhss(S_dmask: Tensor, cu_seqlens_q: Tensor
     return torch.stack([_in_size(part, seqlen_q_rounded, seqlen_k_rounded) for part in parts])
 
 
+@aiter("aiter.test_mha_common", stays=True)
 def convert_flash_attn_S_to_softmax(
         S: Tensor, seqlen_q: int, seqlen_k: int, query_padding_mask: Tensor | None, key_padding_mask: Tensor | None,
         head_dim: int, is_dropout: bool, causal: bool = False,

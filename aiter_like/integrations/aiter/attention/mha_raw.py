@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls of attention by the names of its kernels, on those of mha.py, and flash_attn_func as it takes its
-arguments. Named by names.txt.
+arguments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like.dispatch.public import public
-from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.declare import aiter
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+@aiter("aiter aiter.ops.mha", callers="S")
 def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
         causal: bool = False, window_size: Sequence[int] | Tensor | None = (-1, -1, 0), bias: Tensor | None = None,
@@ -32,6 +33,7 @@ def flash_attn_func(
         return_attn_probs, how_v3_bf16_cvt, cu_seqlens_q, cu_seqlens_kv, sink_ptr, num_splits, **options)
 
 
+@aiter("aiter aiter.ops.mha", callers="V s")
 def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, min_seqlen_q: int = 0, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -49,6 +51,7 @@ def flash_attn_varlen_func(
         **options)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_fwd(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, is_causal: bool,
         window_size_left: int, window_size_right: int, return_softmax_lse: bool, return_dropout_randval: bool,
@@ -56,12 +59,13 @@ def fmha_v3_fwd(
         alibi_slopes: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
         v_descale: Tensor | None = None, gen: torch.Generator | None = None) -> _Four:
     """`_flash_attn_forward` in another order, by any of our kernels. `gen` must be None."""
-    _refuse("fmha_v3_fwd", gen=gen is not None)
+    mha.refuse("fmha_v3_fwd", "of its own", gen=gen is not None)
     return mha.flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, 0, bias, alibi_slopes,
         q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval, how_v3_bf16_cvt, out=out)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_varlen_fwd(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
         max_seqlen_k: int, min_seqlen_q: int, dropout_p: float, softmax_scale: float, logits_soft_cap: float,
@@ -72,7 +76,7 @@ def fmha_v3_varlen_fwd(
         gen: torch.Generator | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None) -> _Four:
     """`_flash_attn_varlen_forward` in another order, by any of our kernels. `gen` must be None."""
-    _refuse("fmha_v3_varlen_fwd", gen=gen is not None)
+    mha.refuse("fmha_v3_varlen_fwd", "of its own", gen=gen is not None)
     return mha.flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q, max_seqlen_k,
         min_seqlen_q, dropout_p, softmax_scale, is_causal, logits_soft_cap, window_size_left, window_size_right, 0,
@@ -80,6 +84,7 @@ def fmha_v3_varlen_fwd(
         how_v3_bf16_cvt, block_table, out, zero_tensors)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dropout_p: float,
         softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, deterministic: bool,
@@ -92,6 +97,7 @@ def fmha_v3_bwd(
         deterministic, dq, dk, dv, None, None, alibi_slopes, rng_state, gen)
 
 
+@aiter("aiter aiter.ops.mha")
 def fmha_v3_varlen_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float,
@@ -109,13 +115,6 @@ def fmha_v3_varlen_bwd(
 
 def _numbers(window: Sequence[int] | Tensor | None) -> Sequence[int] | None:
     return window.tolist() if isinstance(window, Tensor) else window
-
-
-def _refuse(op: str, **asked: bool) -> None:
-    """Raises where one of them is asked for."""
-    reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}
-    if reasons:
-        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}", op, reasons)
 
 
 fmha_v3_fwd, fmha_v3_varlen_fwd = public("fmha_v3_fwd", fmha_v3_fwd), public("fmha_v3_varlen_fwd", fmha_v3_varlen_fwd)

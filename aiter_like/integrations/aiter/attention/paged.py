@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's PagedAttention, whose methods engines of before its time call. Named by names.txt."""
+"""AITER's PagedAttention, whose methods engines of before its time call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 import aiter_like
+from aiter_like.integrations.aiter.declare import aiter
 
 
+@aiter("aiter.paged_attn:PagedAttention.forward_decode")
 def forward_decode(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor,
                    max_seq_len: int, kv_cache_dtype: str, num_kv_heads: int, scale: float | None,
                    alibi_slopes: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,

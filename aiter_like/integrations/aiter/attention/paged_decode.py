@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls of decoding that differ from `paged_attention_rocm` in their arguments only: on the operator
-paged_attention, which shares its work out itself and reads no plan. Named by names.txt.
+paged_attention, which shares its work out itself and reads no plan.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import aiter_like
 from aiter_like import check
 from aiter_like.device import default_target
 from aiter_like.enums import QuantType
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.attention.paged_attention_entries import (
     Called,
     check_block_size,
@@ -26,6 +27,7 @@ _MOST_KEYS = 2**30
 _MOST_SPLITS = 8
 
 
+@aiter("aiter.ops.triton.gluon.pa_decode_gluon", callers="V S", stays=True)
 def get_recommended_splits(num_sequences: int, num_kv_heads: int, split_kv_blocks: int = 1) -> int:
     """Partitions for which callers of `pa_decode_gluon` allocate: two of all heads for each CU, 8 at most."""
     op = "get_recommended_splits"
@@ -36,6 +38,7 @@ def get_recommended_splits(num_sequences: int, num_kv_heads: int, split_kv_block
     return min(-(-2 * default_target().cu_num // programs) * split_kv_blocks, _MOST_SPLITS)
 
 
+@aiter("aiter.ops.triton.gluon.pa_decode_gluon aiter.ops.attention torch.ops.aiter", callers="V S")
 def pa_decode_gluon(
         output: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, context_lengths: Tensor,
         block_tables: Tensor, softmax_scale: float, query_length: int, max_context_partition_num: int,
@@ -83,6 +86,7 @@ def pa_decode_gluon(
               window_left=max(sliding_window, 0) - 1)
 
 
+@aiter("aiter aiter.ops.attention")
 def pa_fwd_naive(
         query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, context_lens: Tensor,
         k_dequant_scales: Tensor | None, v_dequant_scales: Tensor | None, max_seq_len: int, num_kv_heads: int,
@@ -114,6 +118,7 @@ def pa_fwd_naive(
                      max_seqlen_k=min(table.shape[1] * k.shape[1], _MOST_KEYS))
 
 
+@aiter("aiter aiter.ops.attention")
 def pa_persistent_fwd(
         Q: Tensor, K: Tensor, V: Tensor, output: Tensor, max_qlen: int, qo_indptr: Tensor | None, kv_indptr: Tensor,
         kv_indices: Tensor, context_lens: Tensor, work_indptr: Tensor | None, work_info: Tensor | None,
@@ -145,6 +150,7 @@ def pa_persistent_fwd(
     return torch.empty(0, 1, *output.shape[1:], dtype=torch.float32, device=output.device), lse
 
 
+@aiter("aiter aiter.ops.attention")
 def pa_ps_fwd_asm(
         Q: Tensor, K: Tensor, V: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, context_lens: Tensor,
         softmax_scale: float, max_qlen: int = 1, K_QScale: Tensor | None = None, V_QScale: Tensor | None = None,
@@ -172,6 +178,7 @@ def pa_ps_fwd_asm(
     return out_
 
 
+@aiter("aiter aiter.ops.attention")
 def pa_reduce_v1(
         partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Tensor, reduce_final_map: Tensor | None,
         reduce_partial_map: Tensor, max_seqlen_q: int, final_output: Tensor, final_lse: Tensor | None = None,
@@ -181,6 +188,7 @@ def pa_reduce_v1(
                              max_seqlen_q, num_kv_splits, final_output, final_lse)
 
 
+@aiter("aiter aiter.ops.attention")
 def pa_decode_bf16_asm(
         Q: Tensor, K: Tensor, V: Tensor, kv_indices: Tensor, context_lens: Tensor, softmax_scale: float,
         kv_indptr: Tensor, gqa: int = 8, mtp: int = 0, query_scale: Tensor | None = None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's functions of sparse attention that have other parameters here. Named by names.txt."""
+"""AITER's functions of sparse attention that have other parameters here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
+from aiter_like.integrations.aiter.declare import aiter
 
 _PAGED = "deepgemm_fp8_paged_mqa_logits"
 
 
+@aiter("aiter.ops.triton.[attention.]fp8_mqa_logits", callers="S")
 def fp8_mqa_logits(Q: Tensor, KV: Tensor, kv_scales: Tensor, weights: Tensor, cu_starts: Tensor, cu_ends: Tensor,
                    clean_logits: bool = True) -> Tensor:
     """`mqa_logits` into new memory, which without `clean_logits` holds anything where a row sees nothing. `kv_scales`
@@ -19,6 +21,7 @@ def fp8_mqa_logits(Q: Tensor, KV: Tensor, kv_scales: Tensor, weights: Tensor, cu
     return aiter_like.mqa_logits(Q, KV, kv_scales.flatten(), weights, cu_starts, cu_ends, clean_logits)
 
 
+@aiter("aiter.ops.triton.[attention.]pa_mqa_logits", callers="S")
 def deepgemm_fp8_paged_mqa_logits(
         q_fp8: Tensor, kv_cache: Tensor, weights: Tensor, out_logits: Tensor, context_lens: Tensor, kv_indices: Tensor,
         max_model_len: int, Preshuffle: bool = False, KVBlockSize: int = 1, ChunkK: int = 256,

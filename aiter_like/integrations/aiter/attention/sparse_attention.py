@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's attention of tokens that each chose rows of a pool, where a row is key and value at once: on the operator
-mla_decode, over copies of the chosen rows. Named by names.txt.
+mla_decode, over copies of the chosen rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 
 _DECODE, _PREFILL = "pa_decode_sparse", "pa_prefill_sparse"
 _HALVES = (torch.bfloat16, torch.float16)
@@ -19,6 +20,7 @@ _GROUP = 64  # columns with a scale of their own
 _MORE = 64  # columns of zeros that mla_decode wants behind a value's
 
 
+@aiter("aiter.ops.triton.attention.pa_decode_sparse", callers="S")
 def pa_decode_sparse(
         q: Tensor, unified_kv: Tensor, kv_indices: Tensor, kv_indptr: Tensor, attn_sink: Tensor, softmax_scale: float,
         kv_scales: Tensor | None = None, block_h: int | None = None, kv_splits: int | None = None,
@@ -56,6 +58,7 @@ def pa_decode_sparse(
     return _attend(_DECODE, q, [pool], attn_sink, softmax_scale)
 
 
+@aiter("aiter.ops.pa_sparse_prefill_opus", callers="V S")
 def pa_sparse_prefill_opus(
         q: Tensor, unified_kv: Tensor, kv_indices_prefix: Tensor, kv_indptr_prefix: Tensor, kv: Tensor,
         kv_indices_extend: Tensor, kv_indptr_extend: Tensor, attn_sink: Tensor, softmax_scale: float,

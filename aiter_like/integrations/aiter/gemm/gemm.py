@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's matrix products that have other parameters than `aiter_like.gemm_a16w16`. Named by names.txt."""
+"""AITER's matrix products that have other parameters than `aiter_like.gemm_a16w16`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from aiter_like.dispatch.public import public
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import linear
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.objects import AITER_CONFIGS
+from aiter_like.ops.common import marks
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 
 
@@ -24,12 +26,14 @@ def result_dtype(dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
     return out.dtype if isinstance(out, Tensor) else torch.get_default_dtype() if dtype is None else dtype
 
 
+@aiter("aiter.tuned_gemm:tgemm.mm", callers="V s", stays=True)
 def mm(inp: Tensor, weights: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None,
        scale_a: Tensor | None = None, scale_b: Tensor | None = None, scale_c: Tensor | None = None) -> Tensor:
     """`aiter_like.gemm_a16w16` as `tgemm.mm`."""
     return aiter_like.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
 
 
+@aiter("aiter.ops.triton.[gemm.basic.]gemm_a16w16:gemm_a16w16", callers="V s", stays=True)
 def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = torch.bfloat16,
                        y: Tensor | None = None, config: dict | None = None, activation: str | None = None,
                        skip_reduce: bool = False, kernel_type: str = "bandwidth_bound",
@@ -44,6 +48,7 @@ def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: 
     return aiter_like.gemm_a16w16(x, w, bias, result_dtype(dtype, y), activation=activation, out=y)
 
 
+@aiter("aiter.tuned_gemm", stays=True)
 def triton_gemm(inp: Tensor, weights: Tensor, solidx: int, bias: Tensor | None = None,
                 otype: torch.dtype | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None,
                 scale_c: Tensor | None = None, bpreshuffle: bool = False, config: dict | None = None) -> Tensor:
@@ -58,6 +63,7 @@ def triton_gemm(inp: Tensor, weights: Tensor, solidx: int, bias: Tensor | None =
     return aiter_like.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
 
 
+@aiter("aiter aiter.ops.gemm_op_a16w16", stays=True)
 def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int | None = None,
                     kernelName: str | None = None, bpreshuffle: bool = False) -> Tensor:
     """`aiter_like.gemm_a16w16` into `out`, with `bpreshuffle` on weights in the order of `shuffle_weight`, marked or
@@ -66,21 +72,19 @@ def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = Non
     Raises:
         ValueError: the weights are marked as shuffled and `bpreshuffle` is False.
     """
-    if bpreshuffle != bool(getattr(B, "is_shuffled", False)):
-        if not bpreshuffle:
-            raise ValueError("gemm_a16w16_asm: B must not be shuffled without bpreshuffle, got a result of "
-                             "shuffle_weight")
-        B = B.detach()  # another tensor of the same memory: the mark is this call's
-        B.is_shuffled = True
-    return aiter_like.gemm_a16w16(A, B, bias, out=out)
+    if not bpreshuffle:
+        marks.refuse("gemm_a16w16_asm", "B", B, " without bpreshuffle")
+    return aiter_like.gemm_a16w16(A, marks.marked(B) if bpreshuffle else B, bias, out=out)
 
 
+@aiter("aiter aiter.ops.gemm_op_a8w8", callers="V", stays=True)
 def gemm_a8w8_CK(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                  dtype: torch.dtype = torch.bfloat16, splitK: int | None = None) -> Tensor:
     """`aiter_like.gemm_a8w8`, by whichever backend serves."""
     return aiter_like.gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, dtype, splitK)
 
 
+@aiter("aiter aiter.ops.gemm_op_a8w8", stays=True)
 def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None,
                   dtype: torch.dtype = torch.bfloat16, check: bool = False) -> Tensor:
     """`aiter_like.gemm_a8w8_bpreshuffle` in the layout that `shuffle_weight` marked the weights with: AITER documents
@@ -89,12 +93,13 @@ def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias
     Raises:
         ValueError: the weights have lost the mark.
     """
-    if getattr(WQ, "shuffle_layout", None) is None:
+    if marks.layout_named(WQ) is None:
         raise ValueError("gemm_a8w8_ASM: WQ must be as shuffle_weight returns it, whose attribute shuffle_layout tells "
                          "the layout, got none; gemm_a8w8_bpreshuffle takes weights without it, and layout=")
     return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check)
 
 
+@aiter("aiter.ops.triton.[gemm.batched.]batched_gemm_bf16:batched_gemm_bf16", callers="S", stays=True)
 def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None,
                              dtype: torch.dtype | None = torch.bfloat16, splitK: int | None = None,
                              YQ: Tensor | None = None, config: dict | None = None,
@@ -105,6 +110,8 @@ def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None,
     return aiter_like.batched_gemm_bf16(XQ, WQ, bias, result_dtype(dtype, YQ), splitK, out=YQ)
 
 
+@aiter("aiter.ops.triton.[gemm.basic.]gemm_a8w8_blockscale:gemm_a8w8_blockscale", callers="V s", stays=True)
+@aiter("aiter.ops.triton.gluon.gemm_a8w8_blockscale:gemm_a8w8_blockscale", stays=True)
 def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
                                 dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
                                 config: dict | None = None, skip_reduce: bool = False,
@@ -119,6 +126,7 @@ def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: 
     return aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, result_dtype(dtype, y), out=y)
 
 
+@aiter("aiter.ops.triton.[gemm.basic.]gemm_a8w8_blockscale:gemm_a8w8_blockscale_preshuffle", callers="V", stays=True)
 def gemm_a8w8_blockscale_preshuffle_triton(
         x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype | None = torch.bfloat16,
         y: Tensor | None = None, config: dict | None = None, skip_reduce: bool = False,
@@ -143,6 +151,7 @@ def gemm_a8w8_blockscale_preshuffle_triton(
     return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, x_scale, w_scale, result_dtype(dtype, y), y)
 
 
+@aiter("aiter aiter.ops.deepgemm", stays=True)
 def deepgemm(XQ: Tensor, WQ: Tensor, Y: Tensor, group_layout: Tensor, x_scale: Tensor | None = None,
              w_scale: Tensor | None = None) -> Tensor:
     """`aiter_like.grouped_gemm` of padded groups: of the matrices `XQ` [groups, most, k] each has as many rows as
@@ -162,14 +171,13 @@ def deepgemm(XQ: Tensor, WQ: Tensor, Y: Tensor, group_layout: Tensor, x_scale: T
     numbers = torch.arange(groups * most, dtype=torch.int32, device=XQ.device).view(groups, most)
     offsets = torch.arange(0, (groups + 1) * most, most, dtype=torch.int32, device=XQ.device)[:groups + 1]
     is_row = torch.arange(most, dtype=torch.int32, device=XQ.device) < group_layout[:, None]
-    weights = WQ.detach()  # another tensor of the same memory: the mark is this call's
-    weights.is_shuffled, weights.shuffle_layout = True, getattr(WQ, "shuffle_layout", (16, 16))
-    aiter_like.grouped_gemm(XQ.reshape(-1, k), weights, offsets, None if x_scale is None else x_scale.reshape(-1, 1),
-                            w_scale, row_index=torch.where(is_row, numbers, -1).view(-1),
-                            out=Y.view(groups * most, -1))
+    aiter_like.grouped_gemm(XQ.reshape(-1, k), marks.marked(WQ), offsets,
+                            None if x_scale is None else x_scale.reshape(-1, 1), w_scale,
+                            row_index=torch.where(is_row, numbers, -1).view(-1), out=Y.view(groups * most, -1))
     return Y
 
 
+@aiter("aiter.ops.gemm_op_a8w8:gemm_a8w8_blockscale_ck", stays=True)
 def gemm_a8w8_blockscale_out(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, splitK: int = 0,
                              kernelName: str = "") -> Tensor:
     """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have
@@ -177,6 +185,7 @@ def gemm_a8w8_blockscale_out(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: T
     return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, out=Out)
 
 
+@aiter("aiter.ops.gemm_op_a8w8", stays=True)
 def gemm_a8w8_blockscale_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor,
                                 isBpreshuffled: bool = False, splitK: int = 0, kernelName: str = "") -> Tensor:
     """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have
@@ -184,18 +193,21 @@ def gemm_a8w8_blockscale_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale
     return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, isBpreshuffled, out=Out)
 
 
+@aiter("aiter aiter.ops.gemm_op_a8w8", stays=True)
 def gemm_a8w8_bpreshuffle_ck(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor,
                              splitK: int = 0) -> Tensor:
     """`aiter_like.gemm_a8w8_bpreshuffle` into `Out`; `splitK`, of AITER's kernels, has no meaning here."""
     return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, dtype=Out.dtype, out=Out)
 
 
+@aiter("aiter aiter.ops.gemm_op_a8w8", stays=True)
 def gemm_a8w8_bpreshuffle_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, out: Tensor,
                                  splitK: int = 0) -> Tensor:
     """`gemm_a8w8_bpreshuffle_ck`, whose result is called `out`."""
     return gemm_a8w8_bpreshuffle_ck(XQ, WQ, x_scale, w_scale, out)
 
 
+@aiter("aiter aiter.ops.gemm_op_a8w8", stays=True)
 def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_scale: Tensor, B_scale: Tensor,
                                          bias: Tensor | None = None, splitK: int | None = None,
                                          kernelName: str | None = None, bpreshuffle: bool = True,
@@ -212,10 +224,12 @@ def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_sc
     return aiter_like.gemm_a8w8_blockscale(A, B, A_scale, B_scale, out.dtype, bpreshuffle, out=out)
 
 
+@aiter("aiter aiter.ops.gradlib", callers="V")
 def hipb_create_extension() -> None:
     """Nothing is set up before a product is asked for."""
 
 
+@aiter("aiter aiter.ops.gradlib", callers="V")
 def hipb_mm(mat1: Tensor, mat2: Tensor, solution_index: int, bias: Tensor | None = None,
             out_dtype: torch.dtype | None = None, scaleA: Tensor | None = None, scaleB: Tensor | None = None,
             scaleOut: Tensor | None = None, bpreshuffle: bool | None = None, use_gelu: bool | None = None) -> Tensor:
@@ -245,7 +259,7 @@ def hipb_mm(mat1: Tensor, mat2: Tensor, solution_index: int, bias: Tensor | None
         if scaleA is not None or scaleB is not None:
             raise ValueError(f"{name}: scaleA and scaleB must be None for {mat1.dtype}")
         if bpreshuffle:
-            weights.is_shuffled, weights.shuffle_layout = True, (16, 16)
+            marks.mark(weights)
         return aiter_like.gemm_a16w16(mat1, weights, bias, out_dtype, activation="gelu" if use_gelu else None)
     scales = [mat1.new_ones(1, dtype=torch.float32) if scale is None else scale for scale in (scaleA, scaleB)]
     scales = scales[0], scales[1].t() if scales[1].ndim == 2 else scales[1]
@@ -257,6 +271,7 @@ def hipb_mm(mat1: Tensor, mat2: Tensor, solution_index: int, bias: Tensor | None
     return torch.nn.functional.gelu(out) if use_gelu else out
 
 
+@aiter("aiter aiter.ops.gradlib")
 def hipb_findallsols(mat1: Tensor, mat2: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
                      scaleA: Tensor | None = None, scaleB: Tensor | None = None, scaleC: Tensor | None = None,
                      bpreshuffle: bool = False, use_gelu: bool = False) -> list[int]:
@@ -269,6 +284,7 @@ def hipb_findallsols(mat1: Tensor, mat2: Tensor, bias: Tensor | None = None, out
     return [0]
 
 
+@aiter("aiter aiter.ops.custom", callers="S")
 def wvSplitKQ(in_a: Tensor, in_b: Tensor, out_c: Tensor, scale_a: Tensor, scale_b: Tensor, CuCount: int) -> None:
     """`aiter_like.gemm_a8w8` of rows `in_b` [m, k] with weights `in_a` [n, k] into `out_c` [m, n]; the number of CUs
     has no meaning here.
@@ -276,6 +292,7 @@ def wvSplitKQ(in_a: Tensor, in_b: Tensor, out_c: Tensor, scale_a: Tensor, scale_
     aiter_like.gemm_a8w8(in_b, in_a, scale_b, scale_a, None, out_c.dtype, out=out_c)
 
 
+@aiter("aiter aiter.ops.custom", callers="S")
 def wvSpltK(in_a: Tensor, in_b: Tensor, out_c: Tensor, N_in: int, CuCount: int) -> None:
     """`aiter_like.gemm_a16w16` of rows `in_b` [m, k] with weights `in_a` [n, k] into `out_c` [m, n]; the numbers have
     no meaning here.
@@ -283,6 +300,7 @@ def wvSpltK(in_a: Tensor, in_b: Tensor, out_c: Tensor, N_in: int, CuCount: int) 
     aiter_like.gemm_a16w16(in_b, in_a, out=out_c)
 
 
+@aiter("aiter aiter.ops.custom", callers="S")
 def LLMM1(in_a: Tensor, in_b: Tensor, out_c: Tensor, rows_per_block: int) -> None:
     """Like `wvSpltK`."""
     aiter_like.gemm_a16w16(in_b, in_a, out=out_c)
@@ -298,6 +316,7 @@ def _refuse_partial_sums(name: str, op: str, skip_reduce: bool) -> None:
         raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True", op)
 
 
+@aiter("aiter aiter.ops.gemm_op_a8w8", callers="V", stays=True)
 def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any,
                                     tuned_file: Any = None) -> dict[str, Any] | None:
     """What serves a product of 8 bits with a scale per row on this GPU, by `gemm_a8w8` or, where `tuned_file` is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's products in Triton that quantise their activations themselves. Named by names.txt."""
+"""AITER's products in Triton that quantise their activations themselves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -17,6 +18,9 @@ from aiter_like.ops.moe.moe_gemm_call import TOKENS, block_for, blocks
 _PREQUANT = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant"
 
 
+@aiter(
+    "aiter.ops.triton.[gemm.batched.]batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant",
+    callers="V S")
 def batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant(
         X: Tensor, WQ: Tensor, w_scale: Tensor, group_size: int = 128, bias: Tensor | None = None,
         dtype: torch.dtype | None = torch.bfloat16, splitK: int | None = None, YQ: Tensor | None = None,

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton functions of latent attention, which take a table of pages, and the plan of a next step. Named by
-names.txt.
-"""
+"""AITER's Triton functions of latent attention, which take a table of pages, and the plan of a next step."""
 
 from __future__ import annotations
 
@@ -12,10 +10,12 @@ import aiter_like
 from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import check_pages
 
 
+@aiter("aiter.ops.triton.[attention.]mla", callers="V")
 def mla_decode_fwd(q: Tensor, kv_buffer: Tensor, out: Tensor, cu_seqlens_q: Tensor, seqused_k: Tensor,
                    max_seqlen_kv: int, block_tables: Tensor, softmax_scale: float, kv_lora_rank: int,
                    qk_rope_head_dim: int, causal: bool, q_descale: Tensor | None, kv_descale: Tensor | None,
@@ -96,6 +96,7 @@ def _listed(tables: Tensor, lengths: Tensor, page_size: int) -> tuple[Tensor, Te
     return starts, listed.contiguous(), (lengths - (pages - 1).clamp(min=0) * page_size).to(torch.int32)
 
 
+@aiter("aiter aiter.ops.attention")
 def decode_update_mla_metadata_v1(
         seqlens_qo_indptr: Tensor, seqlens_kv_indptr: Tensor, kv_last_page_lens: Tensor, num_heads_per_head_k: int,
         num_heads_k: int, is_causal: bool, work_metadata_ptrs: Tensor, work_info_set: Tensor, work_indptr: Tensor,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. Named by names.txt.
-What the lists name and there is not is an error where they can be seen, and is left out on a GPU.
+"""AITER's raw calls of experts: both stages, or one, over what moe_sorting has sorted. What the lists name and there is
+not is an error where they can be seen, and is left out on a GPU.
 
 Their kernels' names, split sums and hints have no meaning here. Those of assembly kernels read weights in the order of
 shuffle_weight, marked or not; the others go by the mark.
@@ -17,6 +17,8 @@ import aiter_like
 from aiter_like import check
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
+from aiter_like.ops.common import marks
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import blocks
@@ -73,18 +75,10 @@ class Sorted(NamedTuple):
         return found[:pairs].view(tokens, self.slots)
 
 
-def in_shuffled_order(weights: Tensor) -> Tensor:
-    """The same memory, marked as shuffled in the layout (16, 16) where it bears no mark."""
-    if not isinstance(weights, Tensor) or getattr(weights, "is_shuffled", False):
-        return weights
-    weights = weights.detach()
-    weights.is_shuffled = True
-    return weights
-
-
 # ---- both stages
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
          sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int) -> None:
     """Both stages in 16 bits with SiLU, added to `out`, which moe_sorting has filled with zeros."""
@@ -92,6 +86,7 @@ def fmoe(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_id
     both_stages("fmoe", out, input, None, (gate, None), (down, None), order, QuantType.No, ActivationType.Silu)
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_g1u1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
               sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, input_scale: Tensor, fc1_scale: Tensor,
               fc2_scale: Tensor, kernelName: str | None = "", fc2_smooth_scale: Tensor | None = None,
@@ -104,6 +99,7 @@ def fmoe_g1u1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_tok
                 activation, (None, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_g1u1_tkw1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                    sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                    input_scale: Tensor, fc1_scale: Tensor, fc2_scale: Tensor, kernelName: str | None = "",
@@ -114,6 +110,7 @@ def fmoe_g1u1_tkw1(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorte
                 QuantType.per_Token, activation, (None, fc2_smooth_scale), weighs_first=True)
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_int8_g1u0(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                    sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                    input_scale: Tensor, fc1_scale: Tensor, fc2_scale: Tensor, fc2_smooth_scale: Tensor | None,
@@ -124,6 +121,7 @@ def fmoe_int8_g1u0(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorte
                 QuantType.per_Token, activation, (None, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_g1u1_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                   sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                   fc1_scale: Tensor, fc2_scale: Tensor, fc1_smooth_scale: Tensor | None,
@@ -134,6 +132,7 @@ def fmoe_g1u1_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted
                 activation, (fc1_smooth_scale, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_int8_g1u0_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor,
                        sorted_weights: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int,
                        fc1_scale: Tensor, fc2_scale: Tensor, fc1_smooth_scale: Tensor | None,
@@ -144,6 +143,7 @@ def fmoe_int8_g1u0_a16(out: Tensor, input: Tensor, gate: Tensor, down: Tensor, s
                 QuantType.per_Token, activation, (fc1_smooth_scale, fc2_smooth_scale))
 
 
+@aiter("aiter aiter.ops.moe_op")
 def fmoe_fp8_blockscale_g1u1(
         out: Tensor, input: Tensor, gate: Tensor, down: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
         sorted_expert_ids: Tensor, num_valid_ids: Tensor, topk: int, input_scale: Tensor, fc1_scale: Tensor,
@@ -180,7 +180,8 @@ def both_stages(op: str, out: Tensor, hidden: Tensor, scale: Tensor | None, firs
     """
     check.tensor(op, "input", hidden, rank=2)
     order.check(op, hidden.device)
-    layer = layer_of(op, hidden, *map(in_shuffled_order, (first[0], second[0])), first[1], second[1], kind,
+    w1, w2 = first[0], second[0]
+    layer = layer_of(op, hidden, w1, w2, marks.layouts(marks.marked(w1), marks.marked(w2)), first[1], second[1], kind,
                      ActivationType.Silu if activation is None else activation, None, False)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(None, layer.w2.shape[1]), device=hidden.device)
     tokens, slots = out.shape[0], order.slots
@@ -209,6 +210,7 @@ def both_stages(op: str, out: Tensor, hidden: Tensor, scale: Tensor | None, firs
 # ---- one stage
 
 
+@aiter("aiter aiter.ops.moe_op")
 def ck_moe_stage1_fwd(
         hidden_states: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor,
         num_valid_ids: Tensor, out: Tensor, topk: int, kernelName: str = "", w1_scale: Tensor | None = None,
@@ -229,6 +231,7 @@ def ck_moe_stage1_fwd(
     return stage1("ck_moe_stage1_fwd", hidden_states, (w1, w2), order, out, quant_type, activation, a1_scale, w1_scale)
 
 
+@aiter("aiter aiter.ops.moe_op")
 def ck_moe_stage2_fwd(
         inter_states: Tensor, w1: Tensor, w2: Tensor, sorted_token_ids: Tensor, sorted_expert_ids: Tensor,
         num_valid_ids: Tensor, out: Tensor, topk: int, kernelName: str = "", w2_scale: Tensor | None = None,
@@ -250,7 +253,7 @@ def stage1(op: str, hidden: Tensor, weights: tuple[Tensor, Tensor], order: Sorte
     argument is wrong."""
     check.tensor(op, "hidden_states", hidden, rank=2)
     order.check(op, hidden.device)
-    layer = layer_of(op, hidden, *weights, w1_scale, None, kind,
+    layer = layer_of(op, hidden, *weights, marks.layouts(*weights), w1_scale, None, kind,
                      ActivationType.Silu if activation is None else activation, None, is_interleaved, stage=1,
                      keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(hidden.shape[0], order.slots, layer.inner),
@@ -275,7 +278,7 @@ def stage2(op: str, inner: Tensor, weights: tuple[Tensor, Tensor], order: Sorted
     tokens, rows = inner.shape[0], inner.reshape(-1, inner.shape[2])
     check.tensor(op, "w2", w2, rank=3, device=rows.device, last_contiguous=False)
     hidden = rows.new_empty(0, w2.shape[1])  # only its columns are looked at: the layer's are those of its result
-    layer = layer_of(op, hidden, w1, w2, None, w2_scale, kind,
+    layer = layer_of(op, hidden, w1, w2, marks.layouts(w1, w2), None, w2_scale, kind,
                      ActivationType.Silu if activation is None else activation, None, False, stage=2,
                      keeps_rows=scale is None)
     check.tensor(op, "out", out, dtypes=SIXTEEN_BITS, shape=(tokens, w2.shape[1]), device=rows.device)

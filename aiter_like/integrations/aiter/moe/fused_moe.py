@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions of routing and of layers of experts that have other parameters here, and its references in torch.
-
-Named by names.txt; its raw calls over sorted tokens are in moe/experts.py.
+Its raw calls over sorted tokens are in moe/experts.py.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter.moe.experts import Sorted, both_stages, in_shuffled_order
-from aiter_like.ops.common import elements
+from aiter_like.integrations.aiter.declare import aiter
+from aiter_like.integrations.aiter.moe.experts import Sorted, both_stages
+from aiter_like.ops.common import elements, marks
 from aiter_like.ops.common.contents import as_int32
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.moe.fused_moe import fused_moe as _fused_moe
@@ -34,6 +34,7 @@ _QUANT_TYPE, _GATE_MODE = map(list(inspect.signature(_fused_moe).parameters).ind
 _PADDED_TOKENS = (32768, 131072)  # AITER's tables of tuned layers have no larger numbers of tokens than these
 
 
+@aiter("aiter aiter.ops.topk", stays=True)
 def biased_grouped_topk_hip(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
                             num_expert_group: int, topk_grp: int, need_renorm: bool,
                             routed_scaling_factor: float = 1.0) -> None:
@@ -42,6 +43,7 @@ def biased_grouped_topk_hip(gating_output: Tensor, correction_bias: Tensor, topk
                                    need_renorm, routed_scaling_factor)
 
 
+@aiter("aiter aiter.ops.topk", stays=True)
 def biased_grouped_topk_torch(gating_output: Tensor, correction_bias: Tensor, topk: int, renormalize: bool,
                               num_expert_group: int = 0, topk_group: int = 0,
                               return_score: bool = False) -> tuple[Tensor, ...]:
@@ -52,6 +54,7 @@ def biased_grouped_topk_torch(gating_output: Tensor, correction_bias: Tensor, to
     return (weights, ids, gating_output.float().sigmoid()) if return_score else (weights, ids)
 
 
+@aiter("aiter aiter.ops.topk", stays=True)
 def grouped_topk_torch(gating_output: Tensor, topk: int, renormalize: bool, num_expert_group: int = 0,
                        topk_group: int = 0, scoring_func: str = "softmax") -> tuple[Tensor, Tensor]:
     """`aiter_like.grouped_topk` in torch, into new tensors: weights and ids."""
@@ -70,6 +73,7 @@ def _outputs(gating_output: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 
 
 @functools.wraps(_fused_moe)
+@aiter("aiter.fused_moe", callers="V S")
 def fused_moe(*args: Any, **options: Any) -> Tensor:
     """`aiter_like.fused_moe`, where `gate_mode` says something of weights with scales for 32 columns alone: engines
     pass "interleave" with weights of every kind, and AITER looks at it for no others.
@@ -83,6 +87,7 @@ def fused_moe(*args: Any, **options: Any) -> Tensor:
     return _fused_moe(*args, **options)
 
 
+@aiter("aiter.fused_moe_bf16_asm")
 def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
             fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None, fc1_smooth_scale: Tensor | None = None,
             fc2_smooth_scale: Tensor | None = None, a16: bool = False,
@@ -98,7 +103,7 @@ def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, 
     """
     op = "asm_moe"
     check.tensor(op, "w1", w1, rank=3, last_contiguous=False)
-    w1, w2 = in_shuffled_order(w1), in_shuffled_order(w2)
+    w1, w2 = marks.marked(w1), marks.marked(w2)
     has_factors = fc1_smooth_scale is not None or fc2_smooth_scale is not None
     if has_factors and (fc1_scale is None or block_shape is not None or per_tensor_quant_scale is not None):
         raise UnsupportedError(f"{op}: fc1_smooth_scale and fc2_smooth_scale are served with fc1_scale and fc2_scale "
@@ -139,6 +144,7 @@ def _smooth_layer(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, weights: Tens
     return out
 
 
+@aiter("aiter.fused_moe_bf16_asm", callers="V")
 def asm_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
                  fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
                  fc1_smooth_scale: Tensor | None = None, fc2_smooth_scale: Tensor | None = None, a16: bool = False,
@@ -155,10 +161,11 @@ def asm_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Ten
         if one is not None:
             raise UnsupportedError(f"asm_moe_tkw1: {name} is not served, use None; asm_moe takes it")
     return aiter_like.fused_moe(
-        hidden_states, in_shuffled_order(w1), in_shuffled_order(w2), topk_weight, topk_ids, expert_mask, activation,
+        hidden_states, marks.marked(w1), marks.marked(w2), topk_weight, topk_ids, expert_mask, activation,
         QuantType.No if fc1_scale is None else QuantType.per_Token, True, fc1_scale, fc2_scale)
 
 
+@aiter("aiter.fused_moe_dp_shared_expert")
 def fused_moe_dp_share_expert(
         hidden_states: Tensor, w1: Tensor, w2: Tensor, expert_mask: Tensor | None = None,
         activation: int = ActivationType.Silu, quant_type: int = QuantType.No, doweight_stage1: bool = False,
@@ -209,6 +216,7 @@ def fused_moe_dp_share_expert(
     return moe_buf
 
 
+@aiter("aiter.fused_moe", stays=True)
 def get_padded_M(M: int) -> int:
     """The number of tokens by which AITER looks a layer up: the next power of two, and from 32768 on that or 131072."""
     if M < _PADDED_TOKENS[0]:
@@ -219,6 +227,7 @@ def get_padded_M(M: int) -> int:
 # ---- references in torch
 
 
+@aiter("aiter.fused_moe", "aiter.fused_moe_dp_shared_expert", stays=True)
 def torch_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
               fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
               fc1_smooth_scale: Tensor | None = None, fc2_smooth_scale: Tensor | None = None,
@@ -231,6 +240,7 @@ def torch_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
     return (pairs * topk_weight[..., None]).sum(1).to(hidden_states.dtype)
 
 
+@aiter("aiter.fused_moe_bf16_asm", stays=True)
 def torch_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
                    fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
                    fc1_smooth_scale: Tensor | None = None, fc2_smooth_scale: Tensor | None = None,
@@ -284,6 +294,7 @@ def _widened(weights: Tensor, scale: Tensor | None, expert: int) -> Tensor:
     return one if scale is None else one * scale.reshape(weights.shape[0], -1)[expert, :, None]
 
 
+@aiter("aiter.fused_moe", stays=True)
 def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
                      dtype: torch.dtype = torch.float16, activation: int = ActivationType.Silu,
                      quant_type: int = QuantType.No, a1_scale: Tensor | None = None, w1_scale: Tensor | None = None,
@@ -297,7 +308,8 @@ def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight:
     op = "torch_moe_stage1"
     if w1_bias is not None and doweight:
         raise UnsupportedError(f"{op}: w1_bias with doweight is not served")
-    layer = layer_of(op, hidden_states, w1, w2, w1_scale, None, quant_type, activation, swiglu_limit, False, stage=1)
+    layer = layer_of(op, hidden_states, w1, w2, marks.layouts(w1, w2), w1_scale, None, quant_type, activation,
+                     swiglu_limit, False, stage=1)
     out = torch.zeros(*topk_ids.shape, layer.inner, dtype=dtype, device=hidden_states.device)
     operands = _operands(op, hidden_states, a1_scale, layer, topk_weight if doweight else None, topk_ids, w1_bias)
     moe_gemm.run(
@@ -307,6 +319,7 @@ def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight:
     return out
 
 
+@aiter("aiter.fused_moe", stays=True)
 def torch_moe_stage2(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor,
                      dtype: torch.dtype = torch.float16, quant_type: int = QuantType.No,
                      w2_scale: Tensor | None = None, a2_scale: Tensor | None = None, w2_bias: Tensor | None = None,
@@ -314,8 +327,8 @@ def torch_moe_stage2(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights
     """The second stage in torch, [tokens, columns] of `dtype`: the formula of moe_gemm and the sum, in fp32."""
     rows = hidden_states.reshape(topk_ids.numel(), -1)
     op = "torch_moe_stage2"
-    layer = layer_of(op, rows.new_empty(0, w2.shape[1]), w1, w2, None, w2_scale, quant_type, ActivationType.Silu, None,
-                     False, stage=2)
+    layer = layer_of(op, rows.new_empty(0, w2.shape[1]), w1, w2, marks.layouts(w1, w2), None, w2_scale, quant_type,
+                     ActivationType.Silu, None, False, stage=2)
     out = torch.zeros(topk_ids.shape[0], layer.w2.shape[1], dtype=dtype, device=rows.device)
     operands = _operands(op, rows, a2_scale, layer, topk_weights if doweight else None, topk_ids, w2_bias)
     moe_gemm.run(

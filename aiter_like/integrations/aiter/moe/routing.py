@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's routing in Triton: the experts of tokens, and the lists by which its ragged products read them. Named by
-names.txt.
-"""
+"""AITER's routing in Triton: the experts of tokens, and the lists by which its ragged products read them."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import as_int32, check_values
 
@@ -20,6 +19,7 @@ _BLOCKS = (16, 128)  # rows of a tile of AITER's products, the least and the mos
 _SCORES = (None, "sqrtsoftplus", "sigmoid", "softmax")
 
 
+@aiter("aiter.ops.triton.[moe.]moe_routing.routing")
 @dataclass
 class ExptData:
     """Which rows and tiles of a ragged product belong to which expert.
@@ -38,6 +38,7 @@ class ExptData:
     block_pid_map: Tensor
 
 
+@aiter("aiter.ops.triton.[moe.]moe_routing.routing")
 @dataclass
 class RoutingData:
     """What a layer's products need of the routing.
@@ -62,6 +63,7 @@ class RoutingData:
         return _most_tiles(n_rows, self.n_expts_tot, block_m)
 
 
+@aiter("aiter.ops.triton.[moe.]moe_routing.routing", callers="V S")
 def routing(logits: Tensor, n_expts_act: int, *, score_mode: str | None = None, sm_first: bool = False,
             bias: Tensor | None = None, renorm: bool = True, routed_scaling_factor: float = 1.0,
             use_grouped_topk: bool = False, num_expert_group: int | None = None, topk_group: int | None = None,
@@ -115,6 +117,7 @@ def routing(logits: Tensor, n_expts_act: int, *, score_mode: str | None = None, 
     return _sorted(weights.gather(1, order).to(logits.dtype), ids, experts, block)
 
 
+@aiter("aiter.ops.triton.[moe.]moe_routing.routing", callers="V")
 def routing_from_hash(router_logits: Tensor, tid2eid: Tensor, input_ids: Tensor, n_expts_act: int, block_m: int, *,
                       score_mode: str = "sqrtsoftplus", renorm: bool = True,
                       routed_scaling_factor: float = 1.0) -> tuple[RoutingData, Tensor, Tensor]:
@@ -151,6 +154,7 @@ def routing_from_hash(router_logits: Tensor, tid2eid: Tensor, input_ids: Tensor,
     return _sorted(chosen.to(router_logits.dtype), ids.contiguous(), router_logits.shape[1], block_m)
 
 
+@aiter("aiter.ops.triton.[moe.]moe_routing.routing")
 def compute_expt_data_torch(hist: Tensor, n_expts_tot: int, n_gates: int, block_m: int) -> ExptData:
     """The lists of `ExptData` from the pairs of each expert, in torch, without waiting for the device."""
     hist = as_int32(hist[:n_expts_tot])

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's description of a layer of experts in two stages: the functions of each, and the blocks they sort into.
-
-Named by names.txt.
-"""
+"""AITER's description of a layer of experts in two stages: the functions of each, and the blocks they sort into."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import default_target
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.moe.experts import BLOCK, Sorted, stage1, stage2
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
@@ -27,6 +25,7 @@ _OP = "get_2stage_cfgs"
 _FOUR_BITS = (dtypes.i4x2, dtypes.fp4x2, torch.uint8)
 
 
+@aiter("aiter.fused_moe", stays=True)
 @dataclass
 class MOEMetadata:
     """How a layer is computed.
@@ -62,6 +61,7 @@ class MOEMetadata:
     max_sorted_blocks: int | None = None
 
 
+@aiter("aiter.fused_moe", stays=True)
 @functools.lru_cache(maxsize=2048)
 def get_2stage_cfgs(token: int, model_dim: int, inter_dim: int, expert: int, topk: int, dtype: torch.dtype,
                     q_dtype_a: torch.dtype, q_dtype_w: torch.dtype, q_type: int, use_g1u1: bool, activation: int,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's functions that have other parameters here, or only answer a question. Named by names.txt."""
+"""AITER's functions that have other parameters here, or only answer a question."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import aiter_like
 from aiter_like import device, dtypes
 from aiter_like.enums import QuantType
 from aiter_like.integrations.aiter import checks
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.attention.dropout_randval import last_kept
 from aiter_like.ops.mla import plan
 
 
+@aiter("aiter.ops.triton.[attention.]mha", callers="V")
 def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
@@ -24,7 +26,7 @@ def flash_attn_varlen_func(
         deterministic: bool = False, return_lse: bool = False, return_attn_probs: bool = False,
         block_table: Tensor | None = None, out: Tensor | None = None, sink: Tensor | None = None,
         config: dict | None = None) -> Tensor | tuple[Tensor, ...]:
-    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it, with S_dmask that of `signed_dropout`;
+    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it, with S_dmask that of `_signed_dropout`;
     `config`, tile sizes of its own kernel, has no meaning here.
     """
     found = aiter_like.flash_attn_varlen_func(
@@ -34,24 +36,21 @@ def flash_attn_varlen_func(
         block_table=block_table, out=out, sink_ptr=sink)
     if not return_attn_probs or not dropout_p:
         return found
-    return *found[:-1], signed_dropout(found[-1], dropout_p, cu_seqlens_q, max_seqlen_q)
+    return *found[:-1], _signed_dropout(found[-1], dropout_p, cu_seqlens_q, max_seqlen_q)
 
 
-def signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor | None = None,
-                   max_seqlen_q: int = 0) -> Tensor:
+def _signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor, max_seqlen_q: int) -> Tensor:
     """S_dmask as AITER's Triton kernels encode it: fp32, negative where a score was dropped. Only the sign is served,
     as 1 and −1: they have exponentials there, each by the maximum that was known when its tile came.
 
     Args:
-        randval: what `dropout_randval` gives.
-        cu_seqlens_q, max_seqlen_q: of packed sequences.
+        randval: what `dropout_randval` gives of packed sequences.
+        dropout_p, cu_seqlens_q, max_seqlen_q: as `flash_attn_varlen_func` has them.
 
     Returns:
-        [batch, num_heads, seqlen_q, seqlen_k], of packed sequences with max_seqlen_q rows, 0 behind their ends.
+        [batch, num_heads, max_seqlen_q, seqlen_k], 0 behind the ends of the sequences.
     """
     signs = (randval <= last_kept(dropout_p)).float() * 2 - 1
-    if cu_seqlens_q is None:
-        return signs
     place = torch.arange(max_seqlen_q, device=randval.device)
     rows, is_there = cu_seqlens_q[:-1, None] + place, place < cu_seqlens_q.diff()[:, None]  # [batch, max_seqlen_q]
     if signs.shape[1] == 0:
@@ -60,6 +59,7 @@ def signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor | Non
     return batches.masked_fill(~is_there[:, None, :, None], 0.0)
 
 
+@aiter("aiter.ops.fused_qk_rmsnorm_group_quant aiter", callers="V")
 def fused_qk_rmsnorm_group_quant(
         q_out_quantized: Tensor | None = None, q_out_scale: Tensor | None = None, q: Tensor | None = None,
         q_weight: Tensor | None = None, q_epsilon: float = 1e-6, q_out_unquantized: Tensor | None = None,
@@ -75,6 +75,7 @@ def fused_qk_rmsnorm_group_quant(
         k_epsilon, q_residual, gemma_norm, kind, group_size, transpose_scale)
 
 
+@aiter("aiter.ops.fused_qk_rmsnorm_group_quant aiter", callers="V")
 def fused_qk_rmsnorm_per_token_quant(
         q_out_quantized: Tensor, q_out_scale: Tensor, q: Tensor, q_weight: Tensor, q_epsilon: float,
         q_out_unquantized: Tensor | None = None, k_out: Tensor | None = None, q_res_out: Tensor | None = None,
@@ -86,11 +87,13 @@ def fused_qk_rmsnorm_per_token_quant(
         k_epsilon, q_residual, gemma_norm, QuantType.per_Token)
 
 
+@aiter("aiter.ops.shuffle", callers="V s", stays=True)
 def shuffle_weight_a16w4(src: Tensor, NLane: int, gate_up: bool) -> Tensor:
     """`shuffle_weight` in the interleaved form of 4-bit experts."""
     return aiter_like.shuffle_weight(src, layout=(NLane, 16), is_guinterleave=True, gate_up=gate_up)
 
 
+@aiter("aiter.ops.shuffle", callers="s", stays=True)
 def moe_shuffle_weight(src: Tensor, experts_cnt: int | None = None, is_guinterleave: bool = False,
                        gate_up: bool = False, layout: tuple[int, int] = (16, 16)) -> Tensor:
     """`shuffle_weight` of experts, whose count its first dimension says."""
@@ -98,16 +101,19 @@ def moe_shuffle_weight(src: Tensor, experts_cnt: int | None = None, is_guinterle
                                      gate_up=gate_up and is_guinterleave)
 
 
+@aiter("aiter.ops.shuffle", callers="V s", stays=True)
 def shuffle_scale_a16w4(src: Tensor, experts_cnt: int, gate_up: bool) -> Tensor | None:
     """`shuffle_scale` in the interleaved form of 4-bit experts."""
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 
+@aiter("aiter.utility.fp4_utils", callers="V s", stays=True)
 def e8m0_shuffle(scale: Tensor | None) -> Tensor | None:
     """`shuffle_scale`, whose parameter is `scale` here."""
     return aiter_like.shuffle_scale(scale)
 
 
+@aiter("aiter.ops.shuffle", callers="s", stays=True)
 def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterleave: bool = False,
                       gate_up: bool = False) -> Tensor | None:
     """`shuffle_scale` of experts."""
@@ -116,13 +122,7 @@ def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterlea
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 
-def moe_align_block_size_triton(topk_ids: Tensor, num_experts: int, block_size: int, sorted_token_ids: Tensor,
-                                expert_ids: Tensor, num_tokens_post_pad: Tensor) -> None:
-    """`moe_align_block_size` without the counts of pairs."""
-    aiter_like.moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, None,
-                                    num_tokens_post_pad)
-
-
+@aiter("aiter.mla", callers="V", stays=True)
 def get_meta_param(num_kv_splits: int | None, bs: int, total_kv: int, nhead: int, max_seqlen_q: int,
                    dtype: torch.dtype, tg_factor: int = 1, ignore_total_kv: int = 0) -> tuple[int, Tensor]:
     """How often keys are cut where a caller wants to know, and where the parts of each sequence begin. A
@@ -137,6 +137,7 @@ def get_meta_param(num_kv_splits: int | None, bs: int, total_kv: int, nhead: int
     return num_kv_splits, starts
 
 
+@aiter("aiter.ops.triton.utils.gemm_config_utils", callers="V", stays=True)
 def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | None = None,
                     bounds: Any = None, specialized_filename: str | None = None, backend: str | None = None,
                     B: int | None = None) -> tuple[dict[str, Any], bool]:
@@ -144,43 +145,52 @@ def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | Non
     return {}, False
 
 
+@aiter("aiter.jit.utils.chip_info aiter aiter.jit.core", callers="V S", stays=True)
+@aiter("aiter.ops.triton.utils._triton.arch_info:get_arch", stays=True)
 def get_gfx() -> str:
     """The architecture of this machine's device, as "gfx942"; "sm_90" on an NVIDIA GPU, whose kernels are others."""
     arch = device.default_target().arch
     return arch if checks.journal is None else checks.Arch(arch)
 
 
+@aiter("aiter.jit.utils.chip_info aiter.jit.core aiter.ops.mhc", callers="V S", stays=True)
 def get_gfx_runtime() -> str:
     """Like `get_gfx`: nothing here is compiled for another architecture than the one it runs on."""
     return get_gfx()
 
 
+@aiter("aiter.jit.utils.chip_info aiter aiter.jit.core", callers="V S", stays=True)
 def get_cu_num() -> int:
     """Compute units of this machine's device."""
     return device.default_target().cu_num
 
 
+@aiter("aiter.ops.triton.[utils.]types", stays=True)
 def get_fp8_e4m3_dtype() -> torch.dtype:
     """The e4m3 format of this machine's device."""
     return dtypes.get_dtype_fp8()
 
 
+@aiter("aiter.ops.triton.[utils.]types", stays=True)
 def get_fp8_dtypes() -> tuple[torch.dtype, torch.dtype]:
     """The e5m2 and e4m3 formats of this machine's device."""
     e4m3 = dtypes.get_dtype_fp8()
     return torch.float8_e5m2fnuz if e4m3 == torch.float8_e4m3fnuz else torch.float8_e5m2, e4m3
 
 
+@aiter("aiter.ops.flydsl aiter.ops.flydsl.utils aiter.ops.flydsl.causal_conv1d_flydsl", stays=True)
 def is_flydsl_available() -> bool:
     """Never: kernels of that language are not served."""
     return False
 
 
+@aiter("aiter.jit.core", stays=True)
 def is_experimental_enabled() -> bool:
     """Never: nothing here is half ready."""
     return False
 
 
+@aiter("aiter.ops.triton.utils._triton.kernel_repr", callers="s", stays=True)
 def make_kernel_repr(base_name: str, config_keys: Sequence[str], name_key: str | None = None) -> Callable[[Any], str]:
     """A Triton kernel's `repr`: its name with the values of some of its compile-time parameters, as "gemm_BLOCK_M_64".
 
@@ -209,16 +219,19 @@ def make_kernel_repr(base_name: str, config_keys: Sequence[str], name_key: str |
     return kernel_repr
 
 
+@aiter("aiter aiter.ops.activation")
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
     """`aiter_like.silu_and_mul_bias`, with zeros in rows of no expert."""
     _of_experts(aiter_like.silu_and_mul_bias, out, input, expert_ids, bias)
 
 
+@aiter("aiter aiter.ops.activation")
 def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
     """`aiter_like.swiglu_and_mul_bias`, with zeros in rows of no expert."""
     _of_experts(aiter_like.swiglu_and_mul_bias, out, input, expert_ids, bias)
 
 
+@aiter("aiter aiter.ops.activation")
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor) -> None:
     """`aiter_like.gelu_and_mul_bias`, with zeros in rows of no expert."""
     _of_experts(aiter_like.gelu_and_mul_bias, out, input, expert_ids, bias)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's causal convolutions. That of prefill is ops/conv/causal_conv1d.py; that of decoding is made of torch's
-functions, for there is no kernel of it here. Named by names.txt.
+functions, for there is no kernel of it here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements
 from aiter_like.ops.common.contents import check_distinct
 
@@ -16,6 +17,7 @@ _NAME, _PREFILL, _METADATA = "causal_conv1d_update", "causal_conv1d", "build_cau
 _INT32 = (torch.int32,)
 
 
+@aiter("aiter aiter.ops.causal_conv1d_update")
 def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor, out: Tensor, use_silu: bool,
                          cache_seqlens: Tensor, conv_state_indices: Tensor, pad_slot_id: int) -> None:
     """`out[b, c, t] = bias[c] + Σ weight[c, j] · (state ‖ x)[b, c, t + j]`, in fp32, rounded once; the state then ends

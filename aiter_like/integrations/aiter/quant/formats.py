@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions on formats of numbers, in torch there as here: scales that are powers of two (e8m0), elements of
-fp4 (e2m1), int4 in words. Named by names.txt.
+fp4 (e2m1), int4 in words.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check, dtypes
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.objects import MxDtypeInt, MxScaleRoundModeInt
 
 _FORMATS = {MxDtypeInt.FP4_E2M1: (6.0, 4.0, 1), MxDtypeInt.FP8_E4M3: (448.0, 256.0, 3),
             MxDtypeInt.FP8_E4M3_FNUZ: (240.0, 128.0, 3)}
 """Of each format of elements: the largest, the largest power of two, bits of a mantissa."""
 
-"""Orders of scales in memory, for `scale_shape`."""
-
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which int4 of a word comes to each place
 
 
+@aiter("aiter.utility.fp4_utils", stays=True)
 def f32_to_mx_e8m0_scale(amax: Tensor, *, mode: int = MxScaleRoundModeInt.RoundUp,
                          dtype: int = MxDtypeInt.FP4_E2M1) -> Tensor:
     """The scale of elements of which `amax` ≥ 0 is the largest magnitude: the biased exponent of a power of two, in
@@ -52,11 +52,13 @@ def f32_to_mx_e8m0_scale(amax: Tensor, *, mode: int = MxScaleRoundModeInt.RoundU
     return exponent.to(torch.uint8).view(dtypes.fp8_e8m0)
 
 
+@aiter("aiter.utility.fp4_utils", stays=True)
 def fp4_f32_to_e8m0_scale(amax: Tensor) -> Tensor:
     """`f32_to_mx_e8m0_scale` of elements of fp4."""
     return f32_to_mx_e8m0_scale(amax)
 
 
+@aiter("aiter.utility.fp4_utils", callers="V", stays=True)
 def e8m0_to_f32(scale_e8m0_biased: Tensor) -> Tensor:
     """2^(byte - 127) in fp32; NaN of 255."""
     check.tensor("e8m0_to_f32", "scale_e8m0_biased", scale_e8m0_biased, dtypes=(dtypes.fp8_e8m0, torch.uint8),
@@ -66,6 +68,7 @@ def e8m0_to_f32(scale_e8m0_biased: Tensor) -> Tensor:
     return bits.view(torch.float32).where(biased < 255, torch.nan)
 
 
+@aiter("aiter.utility.fp4_utils", stays=True)
 def f32_to_mxfp4(x: Tensor) -> Tensor:
     """`x` [..., n] rounded to the nearest fp4, ties to the even code, saturated; two in a byte, the first in its low
     half: [..., n / 2] in `dtypes.fp4x2`. The format has no NaN: one becomes 0.
@@ -82,6 +85,7 @@ def f32_to_mxfp4(x: Tensor) -> Tensor:
     return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).view(dtypes.fp4x2)
 
 
+@aiter("aiter.utility.fp4_utils", callers="V", stays=True)
 def mxfp4_to_f32(x: Tensor) -> Tensor:
     """The fp4 of bytes [..., n] as fp32 [..., 2 · n]; its inverse."""
     check.tensor("mxfp4_to_f32", "x", x, dtypes=(dtypes.fp4x2, torch.uint8), last_contiguous=False)
@@ -90,6 +94,7 @@ def mxfp4_to_f32(x: Tensor) -> Tensor:
     return values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2)]
 
 
+@aiter("aiter.int4_utils", stays=True)
 def convert_int8_to_uint32_int4(tensor: Tensor) -> Tensor:
     """Eight int8 of the last dimension, of which each is from -8 to 7, as one uint32, the first in its lowest bits:
     [..., k] → [..., k / 8].
@@ -101,6 +106,7 @@ def convert_int8_to_uint32_int4(tensor: Tensor) -> Tensor:
     return _word_of((tensor & 15).int().unflatten(-1, (-1, 8)))
 
 
+@aiter("aiter.ops.quant", callers="V", stays=True)
 def per_1x32_i4_quant(weight: Tensor, group_size: int = 32) -> tuple[Tensor, Tensor]:
     """int4 from −7 to 7, each in an int8, and what `group_size` of them count, as `fused_moe` takes these with
     `QuantType.per_1x32`, the former packed by `pack_int4`. In arithmetic of the dtype of `weight`.
@@ -124,6 +130,7 @@ def per_1x32_i4_quant(weight: Tensor, group_size: int = 32) -> tuple[Tensor, Ten
     return narrow, scale.mT.contiguous().to(torch.bfloat16)
 
 
+@aiter("aiter.int4_utils", stays=True)
 def rearrange_4bit_elements(tensor: Tensor) -> Tensor:
     """Words of eight int4 in another order, as uint32: the even ones, counted from the highest bits, come first."""
     name = "rearrange_4bit_elements"
@@ -142,6 +149,7 @@ def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32)
 
 
+@aiter("aiter aiter.ops.quant", stays=True)
 def mxfp4_moe_sort_hip(out_scale: Tensor, scale: Tensor, sorted_ids: Tensor, num_valid_ids: Tensor, token_num: int,
                        cols: int) -> None:
     """`moe_mxfp4_sort` into `out_scale`, contiguous, of one byte, with as many elements at least: its first ones are

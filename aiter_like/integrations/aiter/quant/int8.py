@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's quantisers whose int8 results are cut off towards zero, as its HIP and Triton kernels and its functions in
-torch convert: on `truncated_quant`, or in torch. fp8 goes to ours of the same names, which round int8 to nearest. Named
-by names.txt.
+torch convert: on `truncated_quant`, or in torch. fp8 goes to ours of the same names, which round int8 to nearest.
 """
 
 from __future__ import annotations
@@ -15,40 +14,26 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.enums import QuantType
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements
 
 _BLOCKS = {QuantType.per_1x128: (1, 128), QuantType.per_128x128: (128, 128), QuantType.per_256x128: (256, 128),
            QuantType.per_1024x128: (1024, 128)}
 
 
-def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> tuple[Tensor, Tensor]:
-    """`aiter_like.dynamic_per_token_quant_fp8_i8`; int8 towards zero."""
-    _by_row("dynamic_per_token_quant_fp8_i8", ("qx", "x_in", "scale_out"), qx, x_in, scale_out)
-    return qx, scale_out
-
-
-def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor) -> Tensor:
-    """`aiter_like.static_per_tensor_quant_fp8_i8`; int8 towards zero, within −128 … 127."""
-    _by_tensor("static_per_tensor_quant_fp8_i8", ("qx", "x_in", "scale_in"), qx, x_in, scale_in, False)
-    return qx
-
-
-def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> tuple[Tensor, Tensor]:
-    """`aiter_like.dynamic_per_tensor_quant_fp8_i8`; int8 towards zero."""
-    _by_tensor("dynamic_per_tensor_quant_fp8_i8", ("qx", "x_in", "scale_out"), qx, x_in, scale_out, True)
-    return qx, scale_out
-
-
+@aiter("aiter aiter.ops.quant", callers="V s")
 def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """`aiter_like.static_per_tensor_quant`; int8 towards zero, within −128 … 127."""
     _by_tensor("static_per_tensor_quant", ("out", "input", "scale"), out, input, scale, False)
 
 
+@aiter("aiter aiter.ops.quant", callers="V s")
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """`aiter_like.dynamic_per_tensor_quant`; int8 towards zero."""
     _by_tensor("dynamic_per_tensor_quant", ("out", "input", "scale"), out, input, scale, True)
 
 
+@aiter("aiter aiter.ops.quant", callers="V s")
 def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, scale_ub: Tensor | None = None,
                                    shuffle_scale: bool = False, num_rows: Tensor | None = None,
                                    num_rows_factor: int = 1) -> None:
@@ -62,6 +47,7 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
             num_rows_factor)
 
 
+@aiter("aiter aiter.ops.quant", callers="V s")
 def per_token_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype = torch.int8,
                         num_rows: Tensor | None = None, num_rows_factor: int = 1) -> tuple[Tensor, Tensor]:
     """`aiter_like.per_token_quant_hip`; int8 towards zero."""
@@ -73,6 +59,7 @@ def per_token_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
     return out, own
 
 
+@aiter("aiter aiter.ops.quant", callers="V s")
 def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype = torch.int8,
                          num_rows: Tensor | None = None, num_rows_factor: int = 1) -> tuple[Tensor, Tensor]:
     """`aiter_like.per_tensor_quant_hip`; int8 towards zero. AITER has no num_rows with one scale."""
@@ -85,6 +72,7 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
     return out, used.view(1)
 
 
+@aiter("aiter aiter.ops.quant")
 def per_token_quant_triton(x: Tensor, scale: Tensor | None = None,
                            quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
     """`per_token_quant_hip`, of which AITER's Triton kernel has no form that is given the scales.
@@ -97,12 +85,14 @@ def per_token_quant_triton(x: Tensor, scale: Tensor | None = None,
     return per_token_quant_hip(x, None, quant_dtype)
 
 
+@aiter("aiter aiter.ops.quant")
 def per_tensor_quant_triton(x: Tensor, scale: Tensor | None = None,
                             quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
     """`per_tensor_quant_hip`."""
     return per_tensor_quant_hip(x, scale, quant_dtype)
 
 
+@aiter("aiter aiter.ops.quant", callers="V s", stays=True)
 def get_hip_quant(qType: QuantType) -> Callable:
     """`aiter_like.get_hip_quant`, with the functions here."""
     own = {QuantType.per_Token: per_token_quant_hip, QuantType.per_Tensor: per_tensor_quant_hip}
@@ -110,6 +100,7 @@ def get_hip_quant(qType: QuantType) -> Callable:
     return own.get(QuantType(getattr(qType, "value", qType)), found)
 
 
+@aiter("aiter aiter.ops.quant", callers="V s", stays=True)
 def get_triton_quant(qType: QuantType) -> Callable:
     """`aiter_like.get_triton_quant`, whose functions of rows and tensors cut int8 off towards zero, too."""
     ours = {QuantType.per_Token: per_token_quant_hip, QuantType.per_Tensor: per_tensor_quant_hip}
@@ -127,6 +118,7 @@ def get_triton_quant(qType: QuantType) -> Callable:
     return quantise
 
 
+@aiter("aiter aiter.ops.quant")
 def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
     """`aiter_like.smoothquant_fwd`; int8 towards zero."""
     if not _is_int8(out):
@@ -166,6 +158,7 @@ def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: T
         aiter_like.truncated_quant(results[slot], rows, scales[slot])
 
 
+@aiter("aiter aiter.ops.quant", stays=True)
 def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
                    scale_dtype: torch.dtype = torch.float32, quant_dtype: torch.dtype = torch.int8,
                    dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
@@ -178,6 +171,7 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
     return (wide / own).clamp(-128, 127).nan_to_num(0).to(torch.int8), own.to(scale_dtype)
 
 
+@aiter("aiter aiter.ops.quant", stays=True)
 def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
                      quant_dtype: torch.dtype = torch.int8, dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
     """`aiter_like.per_tensor_quant`; int8 is the quotient of x and scale, towards zero within −128 … 127."""
@@ -188,6 +182,7 @@ def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.
     return q, own
 
 
+@aiter("aiter aiter.ops.quant", callers="V s", stays=True)
 def get_torch_quant(qType: QuantType) -> Callable:
     """`aiter_like.get_torch_quant`, with the functions here."""
     found, kind = aiter_like.get_torch_quant(qType), QuantType(getattr(qType, "value", qType))
@@ -197,6 +192,7 @@ def get_torch_quant(qType: QuantType) -> Callable:
     return {QuantType.per_Token: pertoken_quant, QuantType.per_Tensor: per_tensor_quant}.get(kind, found)
 
 
+@aiter("aiter aiter.ops.cache")
 def reshape_and_cache_with_block_quant(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool) -> None:
@@ -206,6 +202,7 @@ def reshape_and_cache_with_block_quant(
                                                   is_truncated=_is_int8(key_cache))
 
 
+@aiter("aiter aiter.ops.cache")
 def reshape_and_cache_with_block_quant_for_asm_pa(
         key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
         v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, ori_block_size: int = 128) -> None:

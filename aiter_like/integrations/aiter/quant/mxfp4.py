@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's quantisers to MXFP4: elements of fp4, of which each 32 share a power of two. Named by names.txt.
+"""AITER's quantisers to MXFP4: elements of fp4, of which each 32 share a power of two.
 
 There is no matrix product of such elements on gfx942: they are weights, which gemm_weight_only and fused_moe take.
 """
@@ -14,12 +14,14 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.objects import MxScaleRoundModeInt
 from aiter_like.integrations.aiter.others.adapters import e8m0_shuffle as shuffled_scale
 
 _GROUP = 32
 
 
+@aiter("aiter.ops.quant")
 def per_1x32_f4_quant(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
                       pack_dim: int = -1, round_mode: int = MxScaleRoundModeInt.RoundUp) -> tuple[Tensor, Tensor]:
     """`quant_mxfp4`, in `dtypes.fp4x2` and `dtypes.fp8_e8m0`; the scales of all rows are one matrix.
@@ -52,6 +54,7 @@ def per_1x32_f4_quant(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = d
     return packed.view(dtypes.fp4x2), scales.view(dtypes.fp8_e8m0)
 
 
+@aiter("aiter.ops.quant")
 def per_1x32_mx_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
                           num_rows: Tensor | None = None, num_rows_factor: int = 1,
                           scale_type: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -69,6 +72,7 @@ def per_1x32_mx_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype
     return per_1x32_f4_quant(x, scale, quant_dtype, shuffle)
 
 
+@aiter("aiter aiter.ops.quant", callers="V S")
 def per_1x32_f4_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype = dtypes.fp4x2, shuffle: bool = False,
                           num_rows: Tensor | None = None, num_rows_factor: int = 1) -> tuple[Tensor, Tensor]:
     """`per_1x32_mx_quant_hip` of fp4."""
@@ -76,6 +80,7 @@ def per_1x32_f4_quant_hip(x: Tensor, scale: Any = None, quant_dtype: torch.dtype
     return per_1x32_mx_quant_hip(x, scale, quant_dtype, shuffle, num_rows, num_rows_factor)
 
 
+@aiter("aiter.ops.triton.[quant.]quant", callers="V s")
 def dynamic_mxfp4_quant(x: Tensor, scaling_mode: str = "even") -> tuple[Tensor, Tensor]:
     """`quant_mxfp4` whose scales are rounded to the nearest.
 
@@ -100,6 +105,7 @@ def dynamic_mxfp4_quant(x: Tensor, scaling_mode: str = "even") -> tuple[Tensor, 
     return packed[..., :columns // 2].contiguous() if rest else packed, scale
 
 
+@aiter("aiter.ops.triton.[moe.]moe_op_gemm_a4w4", callers="V")
 def mxfp4_quant(x: Tensor, block_size_m: int = 16, block_size_n: int = 256) -> tuple[Tensor, Tensor]:
     """`dynamic_mxfp4_quant` of whole groups; the sizes are those of AITER's kernel, and without effect."""
     check.tensor("mxfp4_quant", "x", x, rank=2, last_contiguous=False)
@@ -109,6 +115,7 @@ def mxfp4_quant(x: Tensor, block_size_m: int = 16, block_size_n: int = 256) -> t
     return dynamic_mxfp4_quant(x)
 
 
+@aiter("aiter.utility.fp4_utils:dynamic_mxfp4_quant", callers="S")
 def dynamic_mxfp4_quant_shuffled(x: Tensor, scaling_mode: str = "even", shuffle: bool = False) -> tuple[Tensor, Tensor]:
     """`dynamic_mxfp4_quant` in `dtypes.fp4x2` and `dtypes.fp8_e8m0`, the scales if asked for as `e8m0_shuffle` puts
     them.

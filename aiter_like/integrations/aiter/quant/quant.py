@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's quantising functions that are compositions of ours. Named by names.txt."""
+"""AITER's quantising functions that are compositions of ours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.quant import int8 as aiter_int8
 from aiter_like.ops.common import quant_rule
 
 
+@aiter("aiter aiter.ops.quant")
 def smooth_per_token_scaled_quant(
         out: Tensor, input: Tensor, scales: Tensor, smooth_scale: Tensor, smooth_scale_map: Tensor | None = None,
         shuffle_scale: bool = False, num_rows: Tensor | None = None, num_rows_factor: int = 1,
@@ -64,6 +66,7 @@ def smooth_per_token_scaled_quant(
         own_scales[slot].copy_(found[:, 0])
 
 
+@aiter("aiter aiter.ops.quant")
 def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
     """That of `aiter_int8`; `input` may be [tokens, 1, K], and `out` and `y_scale` any dense shapes of as many rows."""
     check.tensor("moe_smoothquant_fwd", "out", out)
@@ -73,6 +76,7 @@ def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: T
     aiter_int8.moe_smoothquant_fwd(dense[0], rows, x_scale, topk_ids, dense[1])
 
 
+@aiter("aiter.ops.gated_rmsnorm_fp8_group_quant")
 def gated_rmsnorm_fp8_group_quant(out: Tensor, scale: Tensor, x: Tensor, z: Tensor, weight: Tensor, epsilon: float,
                                   group_size: int, transpose_scale: bool = False) -> None:
     """`gated_rms_norm_quant` of heads, a group each: `x` is [tokens, heads, head_dim], `out` [tokens, heads · dim],
@@ -92,6 +96,7 @@ def gated_rmsnorm_fp8_group_quant(out: Tensor, scale: Tensor, x: Tensor, z: Tens
         scale.view(heads, tokens).copy_(found.t())
 
 
+@aiter("aiter.ops.gated_rmsnorm_fp8_per_token_quant")
 def gated_rmsnorm_fp8_per_token_quant(out: Tensor, scale: Tensor, x: Tensor, z: Tensor, weight: Tensor,
                                       epsilon: float) -> None:
     """`gated_rms_norm` of each head of `x` [tokens, heads, head_dim], then quantised with a scale per token."""
@@ -103,11 +108,13 @@ def gated_rmsnorm_fp8_per_token_quant(out: Tensor, scale: Tensor, x: Tensor, z: 
     aiter_like.dynamic_per_token_scaled_quant(out, gated.view(rows), scale.view(-1, 1))
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def v_1way_per_head_fp8_quant(v: Tensor) -> tuple[Tensor, Tensor]:
     """`per_head_quant`."""
     return per_head_quant(v)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def v_2way_per_head_fp8_quant(v0: Tensor, v1: Tensor) -> tuple[Tensor, Tensor]:
     """`per_head_quant` of the tokens of both, those of `v1` last."""
     return per_head_quant(torch.cat((v0, v1), 1))

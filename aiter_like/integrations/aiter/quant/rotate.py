@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """AITER's rotations of activations before they are quantised: a Hadamard transform, with or without RoPE before it.
-Named by names.txt.
 
 FP4 is made of torch's functions: no arithmetic of this hardware has it, but its caches may hold it.
 """
@@ -12,6 +11,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check, dtypes
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.quant.formats import e8m0_to_f32, f32_to_mx_e8m0_scale, f32_to_mxfp4
 from aiter_like.ops.common import elements
 
@@ -20,6 +20,7 @@ _SMALLEST_AMAX = 6.0 * 2.0**-126  # a group of FP4: smaller ones have the scale 
 _GPTJ = 1  # neighbours rotate together
 
 
+@aiter("aiter aiter.ops.quant")
 def rotate_activation(out: Tensor, input: Tensor, scale: Tensor | None = None, group_size: int | None = None,
                       shuffle_scale: bool = True) -> None:
     """`hadamard_transform` of each row, rounded to `out`.
@@ -41,6 +42,7 @@ def rotate_activation(out: Tensor, input: Tensor, scale: Tensor | None = None, g
     _write_fp4(_ROTATE, out, x, scale, 32 if group_size is None else group_size, shuffle_scale)
 
 
+@aiter("aiter aiter.ops.quant", callers="S")
 def rope_rotate_activation(out: Tensor, input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, rope_dim: int,
                            out_scale: Tensor | None = None, group_size: int | None = None, shuffle_scale: bool = True,
                            do_rotate_act: bool = True) -> None:

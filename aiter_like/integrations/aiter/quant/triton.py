@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton functions that quantise behind something else: sums of partial results, norms, gates. Named by
-names.txt.
-"""
+"""AITER's Triton functions that quantise behind something else: sums of partial results, norms, gates."""
 
 from __future__ import annotations
 
@@ -11,9 +9,11 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements, quant_rule
 
 
+@aiter("aiter.ops.triton.[quant.]fused_fp8_quant aiter.ops.triton.quant", callers="V")
 def fused_rms_gated_fp8_group_quant(
         x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, eps: float, *, norm_before_gate: bool = True,
         use_ue8m0: bool = False, activation: str = "silu", out_dtype: torch.dtype | None = None,
@@ -81,21 +81,8 @@ def _group_of(op: str, columns: int, group_size: int | None) -> int:
     return group_size
 
 
+@aiter("aiter.ops.triton.[quant.]fused_fp8_quant aiter.ops.triton.quant", stays=True)
 def get_fp8_min_max_bounds(fp8_dtype: torch.dtype) -> tuple[float, float]:
     """What AITER's norms with gates clamp to: of FNUZ 224, though 240 is its largest number, else the largest."""
     largest = 224.0 if fp8_dtype == torch.float8_e4m3fnuz else float(quant_rule.largest(fp8_dtype))
     return -largest, largest
-
-
-def _check_parts(op: str, **tensors: Tensor | None) -> None:
-    """The first of them says whether all are parts, of how many and of how many rows."""
-    (name, first), *others = tensors.items()
-    check.tensor(op, name, first)
-    if first.ndim not in (2, 3):
-        raise ValueError(f"{op}: {name} must have 2 or 3 dimensions, got shape {tuple(first.shape)}")
-    for other, tensor in others:
-        if tensor is None:
-            continue
-        check.tensor(op, other, tensor, shape=(*first.shape[:-1], None), device=first.device)
-        if first.ndim == 2 and other in ("x2", "inp3"):
-            raise ValueError(f"{op}: {other} must be None where {name} has 2 dimensions")

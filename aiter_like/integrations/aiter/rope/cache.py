@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AITER's Triton functions that turn queries and keys and put them together, or into caches. Named by
-names.txt.
-"""
+"""AITER's Triton functions that turn queries and keys and put them together, or into caches."""
 
 from __future__ import annotations
 
@@ -13,10 +11,12 @@ from torch import Tensor
 import aiter_like
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.gemm import triton
 from aiter_like.ops.common import elements
 
 
+@aiter("aiter.ops.triton.[fusions.]fused_qk_concat", callers="s")
 def fused_qk_rope_cat(q_nope: Tensor, q_pe: Tensor, k_nope: Tensor, k_pe: Tensor, pos: Tensor, cos: Tensor, sin: Tensor,
                       is_neox: bool) -> tuple[Tensor, Tensor]:
     """`q_nope ‖ rope(q_pe)` and `k_nope ‖ rope(k_pe)`. Where heads and tables have one dtype of 16 bits, copies and
@@ -57,6 +57,7 @@ def fused_qk_rope_cat(q_nope: Tensor, q_pe: Tensor, k_nope: Tensor, k_pe: Tensor
     return q_out, k_out
 
 
+@aiter("aiter.ops.triton.[fusions.]fused_kv_cache", callers="s")
 def fused_qk_rope_cat_and_cache_mla(
         q_nope: Tensor, q_pe: Tensor, k_nope: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, pos: Tensor,
         cos: Tensor, sin: Tensor, k_scale: Tensor | float | None, is_neox: bool, num_decode_toks_for_zeros: int = 0,
@@ -118,6 +119,7 @@ def fused_qk_rope_cat_and_cache_mla(
     return q_out, decode_q_pe_out, k_pe_out, q_nope.new_zeros(num_decode_toks_for_zeros, heads, rank)
 
 
+@aiter("aiter.ops.triton.fusions.fused_bmm_rope_kv_cache", callers="S")
 def fused_fp8_bmm_rope_cat_and_cache_mla(
         q_nope: Tensor, w_k: Tensor, w_k_scale: Tensor, q_pe: Tensor, k_nope: Tensor, k_rope: Tensor, kv_cache: Tensor,
         slot_mapping: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, group_size: int = 128,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusion of norm, rotation and cache writes for models whose attention chooses its keys by an index: the heads
-of attention and those of the index side by side in one projection. Named by names.txt.
+of attention and those of the index side by side in one projection.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import aiter_like
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch.public import public
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.rope import parts
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache
@@ -33,6 +34,7 @@ class _Part(NamedTuple):
     q_out: Tensor
 
 
+@aiter("aiter aiter.ops.fused_qknorm_idxrqknorm", callers="V S")
 def fused_qknorm_idxrqknorm(
         qkv: Tensor, q_norm_weight: Tensor, k_norm_weight: Tensor, cos_sin_cache: Tensor, positions: Tensor,
         num_heads: int, num_kv_heads: int, rotary_dim: int, eps: float, index_q_norm_weight: Tensor | None = None,

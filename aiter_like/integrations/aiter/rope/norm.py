@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusions of RMSNorm, rotary position embedding, quantisation and cache writes that are compositions of ours.
-Named by names.txt.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like import check
+from aiter_like.integrations.aiter.declare import aiter
 from aiter_like.integrations.aiter.quant.quant import per_head_quant
 from aiter_like.ops.rope import parts
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache
@@ -19,6 +19,7 @@ from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_
 _Quantised = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def fused_qk_norm_rope_1way(
         q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, cos_sin: Tensor, batch_size: int, num_tokens: int,
         num_heads_q: int, num_heads_k: int, head_size: int, is_interleaved: bool, eps: float, out_q: Tensor,
@@ -34,6 +35,7 @@ def fused_qk_norm_rope_1way(
     _norm_rope(*heads, weights=(w_q, w_k), tables=tables, rows=rows, epsilon=eps, is_neox=not is_interleaved)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def fused_qk_norm_rope_2way(
         q0: Tensor, k0: Tensor, q1: Tensor, k1: Tensor, w_q0: Tensor, w_k0: Tensor, w_q1: Tensor, w_k1: Tensor,
         cos_sin0: Tensor, cos_sin1: Tensor, batch_size: int, num_tokens0: int, num_tokens1: int, num_heads_q: int,
@@ -57,6 +59,7 @@ def fused_qk_norm_rope_2way(
                        tables=tables, rows=rows, epsilon=eps, is_neox=not is_interleaved)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def fused_qk_norm_rope_1way_fp8_perhead_quant(
         q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, cos_sin: Tensor, batch_size: int, num_tokens: int,
         num_heads_q: int, num_heads_k: int, head_size: int, is_interleaved: bool, eps: float,
@@ -74,6 +77,7 @@ def fused_qk_norm_rope_1way_fp8_perhead_quant(
     return _with_scales(outs, out_q is not None or out_k is not None)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def fused_qk_norm_rope_2way_fp8_perhead_quant(
         q0: Tensor, k0: Tensor, q1: Tensor, k1: Tensor, w_q0: Tensor, w_k0: Tensor, w_q1: Tensor, w_k1: Tensor,
         cos_sin0: Tensor, cos_sin1: Tensor, batch_size: int, num_tokens0: int, num_tokens1: int, num_heads_q: int,
@@ -87,6 +91,7 @@ def fused_qk_norm_rope_2way_fp8_perhead_quant(
     return _with_scales(outs, out_q01 is not None or out_k01 is not None)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def fused_qk_norm_rope_cache_block_quant_shuffle(
         qkv: Tensor, num_heads_q: int, num_heads_k: int, num_heads_v: int, head_dim: int, eps: float, qw: Tensor,
         kw: Tensor, cos_sin_cache: Tensor, is_neox_style: bool, pos_ids: Tensor, k_cache: Tensor, v_cache: Tensor,
@@ -106,6 +111,7 @@ def fused_qk_norm_rope_cache_block_quant_shuffle(
                                                       slot_mapping, True)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def fused_qk_norm_rope_cache_quant_shuffle(
         q: Tensor, k: Tensor, v: Tensor, num_heads_q: int, num_heads_k: int, num_heads_v: int, head_dim: int,
         eps: float, qw: Tensor, kw: Tensor, cos_sin_cache: Tensor, is_neox_style: bool, pos_ids: Tensor,
@@ -128,6 +134,7 @@ def fused_qk_norm_rope_cache_quant_shuffle(
                                                          slot_mapping, True)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_mrope_cache_quant", callers="V S")
 def fused_qk_norm_mrope_3d_cache_pts_quant_shuffle(
         qkv: Tensor, qw: Tensor, kw: Tensor, cos_sin: Tensor, positions: Tensor, num_tokens: int, num_heads_q: int,
         num_heads_k: int, num_heads_v: int, head_size: int, is_neox_style: bool, mrope_section_: Sequence[int],
@@ -160,6 +167,7 @@ def fused_qk_norm_mrope_3d_cache_pts_quant_shuffle(
         per_tensor_v_scale, k_out, v_out, return_kv, use_shuffle_layout, block_size, x, rotary_dim)
 
 
+@aiter("aiter aiter.ops.fused_qk_norm_rope_cache_quant")
 def minimax_qk_norm_rope(
         qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos_sin_cache: Tensor, positions: Tensor, *, num_heads_q: int,
         num_heads_k: int, head_dim: int, rotary_dim: int, eps: float, is_neox_style: bool, q_out: Tensor | None = None,

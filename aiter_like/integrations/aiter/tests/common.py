@@ -20,10 +20,12 @@ from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter import checks as aiter_checks
+from aiter_like.integrations.aiter.declare import aiter
 
 _log = logging.getLogger("aiter_like")
 
 
+@aiter("aiter.test_common", stays=True)
 def checkAllclose(a: Tensor, b: Tensor, rtol: float = 0.01, atol: float = 0.01, tol_err_ratio: float = 0.05,
                   msg: str = "", printNum: int = 8, printLog: bool = True, max_abs_delta: float | None = None,
                   catastrophic_check: bool = False) -> float:
@@ -61,6 +63,7 @@ def checkAllclose(a: Tensor, b: Tensor, rtol: float = 0.01, atol: float = 0.01, 
     return ratio
 
 
+@aiter("aiter.test_common", stays=True)
 def run_perftest(func: Callable, *args: Any, num_iters: int = 101, num_warmup: int = 2, testGraph: bool = False,
                  num_rotate_args: int = 0, needTrace: bool = False, use_cuda_event: bool = False,
                  **kwargs: Any) -> tuple[Any, float]:
@@ -97,6 +100,7 @@ def run_perftest(func: Callable, *args: Any, num_iters: int = 101, num_warmup: i
     return out, seconds / num_iters * 1e6
 
 
+@aiter("aiter.test_common", stays=True)
 def perftest(num_iters: int = 101, num_warmup: int = 2, testGraph: bool = False, num_rotate_args: int = 0,
              needTrace: bool = False, use_cuda_event: bool = False) -> Callable[[Callable], Callable]:
     """A decorator: the function returns what `run_perftest` does."""
@@ -113,6 +117,7 @@ def perftest(num_iters: int = 101, num_warmup: int = 2, testGraph: bool = False,
     return decorate
 
 
+@aiter("aiter.test_common", stays=True)
 def benchmark() -> Callable[[Callable], Callable]:
     """A decorator: the function returns its arguments by name, with the entries of the dictionary that it returned."""
 
@@ -131,6 +136,7 @@ def benchmark() -> Callable[[Callable], Callable]:
     return decorate
 
 
+@aiter("aiter.test_common", stays=True)
 def tensor_dump(x: Tensor, name: str, dir: str = "./") -> None:
     """Writes a tensor's bytes to `dir/name.bin`, and what they are to `dir/name.meta`, for `tensor_load`."""
     data = x.detach().cpu().contiguous()
@@ -139,6 +145,7 @@ def tensor_dump(x: Tensor, name: str, dir: str = "./") -> None:
     path.with_name(f"{name}.meta").write_text(f"{str(x.dtype).removeprefix('torch.')} {' '.join(map(str, x.shape))}")
 
 
+@aiter("aiter.test_common", stays=True)
 def tensor_load(filename: str) -> Tensor:
     """The tensor that `tensor_dump` wrote, on the CPU.
 
@@ -162,10 +169,6 @@ def _is_plausible(a: Tensor, b: Tensor, largest: float) -> bool:
     """Finite, and nowhere off by more than half of the reference's peak."""
     peak = max(b.abs().max().item(), 1.0) if b.numel() else 1.0
     return bool(torch.isfinite(a).all() and torch.isfinite(b).all()) and largest <= 0.5 * peak
-
-
-def _described(value: Any) -> Any:
-    return f"{list(value.shape)} {value.dtype} {value.device}" if isinstance(value, Tensor) else value
 
 
 def _copied(value: Any) -> Any:
