@@ -13,7 +13,7 @@ import torch
 from jit_project import Compiler, Project, fake_compiler, forget, make_hip_project
 from toys import HARDWARE
 
-from aiter_like import device, dispatch, paths
+from aiter_like import device, dispatch, paths, sim
 from aiter_like.dispatch import self_check, table
 from aiter_like.jit import JitFunction
 
@@ -47,6 +47,22 @@ def simulated():
     yield
     dispatch.reset()
     device.reset()
+
+
+@pytest.fixture
+def gpu():
+    """torch's "cuda" is the simulated MI300X; the test gets its device."""
+    with sim.as_gpu() as device:
+        yield device
+
+
+@pytest.fixture
+def simulated_triton():
+    """Triton compiles for the simulated MI300X and runs on it."""
+    pytest.importorskip("triton")
+    sim.enable_triton()
+    yield
+    sim.disable_triton()
 
 
 @pytest.fixture
