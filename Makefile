@@ -4,11 +4,12 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV = .venv/bin/python
 
-.PHONY: help demo test bench lint setup clean
+.PHONY: help demo test test-all bench lint setup clean
 
 help:
 	@echo "make demo   attention of a real transformer on a simulated MI300X (or the GPU), checked against stock"
-	@echo "make test   all tests (JOBS=$(JOBS) at a time; TESTS=... chooses files)"
+	@echo "make test   the tests, of large ones a sample of the cases (JOBS=$(JOBS) at a time; TESTS=... chooses files)"
+	@echo "make test-all   every case of every test but those in engines' environments: many hours"
 	@echo "make bench  what a call costs on the host, and builds"
 	@echo "make lint   ruff"
 	@echo "make setup  the set-up alone"
@@ -18,8 +19,12 @@ demo: setup
 	$(VENV) -m aiter_like demo
 
 # Processes fill the cores: torch's further threads would only spin.
-test: setup
-	OMP_NUM_THREADS=1 $(VENV) -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+test:
+	@PYTHON="$(PYTHON)" .ci/setup.sh tests
+	OMP_NUM_THREADS=1 $(VENV) -m pytest -n $(JOBS) --dist worksteal $(SELECTED) $(TESTS)
+
+test-all: SELECTED = -m "not engine"
+test-all: test
 
 bench: setup
 	$(VENV) op_tests/bench/bench_host.py

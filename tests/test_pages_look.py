@@ -25,8 +25,6 @@ from aiter_like.tuning import report
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.tuner import Outcome, Result
 
-pytestmark = pytest.mark.skipif(pages_in_browser.BROWSER is None, reason="no Chromium here")
-
 TRANSPOSE = """
 extern "C" __global__ void transpose(const float* x, float* out) {
   __shared__ float tile[192];

@@ -41,13 +41,6 @@ constexpr __host__ __device__ int ring_of(int pieces) {
   return ring;
 }
 
-/// Whether each of `later` stands at or behind the same one of `earlier`.
-constexpr __host__ __device__ bool is_behind(const Spread& later, const Spread& earlier) {
-  for (int i = 0; i < earlier.count; ++i)
-    if (later.place(i) < earlier.place(i)) return false;
-  return true;
-}
-
 /// An operand [rows, depth] through LDS, slice by slice: BLOCK rows from `first_row` on, of which a wave has ROWS from
 /// `wave_row` on.
 template <class Shape, int BLOCK, int ROWS>
@@ -227,7 +220,7 @@ class Pipeline {
                                             : Spread{1, kPlaces / 2, kColumns};
 
   static_assert(kLeftStores.fits() && kRightStores.fits() && kPrefetches.fits(), "a place for each access");
-  static_assert(is_behind(kLeftLoads, kLeftStores) && is_behind(kRightLoads, kRightStores),
+  static_assert(kLeftLoads.is_behind(kLeftStores) && kRightLoads.is_behind(kRightStores),
                 "registers are stored before they are loaded");
 
   __device__ Pipeline(Sums& sums, Left& left, Right& right, Memory& lds)

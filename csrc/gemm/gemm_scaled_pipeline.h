@@ -11,7 +11,7 @@
 //   loads           to the same registers those rows of the step after, and the scales of each strip that is done
 // and the right operand likewise, once a step: as each run has been used for the last time it comes from its slot or,
 // shuffled, from registers that were loaded in the time of phase 0.
-// Beyond the depth loads give zeros, so that the last step is as the others.
+// Beyond the depth loads give zeros, so that the last step is as the others. scaled_schedule.h has the order.
 //
 // A wave has 256 registers at most and two waves share a SIMD: the compiler then has the products of matrix
 // instructions in vector registers, where the scaling reads them.
@@ -22,6 +22,7 @@
 
 #include "block_scales.h"
 #include "gemm_pipeline.h"
+#include "scaled_schedule.h"
 
 namespace aiter_like::gemm {
 
@@ -181,13 +182,15 @@ class ScalesAhead {
   float a_[kStrips], b_[HALVES], b_next_[HALVES];
 };
 
-/// Σ over blocks of b · aᵀ times its scales, for this wave's part of the tile. A phase is cut into pieces, one for each
-/// run of each strip of the left operand; a place is that of a matrix instruction.
+/// Σ over blocks of b · aᵀ times its scales, for this wave's part of the tile.
 template <class Shape, class Left, class Right, int HALVES = 1>
 class ScaledPipeline {
  public:
   using Sums = typename Wide<Shape>::Sums;
   using Scales = ScalesAhead<Shape, HALVES>;
+  static constexpr ScaledSchedule kSchedule{Left::kStrips, Right::kStrips, Shape::kSlices * Wide<Shape>::kRuns,
+                                            Left::kShare, Right::kShare, Sums::kPieceElements * Right::kStrips,
+                                            Right::kIsInLds};
   struct Memory {
     typename Left::Memory left;
     typename Right::Memory right;
@@ -206,26 +209,10 @@ class ScaledPipeline {
  private:
   using Element = typename Shape::Element;
   using Piece = typename Sums::Piece;
-  static constexpr int kPhases = 2, kStrips = Left::kStrips;  // a phase's
-  static constexpr int kRuns = Shape::kSlices * Wide<Shape>::kRuns, kPieces = kRuns * kStrips;
-  static constexpr int kColumns = kRuns * Right::kStrips, kProducts = 2 * Right::kStrips;  // places of a piece
-  static constexpr int kPlaces = kPieces * kProducts, kStripPlaces = kRuns * kProducts;
-  static constexpr int kRing = kRuns, kAhead = kStrips > 1 ? kRing : kRing / 2;
-  static constexpr int kBarrier = kPlaces - kAhead * kProducts, kLastStrip = kPlaces - kStripPlaces;
-  static constexpr int kElements = Sums::kPieceElements, kScaled = kElements * Right::kStrips;  // elements of a strip
-  static_assert(Shape::kWavesK == 1 && Shape::kSlices == 2 && Sums::kStrips == kPhases * kStrips, "the order");
-
-  // When a phase's accesses begin.
-  static constexpr Spread kLeftStores{1, kBarrier, Left::kShare}, kRightStores{0, kBarrier, Right::kShare};
-  // Each after the store of what its registers hold.
-  static constexpr Spread kLeftLoads{kLeftStores.from, kPlaces, Left::kShare};
-  static constexpr Spread kRightLoads{kRightStores.from, kPlaces, Right::kShare};
-  static constexpr Spread kPrefetches{2, kPlaces - 1, kColumns};  // loads of shuffled weights
-  static_assert(kLeftStores.fits() && kRightStores.fits() && kPrefetches.fits(), "a place for each access");
-  static_assert(is_behind(kLeftLoads, kLeftStores) && is_behind(kRightLoads, kRightStores),
-                "registers are stored before they are loaded");
-  /// Behind the last matrix instruction of a strip its sums are there two places later.
-  static constexpr int kFirstScaled = 2;
+  static constexpr int kStrips = kSchedule.strips, kRuns = kSchedule.runs, kColumns = kSchedule.columns();
+  static constexpr int kElements = Sums::kPieceElements, kScaled = kSchedule.elements;
+  static_assert(Shape::kWavesK == 1 && Shape::kSlices == 2, "a step is a block of one wave's depth");
+  static_assert(Sums::kStrips == kSchedule.kPhases * kStrips && kSchedule.fits(), "a place for each access");
 
   __device__ ScaledPipeline(Left& left, Right& right, Scales& scales, Memory& lds)
       : left(left), right(right), scales(scales), lds(lds) {}
@@ -261,7 +248,7 @@ class ScaledPipeline {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) take_column(c);
 #pragma unroll
-    for (int piece = 0; piece < kAhead; ++piece) rows[piece] = read_left(0, piece);
+    for (int piece = 0; piece < kSchedule.ahead(); ++piece) rows[piece] = read_left(0, piece);
   }
   template <class Operand>
   __device__ static void load_part(Operand& operand, int p) {
@@ -312,7 +299,7 @@ class ScaledPipeline {
   }
   template <int PHASE>
   __device__ __attribute__((always_inline)) void phase() {
-    places<PHASE>(std::make_integer_sequence<int, kPlaces>{});
+    places<PHASE>(std::make_integer_sequence<int, kSchedule.places()>{});
     keep_order();
   }
   /// The places are constants from the start: arrays that loops index stay in memory where these are unrolled late.
@@ -322,54 +309,37 @@ class ScaledPipeline {
   }
   template <int PHASE, int PLACE>
   __device__ __attribute__((always_inline)) void place() {
-    constexpr int kPiece = PLACE / kProducts, kStrip = PHASE * kStrips + PLACE / kStripPlaces;
-    constexpr int kOfStrip = PLACE % kStripPlaces;
+    constexpr ScaledPlace kNow = kSchedule.at(PHASE, PLACE);
     keep_order();
-    if constexpr (PLACE == kBarrier) {
+    if constexpr (kNow.is_behind_barrier) {
       wait_lds();
       meet();
       keep_order();
     }
-    multiply<kStrip, kPiece % kRuns, PLACE % kProducts, kPiece % kRing>();
+    multiply<kNow.strip, kNow.run, kNow.product, kNow.row>();
     keep_order();
-    scale<kStrip, kOfStrip>();
-    if constexpr (PLACE % kProducts == kProducts - 1) {
-      constexpr int kLater = kPiece + kAhead;
-      rows[kLater % kRing] = read_left(kLater < kPieces ? PHASE : 1 - PHASE, kLater % kPieces);
-    }
-    if constexpr (kOfStrip == kStripPlaces - 1) {
+    scale<kNow.scaled_strip, kNow.first_scaled, kNow.end_scaled>();
+    if constexpr (kNow.read_row >= 0) rows[kNow.read_row] = read_left(kNow.read_phase, kNow.read_piece);
+    if constexpr (kNow.ends_strip) {
 #pragma unroll
-      for (int half = 0; half < HALVES; ++half) factors[half] = scales.factor(kStrip, half);
-      scales.load(kStrip);
-      if constexpr (kStrip == Sums::kStrips - 1) scales.publish();
+      for (int half = 0; half < HALVES; ++half) factors[half] = scales.factor(kNow.strip, half);
+      scales.load(kNow.strip);
+      if constexpr (kNow.ends_block) scales.publish();
     }
-    if constexpr (PHASE == 0 && PLACE == 1) scales.load_columns();
-    move<1 - PHASE, kLeftStores.at(PLACE), kLeftLoads.at(PLACE)>(left, lds.left);
-    if constexpr (PHASE == 0) {
-      if constexpr (!Right::kIsInLds && kPrefetches.at(PLACE) >= 0) prefetch(kPrefetches.at(PLACE));
-    } else {
-      if constexpr (Right::kIsInLds)
-        move<0, kRightStores.at(PLACE), kRightLoads.at(PLACE)>(right, lds.right);
-      take_columns<PLACE>(std::make_integer_sequence<int, kColumns>{});
-    }
+    if constexpr (kNow.loads_column_scales) scales.load_columns();
+    move<1 - PHASE, kNow.left_store, kNow.left_load>(left, lds.left);
+    if constexpr (kNow.prefetch >= 0) prefetch(kNow.prefetch);
+    if constexpr (Right::kIsInLds) move<0, kNow.right_store, kNow.right_load>(right, lds.right);
+    take_columns<kNow.first_taken>(std::make_integer_sequence<int, kNow.taken>{});
   }
   template <int PART, int STORE, int LOAD, class Operand>
   __device__ __attribute__((always_inline)) static void move(Operand& operand, typename Operand::Memory& memory) {
     if constexpr (STORE >= 0) operand.store(memory, PART, STORE);
     if constexpr (LOAD >= 0) operand.load(PART, LOAD);
   }
-  /// Each behind the barrier and the last use of its registers.
-  static constexpr int place_of_column(int c) {
-    const int used = kLastStrip + (c / Right::kStrips + 1) * kProducts - 1, there = kBarrier + c;
-    return used > there ? used : there;
-  }
-  template <int PLACE, int... COLUMNS>
+  template <int FIRST, int... COLUMNS>
   __device__ __attribute__((always_inline)) void take_columns(std::integer_sequence<int, COLUMNS...>) {
-    (take_column_at<PLACE, COLUMNS>(), ...);
-  }
-  template <int PLACE, int COLUMN>
-  __device__ __attribute__((always_inline)) void take_column_at() {
-    if constexpr (place_of_column(COLUMN) == PLACE) take_column(COLUMN);
+    (take_column(FIRST + COLUMNS), ...);
   }
 
   template <int STRIP, int RUN, int PRODUCT, int ROW>
@@ -384,17 +354,9 @@ class ScaledPipeline {
     else
       sum = kIsLow ? Instruction::multiply(b.lo, a.lo, sum) : Instruction::multiply(b.hi, a.hi, sum);
   }
-  /// The share of place `PLACE` of strip `STRIP` in the scaling of the strip before.
-  template <int STRIP, int PLACE>
-  __device__ __attribute__((always_inline)) void scale() {
-    if constexpr (PLACE >= kFirstScaled) {
-      constexpr int kAt = PLACE - kFirstScaled, kCount = kStripPlaces - kFirstScaled;
-      constexpr int kDone = (STRIP + Sums::kStrips - 1) % Sums::kStrips;
-      scale_elements<kDone, kScaled * kAt / kCount, kScaled * (kAt + 1) / kCount>();
-    }
-  }
+  /// Adds elements [FIRST, END) of the products of strip `STRIP` to the total.
   template <int STRIP, int FIRST, int END>
-  __device__ __attribute__((always_inline)) void scale_elements() {
+  __device__ __attribute__((always_inline)) void scale() {
 #pragma unroll
     for (int e = FIRST; e < END; ++e) {
       const float factor = factors[e % kElements / (kElements / HALVES)];
@@ -403,7 +365,7 @@ class ScaledPipeline {
       total[STRIP][e] = sum;
     }
   }
-  __device__ void scale_last() { scale_elements<Sums::kStrips - 1, 0, kScaled>(); }
+  __device__ void scale_last() { scale<Sums::kStrips - 1, 0, kScaled>(); }
   __device__ void give(Sums& sums) const {
 #pragma unroll
     for (int s = 0; s < Sums::kStrips; ++s) {
@@ -416,7 +378,7 @@ class ScaledPipeline {
   Right& right;
   Scales& scales;
   Memory& lds;
-  Chunk rows[kRing];                 // the left operand's, for pieces to come
+  Chunk rows[kSchedule.ring()];                 // the left operand's, for pieces to come
   Chunk columns[kColumns];           // the right operand's, a block
   Chunk prefetched[kColumns];        // the next block's, where it does not come from LDS
   Piece block[2][Right::kStrips];    // the products of a block: of the strip before, and of the current one

@@ -33,9 +33,9 @@ A check is a test of pytest in a file that imports pytest, and in a script a cal
 that raised anything but a failed check, their own assertions on their parameters too, before an operator was called;
 "unserved": parts that stopped at a missing name; "other arch": parts that ask for an architecture that the device is
 not. A file that ended at its time limit has checked what stands there, and no more. Names: those that the file uses,
-served / raising / absent, at the time of the run: of what only `triton_tests` call, functions that were put together
-from several operators are missing since, among them forward and backward by FlashAttention-3's parameters, feed-forward
-blocks, ragged products of experts and grouped products with gradients.
+served / raising / absent, at the time of the run: of what only `triton_tests` call, much is missing since, among it
+forward and backward by FlashAttention-3's parameters, feed-forward blocks, ragged products of experts, grouped products
+with gradients, and forms of rotary embeddings, layer normalisation and 8-bit products that are ours by other names.
 
 | page | files that count | checks passed | failed |
 |---|---|---|---|

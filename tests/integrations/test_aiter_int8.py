@@ -30,41 +30,34 @@ def row_scales(x):
 @pytest.mark.parametrize("dtype", (INT8, FP8))
 def test_rows(simulated, dtype):
     x = numbers(ROWS, COLUMNS)
-    out, scale = torch.empty_like(x, dtype=dtype), torch.empty(ROWS)
-    found = aiter_int8.dynamic_per_token_quant_fp8_i8(out, x, scale)
-    assert found[0] is out and found[1] is scale
     second, own = aiter_int8.per_token_quant_hip(x, quant_dtype=dtype)
-    third, scales = torch.empty_like(x, dtype=dtype), torch.empty(ROWS, 1)
-    aiter_int8.dynamic_per_token_scaled_quant(third, x, scales)
+    out, scales = torch.empty_like(x, dtype=dtype), torch.empty(ROWS, 1)
+    aiter_int8.dynamic_per_token_scaled_quant(out, x, scales)
     if dtype == INT8:
         expected = plain(x, row_scales(x))
     else:
         expected = aiter_like.per_token_quant_hip(x, quant_dtype=dtype)[0]
-    assert all(torch.equal(each.float(), expected.float()) for each in (out, second, third))
+    assert all(torch.equal(each.float(), expected.float()) for each in (out, second))
     amax = x.float().abs().amax(-1, keepdim=True)
-    for each in (scale, own, scales):
+    for each in (own, scales):
         torch.testing.assert_close(each.view(-1, 1), amax / (127 if dtype == INT8 else torch.finfo(dtype).max))
 
 
 @pytest.mark.parametrize("dtype", (INT8, FP8))
 def test_tensors(simulated, dtype):
     x, given = numbers(ROWS, COLUMNS), torch.tensor([0.03])
-    functions = (lambda out: aiter_int8.static_per_tensor_quant_fp8_i8(out, x, given),
-                 lambda out: aiter_int8.static_per_tensor_quant(out, x, given))
-    for function in functions:
-        out = torch.empty_like(x, dtype=dtype)
-        function(out)
-        if dtype == INT8:
-            assert torch.equal(out, plain(x, given))
-        else:
-            assert torch.equal(out.float(), aiter_like.per_tensor_quant_hip(x, given, dtype)[0].float())
+    out = torch.empty_like(x, dtype=dtype)
+    aiter_int8.static_per_tensor_quant(out, x, given)
+    if dtype == INT8:
+        assert torch.equal(out, plain(x, given))
+    else:
+        assert torch.equal(out.float(), aiter_like.per_tensor_quant_hip(x, given, dtype)[0].float())
     whole = x.float().abs().amax().view(1) / (127 if dtype == INT8 else torch.finfo(dtype).max)
-    for function in (aiter_int8.dynamic_per_tensor_quant_fp8_i8, aiter_int8.dynamic_per_tensor_quant):
-        out, scale = torch.empty_like(x, dtype=dtype), torch.empty(1)
-        function(out, x, scale)
-        torch.testing.assert_close(scale, whole)
-        if dtype == INT8:
-            assert torch.equal(out, plain(x, scale))
+    out, scale = torch.empty_like(x, dtype=dtype), torch.empty(1)
+    aiter_int8.dynamic_per_tensor_quant(out, x, scale)
+    torch.testing.assert_close(scale, whole)
+    if dtype == INT8:
+        assert torch.equal(out, plain(x, scale))
     found, scale = aiter_int8.per_tensor_quant_hip(x, quant_dtype=dtype)
     assert scale.shape == (1,) and torch.equal(found.float(), out.float())
     found, scale = aiter_int8.per_tensor_quant_hip(x, given, quant_dtype=dtype)
@@ -165,10 +158,10 @@ def test_in_torch(simulated):
 
 def test_bad_arguments(simulated):
     x, out = numbers(ROWS, COLUMNS), torch.empty(ROWS, COLUMNS, dtype=INT8)
-    with pytest.raises(ValueError, match="dynamic_per_token_quant_fp8_i8: scale_out must be contiguous with 5"):
-        aiter_int8.dynamic_per_token_quant_fp8_i8(out, x, torch.empty(4))
-    with pytest.raises(ValueError, match="static_per_tensor_quant_fp8_i8: scale_in must be contiguous with 1"):
-        aiter_int8.static_per_tensor_quant_fp8_i8(out, x, torch.ones(2))
+    with pytest.raises(ValueError, match="dynamic_per_token_scaled_quant: scales must be contiguous with 5"):
+        aiter_int8.dynamic_per_token_scaled_quant(out, x, torch.empty(10)[::2])
+    with pytest.raises(ValueError, match="static_per_tensor_quant: scale must be contiguous with 1"):
+        aiter_int8.static_per_tensor_quant(out, x, torch.ones(2))
     with pytest.raises(ValueError, match="dynamic_per_tensor_quant: out must have shape"):
         aiter_int8.dynamic_per_tensor_quant(out[:2], x, torch.ones(1))
     factors, ids = torch.ones(2, COLUMNS), torch.zeros(ROWS, 1, dtype=torch.int32)

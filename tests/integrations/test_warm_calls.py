@@ -95,9 +95,8 @@ def aiters_calls() -> dict[str, tuple]:
         "aiter.rmsnorm2d_fwd_with_add": (x.clone(), x, x.clone(), x.clone(), weight, 1e-6),
         "aiter.silu_and_mul": (randn(3, 32), x),
         "aiter.rope_cached_2c_fwd": (heads[:, None], heads[:, None], *tables, 0, True, False),
-        "aiter.ops.triton.rope.rope.rope_cached_fwd": (heads[:, None], *tables, 0, True, False),
-        "aiter.ops.triton.rope.rope.rope_cached_thd_positions_2c_fwd_inplace": (
-            heads.clone(), heads.clone(), *tables, slots, 0, True, False),
+        "aiter.ops.triton.rope.rope.rope_cached_thd_positions_offsets_2c_fwd_inplace": (
+            heads.clone(), heads.clone(), *tables, slots, None, 0, True, False),
         "aiter.gemm_a8w8_CK": (a, b, scale, scales, None, torch.bfloat16),
         "aiter.gemm_a8w8_blockscale": (a, b, scale, scales[:, :1], torch.bfloat16),
         "aiter.per_token_quant_hip": (x, None, FP8),

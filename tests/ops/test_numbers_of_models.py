@@ -88,6 +88,19 @@ def test_operators_have_no_numbers_of_models():
     assert not found, "\n".join(found)
 
 
+def test_what_prefers_a_backend_has_no_numbers():
+    """But places of sizes, which are subscripts."""
+    found = []
+    for path, tree in trees():
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef) and re.search("prefers|is_ahead", function.name):
+                places = {place for node in ast.walk(function) if isinstance(node, ast.Subscript)
+                          for place in ast.walk(node.slice)}
+                found += [f"{path}:{node.lineno}: {node.value}" for node in ast.walk(function)
+                          if isinstance(node, ast.Constant) and node not in places and numbers(node)]
+    assert not found, "\n".join(found)
+
+
 def numbers(tree: ast.AST) -> list[int | float]:
     """Those that could be estimates."""
     return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)

@@ -96,7 +96,6 @@ def test_lines_that_moved_are_matched_by_their_text(profiles):
     assert any(old is None and new == changed for old, new in rows)
 
 
-@pytest.mark.skipif(pages_in_browser.BROWSER is None, reason="no Chromium here")
 def test_in_a_browser(profiles, tmp_path):
     """Every part is drawn, and clicks lead from a load to its wait, and from a line to its instructions."""
     compared = comparison.of(*comparison.pair(profiles["short"], profiles["wide"]))

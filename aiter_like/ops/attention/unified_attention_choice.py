@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from aiter_like.device import Facts, Target, arch_facts
+from aiter_like.device import Facts, Target, arch_facts, model_of
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.decode_call import MOST_QUERIES
 from aiter_like.ops.attention.paged_attention_hip import unified_hip_refusal
@@ -19,8 +19,6 @@ from aiter_like.ops.attention.unified_attention_ck import takes_turns
 from aiter_like.ops.common.headers import constant
 
 _PLAN = "attention/flash_attn_plan.h"
-_LEAST_QUERIES = 32
-"""Of a sequence on average for tiles: these take 128 rows of one head, and read all keys for them, however few."""
 _TURNS_ROWS = {64: 512, 128: 384}  # A workgroup whose waves take turns has so many, by head dimension.
 _TRITON_ROWS = 128
 
@@ -45,6 +43,13 @@ class TritonTimes(NamedTuple):
     full_block: dict[int, float]
     short_tail: float
     tail: float
+
+
+class Tiles(NamedTuple):
+    """Numbers of configs/gfx942/attention.toml."""
+
+    least_queries: int
+    narrow_dims: int
 
 
 def _block_keys() -> int:
@@ -131,6 +136,6 @@ def prefers(target: Target, call: PagedCall) -> str | None:
                    and call.max_seqlen_k >= _least_split() * _block_keys())
         facts = arch_facts("gfx942")
         return None if is_long or _turns_cost(call, facts) <= _triton_cost(call, facts) else "triton"
-    # Tiles gain where a score has further terms, or rows are wide: 52 us beside 72 for four sequences of 512, 8 heads.
-    has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.q.shape[2] > 128
-    return None if has_terms and call.q.shape[0] >= _LEAST_QUERIES * call.batch else "triton"
+    tiles = model_of("gfx942", "attention.unified_tiles", Tiles)
+    has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.q.shape[2] > tiles.narrow_dims
+    return None if has_terms and call.q.shape[0] >= tiles.least_queries * call.batch else "triton"

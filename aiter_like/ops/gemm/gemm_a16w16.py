@@ -156,7 +156,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
     """The backend that comes first where no row says what is fastest."""
     m = call.a.shape[0]
-    if vendor.is_ahead(m, call.b.shape[0], target):
+    if vendor.is_ahead(m, target):
         return "vendor"
     return "hip" if target.arch == "gfx942" and m <= skinny.MAX_ROWS else None
 

@@ -3,32 +3,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like.device import Target
+from aiter_like.device import Target, model_of
 
 
-def is_ahead(m: int, n: int, target: Target) -> bool:
-    """Whether the library is expected to be the fastest for a product of 16 bits, [m, n].
+class Sizes(NamedTuple):
+    """Numbers of configs/gfx942/gemm.toml and configs/sm_90/gemm.toml."""
 
-    hipBLASLt spends 94 % of its clocks on large products in MFMA (AMD's measured rates; see csrc/gemm). cuBLAS is ahead
-    on Hopper from 65 rows on: of 180 shapes (10 weights, 1 to 8,192 rows, H200) this rule takes the better of the two
-    within 3 % for 94 %.
-    """
-    return m >= 128 if target.arch == "gfx942" else target.arch == "sm_90" and m > 64
+    least_rows: int
+
+
+class ScaledSizes(NamedTuple):
+    """Numbers of configs/sm_90/gemm.toml."""
+
+    least_rows: int
+    tile: int
+    least_tiles: int
+
+
+def is_ahead(m: int, target: Target) -> bool:
+    """Whether the library is expected to be the fastest for a product of 16 bits with `m` rows."""
+    return target.arch in ("gfx942", "sm_90") and m >= model_of(target.arch, "gemm.vendor", Sizes).least_rows
 
 
 def prefers_scaled(target: Target, call: Any) -> str | None:
     """The backend of a product of fp8 that no row was tuned for: the library with one scale for each operand always,
-    else where its tiles of 128 × 128 fill a third of the SMs; kernels of ours that split the depth are faster before.
-    It is within 3 % of the better for 98 % of 170 shapes with scales of rows, and for 94 % of 160 with blocks' (H200).
-    """
-    m, n = call.out.shape
-    is_ahead = call.a_scale.numel() == 1 or m > 64 and -(-m // 128) * -(-n // 128) >= 48
-    return "vendor" if target.arch == "sm_90" and is_ahead else None
+    else where its tiles fill enough SMs; kernels of ours that split the depth are faster before."""
+    if target.arch != "sm_90":
+        return None
+    (m, n), sizes = call.out.shape, model_of("sm_90", "gemm.vendor_scaled", ScaledSizes)
+    has_tiles = m >= sizes.least_rows and -(-m // sizes.tile) * -(-n // sizes.tile) >= sizes.least_tiles
+    return "vendor" if call.a_scale.numel() == 1 or has_tiles else None
 
 
 def refusal(a: Tensor, out: Tensor, bias: Tensor | None, *rest: Tensor | None, activation: str = "none") -> str | None:

@@ -31,7 +31,6 @@ from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
 __all__ = ["fused_moe"]
 
 _OP = "fused_moe"
-_MOST_UNSORTED = 8  # tokens
 _NOT_SERVED = ("shared_w1", "shared_w2", "shared_w1_scale", "shared_w2_scale", "stage2_scatter", "beta", "linear_beta")
 
 
@@ -137,8 +136,7 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
 def _is_few(tokens: int, slots: int, layer: Layer) -> bool:
     """Whether pairs need no sorting."""
     expert_bytes = sum(one[0].numel() * one.element_size() for one in (layer.w1, layer.w2))
-    return (tokens <= _MOST_UNSORTED and slots <= MAX_SLOTS
-            and prefers_unsorted(tokens, slots, layer.w1.shape[0], expert_bytes))
+    return slots <= MAX_SLOTS and prefers_unsorted(tokens, slots, layer.w1.shape[0], expert_bytes)
 
 
 class _Stages:

@@ -7,10 +7,12 @@ stages of a layer are calls of it: gate and up of chosen tokens, with the activa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from aiter_like.device import Target
+from aiter_like.device import Target, model_of
 from aiter_like.dispatch import Backend, Op
 from aiter_like.ops.activation.parts import gated
 from aiter_like.ops.gemm.parts import after_product
@@ -96,18 +98,24 @@ def activated_rows(product: Tensor, activation: str, limit: float, is_interleave
     return gated(product, activation.removesuffix("_and_mul"), limit)
 
 
+class Tiles(NamedTuple):
+    """Numbers of configs/gfx942/moe.toml."""
+
+    least_block: int
+    least_block_of_gates: int
+
+
 def _prefers(target: Target, call: MoeGemmCall) -> str | None:
     """The backend that comes first where no row says what is fastest. Layers of 16 to 512 tokens took 2 to 46 % longer
-    by the portable hip kernel (H100: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS in bf16). Times on gfx942 are modelled,
-    for DeepSeek-V3 and Mixtral on one of 8 GPUs and Qwen3-30B-A3B, in bf16 and in fp8 with blocks of scales: ck in
-    blocks of 64 takes 26 to 54 % less than hip without gates and 5 % less in the mean with them, in blocks of 32
-    without gates 9 % less in the mean, and more with gates or in blocks of 16. hip takes 15 to 50 % longer than Triton
-    for pairs that are not sorted, with weights of fewer bits, where their results are not added up; with scales for 32
-    weights, also where they are."""
+    by the portable hip kernel (H100: Mixtral, Qwen3, DeepSeek-V3 and GPT-OSS in bf16). Times on gfx942 are modelled:
+    hip takes 15 to 50 % longer than Triton for pairs that are not sorted, with weights of fewer bits, where their
+    results are not added up; with scales for 32 weights, also where they are."""
     if target.platform == "cuda":
         return "triton"
     if call.sorted_ids is not None:
-        return "ck" if call.block >= (64 if is_gated(call.activation) else 32) else None
+        least = model_of("gfx942", "moe.tiles", Tiles)
+        gates = is_gated(call.activation)
+        return "ck" if call.block >= (least.least_block_of_gates if gates else least.least_block) else None
     is_of_small_groups = call.b_format != "mxfp4" and call.group_size == MXFP4_GROUP
     is_packed = call.b_format != "same"
     return "triton" if is_packed and (not call.sums_slots or is_of_small_groups) else None

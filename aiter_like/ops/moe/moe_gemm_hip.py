@@ -36,6 +36,7 @@ class Sorting(NamedTuple):
     """Numbers of configs/gfx942/moe.toml."""
 
     unsorted_bytes: float
+    unsorted_tokens: int
 
 
 class Block(NamedTuple):
@@ -58,10 +59,11 @@ def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -
     `expert_bytes` in all, for itself, where a sorted expert is read once; but sorting, and the sums of tokens, are
     launches of their own. By the experts that so many tokens have on average, if they choose each alike.
     """
-    pairs = tokens * slots
+    most = model_of("gfx942", "moe.sorting", Sorting)
+    if tokens > most.unsorted_tokens:
+        return False
     used = experts * (1 - (1 - slots / experts) ** tokens)
-    most = model_of("gfx942", "moe.sorting", Sorting).unsorted_bytes
-    return (pairs - used) * expert_bytes < most
+    return (tokens * slots - used) * expert_bytes < most.unsorted_bytes
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:

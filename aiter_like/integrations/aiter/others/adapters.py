@@ -26,7 +26,7 @@ def flash_attn_varlen_func(
         deterministic: bool = False, return_lse: bool = False, return_attn_probs: bool = False,
         block_table: Tensor | None = None, out: Tensor | None = None, sink: Tensor | None = None,
         config: dict | None = None) -> Tensor | tuple[Tensor, ...]:
-    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it, with S_dmask that of `signed_dropout`;
+    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it, with S_dmask that of `_signed_dropout`;
     `config`, tile sizes of its own kernel, has no meaning here.
     """
     found = aiter_like.flash_attn_varlen_func(
@@ -36,24 +36,21 @@ def flash_attn_varlen_func(
         block_table=block_table, out=out, sink_ptr=sink)
     if not return_attn_probs or not dropout_p:
         return found
-    return *found[:-1], signed_dropout(found[-1], dropout_p, cu_seqlens_q, max_seqlen_q)
+    return *found[:-1], _signed_dropout(found[-1], dropout_p, cu_seqlens_q, max_seqlen_q)
 
 
-def signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor | None = None,
-                   max_seqlen_q: int = 0) -> Tensor:
+def _signed_dropout(randval: Tensor, dropout_p: float, cu_seqlens_q: Tensor, max_seqlen_q: int) -> Tensor:
     """S_dmask as AITER's Triton kernels encode it: fp32, negative where a score was dropped. Only the sign is served,
     as 1 and −1: they have exponentials there, each by the maximum that was known when its tile came.
 
     Args:
-        randval: what `dropout_randval` gives.
-        cu_seqlens_q, max_seqlen_q: of packed sequences.
+        randval: what `dropout_randval` gives of packed sequences.
+        dropout_p, cu_seqlens_q, max_seqlen_q: as `flash_attn_varlen_func` has them.
 
     Returns:
-        [batch, num_heads, seqlen_q, seqlen_k], of packed sequences with max_seqlen_q rows, 0 behind their ends.
+        [batch, num_heads, max_seqlen_q, seqlen_k], 0 behind the ends of the sequences.
     """
     signs = (randval <= last_kept(dropout_p)).float() * 2 - 1
-    if cu_seqlens_q is None:
-        return signs
     place = torch.arange(max_seqlen_q, device=randval.device)
     rows, is_there = cu_seqlens_q[:-1, None] + place, place < cu_seqlens_q.diff()[:, None]  # [batch, max_seqlen_q]
     if signs.shape[1] == 0:
@@ -123,14 +120,6 @@ def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterlea
     if not is_guinterleave:
         return aiter_like.shuffle_scale(src)
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
-
-
-@aiter("aiter.ops.triton.[moe.]moe_align_block_size")
-def moe_align_block_size_triton(topk_ids: Tensor, num_experts: int, block_size: int, sorted_token_ids: Tensor,
-                                expert_ids: Tensor, num_tokens_post_pad: Tensor) -> None:
-    """`moe_align_block_size` without the counts of pairs."""
-    aiter_like.moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, None,
-                                    num_tokens_post_pad)
 
 
 @aiter("aiter.mla", callers="V", stays=True)

@@ -21,27 +21,6 @@ _BLOCKS = {QuantType.per_1x128: (1, 128), QuantType.per_128x128: (128, 128), Qua
            QuantType.per_1024x128: (1024, 128)}
 
 
-@aiter("aiter.ops.triton.[quant.]quant")
-def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> tuple[Tensor, Tensor]:
-    """`aiter_like.dynamic_per_token_quant_fp8_i8`; int8 towards zero."""
-    _by_row("dynamic_per_token_quant_fp8_i8", ("qx", "x_in", "scale_out"), qx, x_in, scale_out)
-    return qx, scale_out
-
-
-@aiter("aiter.ops.triton.[quant.]quant")
-def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor) -> Tensor:
-    """`aiter_like.static_per_tensor_quant_fp8_i8`; int8 towards zero, within −128 … 127."""
-    _by_tensor("static_per_tensor_quant_fp8_i8", ("qx", "x_in", "scale_in"), qx, x_in, scale_in, False)
-    return qx
-
-
-@aiter("aiter.ops.triton.[quant.]quant")
-def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor) -> tuple[Tensor, Tensor]:
-    """`aiter_like.dynamic_per_tensor_quant_fp8_i8`; int8 towards zero."""
-    _by_tensor("dynamic_per_tensor_quant_fp8_i8", ("qx", "x_in", "scale_out"), qx, x_in, scale_out, True)
-    return qx, scale_out
-
-
 @aiter("aiter aiter.ops.quant", callers="V s")
 def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """`aiter_like.static_per_tensor_quant`; int8 towards zero, within −128 … 127."""

@@ -24,6 +24,12 @@ struct Spread {
   constexpr __host__ __device__ int place(int i) const { return from + i * (end - from) / count; }
   /// Whether there are as many places as accesses.
   constexpr __host__ __device__ bool fits() const { return 0 <= from && count <= end - from; }
+  /// Whether each access stands at or behind the same one of `earlier`.
+  constexpr __host__ __device__ bool is_behind(const Spread& earlier) const {
+    for (int i = 0; i < earlier.count; ++i)
+      if (place(i) < earlier.place(i)) return false;
+    return true;
+  }
 };
 
 /// The pipe that an instruction occupies; the values are LLVM's, of amdgcn.sched.group.barrier.
