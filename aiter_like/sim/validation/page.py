@@ -45,7 +45,7 @@ def section(found: Sequence[Outcome]) -> list[str]:
     missed = [one for one in beside if abs(one.error) > AIM]
     return [
         f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. Figures under \"modelled\" are not "
-        "measured. The model's parameters", "were fitted to the published ones; `parameters.h` has the source of each.", "",
+        "measured. The model's parameters", "were fitted to the published ones; `parameters.h` has their sources.", "",
         "| case | source | published | modelled | error |", "|---|---|---|---|---|",
         *(f"| {one.case.name} | {one.case.source} | {one.case.published:g} {one.case.unit} | {one.modelled:.2f} | "
           f"{one.error:+.1%} |" for one in beside), "", sums(found), "",
