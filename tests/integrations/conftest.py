@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 
+import aiter_like
 from aiter_like import device
 from aiter_like.integrations import takeover
 
@@ -20,6 +21,13 @@ def fresh_takeover(monkeypatch, caplog):
     takeover.forget()
     yield
     takeover.forget()
+
+
+@pytest.fixture
+def in_torch():
+    """What is put together is looked at; the kernels have tests of their own."""
+    with aiter_like.use_backend("torch"):
+        yield
 
 
 @pytest.fixture

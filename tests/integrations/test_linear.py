@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 from torch.nn.functional import linear as own
 
 from aiter_like import device, dispatch, sim
@@ -32,12 +33,8 @@ def toy():
     return takeover.take("toy.linear", lambda x, weight, bias=None: linear.product(x, weight, bias, "toy"), own)
 
 
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def operands(m: int = 3, n: int = 64, k: int = 128) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return randn(m, k), randn(n, k, seed=1), randn(n, seed=2)
+    return numbers(m, k), numbers(n, k, seed=1), numbers(n, seed=2)
 
 
 def counts() -> Counts:
@@ -51,7 +48,7 @@ def test_the_simulator_is_left_to_the_engine(toy):
 
 @pytest.mark.parametrize("shape", [(3, 128), (2, 5, 128), (128,)], ids=str)
 def test_our_kernel_serves_where_it_is_asked_for(asked, toy, shape):
-    x, (_, weight, bias) = randn(*shape), operands()
+    x, (_, weight, bias) = numbers(*shape), operands()
     with sim.enabled(checks=False) as session:
         for given in (bias, None):
             expected = own(x.double(), weight.double(), None if given is None else given.double())
@@ -163,7 +160,7 @@ class TestCompiled:
         compiled = torch.compile(lambda x: toy(x, weight, bias) * 1, fullgraph=True, dynamic=True, backend=keep)
         with torch.no_grad():
             for m in (2, 3, 5):
-                x = randn(m, 128, seed=m)
+                x = numbers(m, 128, seed=m)
                 assert relative_l2(compiled(x), own(x.double(), weight.double(), bias.double())) < LIMIT
         assert graphs == [["aiter_like.linear.default"]] and counts() == Counts(3, 0, 0)
 

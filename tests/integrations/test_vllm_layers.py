@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 import toy_vllm_parts
+from seeded import numbers
 
 from aiter_like import device, dispatch, integrations
 from aiter_like.errors import UnsupportedError
@@ -23,12 +24,8 @@ HEADS, KV_HEADS, DIM = 4, 2, 32
 pytestmark = pytest.mark.usefixtures("fresh_takeover")
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
 def norm_layer(**changes) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**{"weight": torch.nn.Parameter(1 + randn(64, seed=9) / 8), "variance_epsilon": 1e-6,
+    return types.SimpleNamespace(**{"weight": torch.nn.Parameter(1 + numbers(64, seed=9) / 8), "variance_epsilon": 1e-6,
                                     "variance_size_override": None, "has_weight": True} | changes)
 
 
@@ -39,7 +36,7 @@ def normed(x: torch.Tensor, layer: types.SimpleNamespace, offset: float = 0.0) -
 
 @pytest.mark.parametrize(("function", "offset"), [(layers.rms_norm, 0.0), (layers.gemma_rms_norm, 1.0)])
 def test_norms(function, offset):
-    layer, x, residual = norm_layer(), randn(3, 64), randn(3, 64, seed=1)
+    layer, x, residual = norm_layer(), numbers(3, 64), numbers(3, 64, seed=1)
     with torch.no_grad():
         torch.testing.assert_close(function(layer, x).float(), normed(x, layer, offset), rtol=1e-2, atol=1e-2)
         before = x.clone(), residual.clone()
@@ -50,7 +47,7 @@ def test_norms(function, offset):
 
 
 def test_norm_of_heads_within_a_projection():
-    layer, projection = norm_layer(), randn(3, 5 * 64)
+    layer, projection = norm_layer(), numbers(3, 5 * 64)
     heads = projection[:, 64:4 * 64].view(3, 3, 64)  # vLLM's Qwen3: rows are not evenly spaced
     with torch.no_grad():
         torch.testing.assert_close(layers.rms_norm(layer, heads).float(), normed(heads, layer), rtol=1e-2, atol=1e-2)
@@ -59,11 +56,11 @@ def test_norm_of_heads_within_a_projection():
 @pytest.mark.parametrize("change", [{"variance_size_override": 32}, {"has_weight": False}])
 def test_norms_that_are_refused(change):
     with pytest.raises(UnsupportedError):
-        layers.rms_norm(norm_layer(**change), randn(3, 64))
+        layers.rms_norm(norm_layer(**change), numbers(3, 64))
 
 
 def test_activations():
-    x = randn(3, 128)
+    x = numbers(3, 128)
     gate, up = x.float().chunk(2, -1)
     tanh, erf = types.SimpleNamespace(approximate="tanh"), types.SimpleNamespace(approximate="none")
     clamp = types.SimpleNamespace(alpha=1.0, beta=0.0, swiglu_limit=1.5)
@@ -83,7 +80,7 @@ def test_activations():
 def test_clamped_forms_that_are_refused(form):
     alpha, beta, limit = form
     with pytest.raises(UnsupportedError, match=f"limit {limit}"):
-        layers.clamped_silu_and_mul(types.SimpleNamespace(alpha=alpha, beta=beta, swiglu_limit=limit), randn(3, 128))
+        layers.clamped_silu_and_mul(types.SimpleNamespace(alpha=alpha, beta=beta, swiglu_limit=limit), numbers(3, 128))
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
@@ -92,7 +89,7 @@ def test_rotary_embedding_turns_slices_of_a_projection(is_neox):
     table = torch.cat((angle.cos(), angle.sin()), -1).bfloat16()  # [positions, cos | sin], as vLLM keeps it
     layer = types.SimpleNamespace(use_flashinfer=False, head_size=DIM, is_neox_style=is_neox,
                                   _match_cos_sin_cache_dtype=lambda query: table)
-    positions, projection = torch.tensor([3, 17, 39]), randn(3, (HEADS + 2 * KV_HEADS) * DIM)
+    positions, projection = torch.tensor([3, 17, 39]), numbers(3, (HEADS + 2 * KV_HEADS) * DIM)
     query, key, value = projection.split((HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM), -1)
     expected, untouched = [turned(side, positions, table, is_neox) for side in (query, key)], value.clone()
     found = layers.rotary_embedding(layer, positions, query, key)
@@ -319,7 +316,7 @@ def asked(monkeypatch):
 
 def linear_layer() -> torch.nn.Module:
     layer = torch.nn.Linear(128, 64).bfloat16().requires_grad_(False)
-    layer.weight.copy_(randn(64, 128, seed=1))
+    layer.weight.copy_(numbers(64, 128, seed=1))
     return layer
 
 
@@ -335,7 +332,7 @@ def is_ours(method: object, layer: torch.nn.Module, x: torch.Tensor, bias: torch
 def test_linear_layers_and_the_head(vllm, asked, name):
     adapter.install()
     adapter.install()
-    method, layer, x = vllm.methods[name](), linear_layer(), randn(3, 128)
+    method, layer, x = vllm.methods[name](), linear_layer(), numbers(3, 128)
     method.process_weights_after_loading(layer)  # which packs the weight for the CPU, and here leaves it in its place
     assert layer.weight.shape == (64, 128)
     assert is_ours(method, layer, x) and is_ours(method, layer, x, bias=layer.bias)
@@ -353,7 +350,7 @@ def test_linear_layers_of_tensors_without_a_kernel_are_vllms(vllm, platform):
     vllm.platform.device_type = platform
     adapter.install()
     assert linear.taken_methods() == ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
-    assert not is_ours(vllm.methods["UnquantizedLinearMethod"](), linear_layer(), randn(3, 128))
+    assert not is_ours(vllm.methods["UnquantizedLinearMethod"](), linear_layer(), numbers(3, 128))
     assert takeover.counters()["vllm.linear"] == takeover.Counts(0, 0, 1)
 
 
@@ -391,7 +388,7 @@ def test_graphs_have_linear_layers_as_our_operator(vllm, asked):
 
     compiled = torch.compile(lambda x: method.apply(layer, x, layer.bias), fullgraph=True, dynamic=True, backend=keep)
     for rows in (2, 4):
-        x = randn(rows, 128)
+        x = numbers(rows, 128)
         torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=2e-2,
                                    atol=2e-2)
     assert targets == ["aiter_like.linear.default"] and takeover.counters()["vllm.linear"].served == 2

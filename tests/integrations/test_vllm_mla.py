@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import toy_vllm_parts
+from seeded import numbers as random
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
@@ -20,10 +21,6 @@ from aiter_like.testing import relative_l2
 pytestmark = pytest.mark.usefixtures("simulated")
 
 HEADS, LATENT, ROPE, PAGE_SIZE, LIMIT = 4, 512, 64, 16, 2**-8
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def test_decoding_over_what_was_written():
