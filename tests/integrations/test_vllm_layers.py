@@ -13,7 +13,7 @@ import torch
 import toy_vllm_parts
 from seeded import numbers
 
-from aiter_like import device, dispatch, integrations
+from aiter_like import integrations
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.integrations import vllm as adapter
@@ -111,15 +111,8 @@ def turned(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, is_neo
 
 # Registries.
 
-def module(monkeypatch, name: str, **members) -> types.ModuleType:
-    made = types.ModuleType(name)
-    vars(made).update(members)
-    monkeypatch.setitem(sys.modules, name, made)
-    return made
-
-
 @pytest.fixture
-def vllm(monkeypatch):
+def vllm(module):
     """vLLM's registries as far as we use them: `classes`, `backends` (overrides), and its operator classes."""
     registry: dict[str, type] = {}
     overrides: dict[enum.Enum, str] = {}
@@ -161,21 +154,21 @@ def vllm(monkeypatch):
     turning["YaRNScalingRotaryEmbedding"] = rotary("YaRNScalingRotaryEmbedding", first, forward_native=abs)
     classes = {row.name: type(row.name, (CustomOp,), {"name": row.name.lower()}) for row in layers._ROWS} | turning
     for path in {row.module for row in layers._ROWS}:
-        module(monkeypatch, path, **{row.name: classes[row.name] for row in layers._ROWS if row.module == path})
-    module(monkeypatch, "vllm.model_executor.custom_op", op_registry_oot=registry)
-    module(monkeypatch, "vllm.v1.attention.backends.registry", AttentionBackendEnum=Member,
+        module(path, **{row.name: classes[row.name] for row in layers._ROWS if row.module == path})
+    module("vllm.model_executor.custom_op", op_registry_oot=registry)
+    module("vllm.v1.attention.backends.registry", AttentionBackendEnum=Member,
            register_backend=lambda member, path: overrides.__setitem__(member, path))
     methods = {name: linear_method(name) for name in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")}
     for path, name in linear._METHODS:
-        module(monkeypatch, path, **{name: methods[name]})
-    module(monkeypatch, f"{layers._LAYERS}.utils", dispatch_unquantized_gemm=lambda: stock_gemm)
+        module(path, **{name: methods[name]})
+    module(f"{layers._LAYERS}.utils", dispatch_unquantized_gemm=lambda: stock_gemm)
     for path, members in toy_vllm_parts.modules().items():
-        module(monkeypatch, path, **members)
-    envs = module(monkeypatch, "vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
+        module(path, **members)
+    envs = module("vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
     answers = {f"is_{name}": (lambda name=name: platform.device_type == name) for name in ("cpu", "rocm", "cuda")}
     platform = types.SimpleNamespace(device_type="cpu", **answers)
-    module(monkeypatch, "vllm.platforms", current_platform=platform)
-    module(monkeypatch, "vllm", __version__="0.33.0")
+    module("vllm.platforms", current_platform=platform)
+    module("vllm", __version__="0.33.0")
     yield types.SimpleNamespace(registry=registry, overrides=overrides, classes=classes, envs=envs, platform=platform,
                                 Member=Member, methods=methods)
     takeover.restore_attributes("vllm")
@@ -253,7 +246,7 @@ def test_the_deny_list_knows_classes_and_operators(vllm, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["CPU_ATTN", "CUSTOM"])
-def test_backend_of_a_name_is_made_from_the_one_it_replaces(vllm, monkeypatch, name):
+def test_backend_of_a_name_is_made_from_the_one_it_replaces(vllm, module, monkeypatch, name):
     class Impl:
         forward = do_kv_cache_update = None
 
@@ -267,7 +260,7 @@ def test_backend_of_a_name_is_made_from_the_one_it_replaces(vllm, monkeypatch, n
             return "STOCK"
 
     Impl.forward = Impl.do_kv_cache_update = lambda *args: args
-    module(monkeypatch, "toy_vllm_attention", Cpu=Cpu, Triton=Cpu)
+    module("toy_vllm_attention", Cpu=Cpu, Triton=Cpu)
     attention._backend.cache_clear()
     served = getattr(attention, name)
     assert issubclass(served, Cpu) and issubclass(served.get_impl_cls(), Impl) and served.get_impl_cls() is not Impl
@@ -302,17 +295,6 @@ def test_where_vllm_cannot_be_served_it_stays_stock_with_one_warning(vllm, monke
 
 
 # Linear layers.
-
-@pytest.fixture
-def asked(monkeypatch):
-    """AITER_LIKE_BACKENDS asks for our kernels on the simulated MI300X, where vLLM's platform is the CPU."""
-    monkeypatch.setenv("AITER_LIKE_BACKENDS", "hip,ck,triton")
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
-
 
 def linear_layer() -> torch.nn.Module:
     layer = torch.nn.Linear(128, 64).bfloat16().requires_grad_(False)
@@ -378,17 +360,13 @@ def test_what_is_taken_of_linear_layers_is_part_of_the_key_of_graphs(vllm):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_graphs_have_linear_layers_as_our_operator(vllm, asked):
+def test_graphs_have_linear_layers_as_our_operator(vllm, asked, graphs):
     adapter.install()
-    method, layer, targets = vllm.methods["UnquantizedLinearMethod"](), linear_layer(), []
-
-    def keep(graph, _inputs):
-        targets.extend(str(node.target) for node in graph.graph.nodes if "linear" in str(node.target))
-        return graph.forward
-
-    compiled = torch.compile(lambda x: method.apply(layer, x, layer.bias), fullgraph=True, dynamic=True, backend=keep)
+    method, layer = vllm.methods["UnquantizedLinearMethod"](), linear_layer()
+    compiled = torch.compile(lambda x: method.apply(layer, x, layer.bias), fullgraph=True, dynamic=True, backend=graphs)
     for rows in (2, 4):
         x = numbers(rows, 128)
         torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=2e-2,
                                    atol=2e-2)
-    assert targets == ["aiter_like.linear.default"] and takeover.counters()["vllm.linear"].served == 2
+    assert graphs.targets("linear") == [["aiter_like.linear.default"]]
+    assert takeover.counters()["vllm.linear"].served == 2
