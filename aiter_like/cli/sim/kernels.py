@@ -156,10 +156,9 @@ def section(found: Sequence[Modelled]) -> list[str]:
 
     ratios, sums = whole_kernels.ratio_errors(found), whole_kernels.groups(found)
     text = ["## Whole kernels", "",
-            f"Model version {modelling.version()}. Published times of other people's kernels, from none of which the "
-            "model's parameters", "come; their code objects are not in this repository. What stands under \"modelled\" "
-            "is not measured: at the", "clock that the kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen "
-            "before any of them ran), at 2100 MHz, and", "as a ratio that needs no clock: how much a row's error "
+            f"Model version {modelling.version()}. Figures under \"modelled\" are not measured: they are times at the "
+            "clock that the", "kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen before any of them ran). The "
+            "last two columns are the error at", "2100 MHz, and a ratio that needs no clock: how much a row's error "
             "differs from the geometric mean of its group and class.", "",
             "| row | source | published, us | modelled, us | error | at 2100 MHz | ratio |",
             "|---|---|---|---|---|---|---|"]
