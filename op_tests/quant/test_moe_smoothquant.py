@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
@@ -151,35 +149,8 @@ def test_opcheck(device, backend):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-    dtype = quantised_dtypes(device)[0]
-    top = torch.finfo(dtype).max
-
-    def stock(x: Tensor, factors: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        y = x.float().repeat(ids.shape[1], 1) * factors[ids.t().flatten()]
-        scale = y.abs().amax(1, keepdim=True).clamp(min=2.0**-110) / top
-        return (y / scale).clamp(-top, top).to(dtype), scale
-
-    def case(tokens: int, columns: int, topk: int, experts: int, compiled: Callable, seed: int) -> benching.Case:
-        x, factors, ids = args = make(device, tokens, columns, topk, experts, seed=seed)
-        ids.clamp_(0, experts - 1)
-        out = torch.empty(topk * tokens, columns, dtype=dtype, device=device)
-        scale = torch.empty(topk * tokens, 1, device=device)
-
-        def ours(name):
-            QUANT(out, *args, scale, backend=name)
-            return out, scale
-
-        calls = {name: functools.partial(ours, name) for name in ("hip", "triton")}
-        calls["torch.compile"] = functools.partial(compiled, *args)
-        first = slice(min(tokens, 64))
-        return benching.Case(f"{tokens}×{columns} to {topk} of {experts}", columns * tokens * (2 + topk), calls,
-                             lambda result: check_quantised(result[0][first], result[1][first],
-                                                            smoothed(x, factors, ids[:, :1])[first]))
-
-    benching.table("moe_smoothquant bf16 → fp8", (
-        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-        for shape in ((8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8))))
+    benching.of("moe_smoothquant", "tokens columns topk num_experts", (
+        (8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8)), dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

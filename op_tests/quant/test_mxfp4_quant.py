@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
@@ -170,25 +168,7 @@ def test_opcheck(device, backend):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = matrix(device, rows, columns, seed=seed)
-        expected_bytes = QUANT(x, backend="torch")
-        calls = benching.by_backend(QUANT, x) | {"torch.compile": functools.partial(compiled, x)}
-
-        def check(result):
-            assert all(torch.equal(a, b) for a, b in zip(result, expected_bytes))
-            return 0.0
-
-        return benching.Case(f"{rows}×{columns}", x.nbytes + x.numel() * 17 // 32, calls, check)
-
-    def cases():
-        for shape in ((8192, 8192), (4096, 14336), (64, 8192)):
-            compiled = benching.compiled(functools.partial(QUANT, backend="torch"))
-            yield benching.rotating(functools.partial(case, *shape, compiled))
-
-    benching.table("mxfp4_quant", cases())
+    benching.of("mxfp4_quant", "rows columns", ((8192, 8192), (4096, 14336), (64, 8192)), dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -85,8 +85,7 @@ def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[
 def _run(args: argparse.Namespace) -> int:
     require_script(args.script)
     seeds = seeds_of(args)
-    if args.json:
-        require_writable(args.json, "--json")
+    require_writable(args.json, "--json")
     found, status = _run_children(args, seeds) if len(seeds) > 1 else _run_here(args, seeds[0])
     found = reports.merged(found)
     if args.json:

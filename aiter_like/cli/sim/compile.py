@@ -180,6 +180,8 @@ def hint(said: str) -> str:
         like = did_you_mean(missing[1], known) if missing[1].startswith("hip/") else ""
         return (f": there is no {missing[1]} here{like}; headers of HIP: {', '.join(known)}; ROCm's libraries are not "
                 "part of the simulator")
+    if missing := re.search(r"(?:undeclared identifier|unknown type name) '(hip[A-Z]\w+)'", said):
+        return f": there is no {missing[1]} here; csrc/sim/hip/README.md lists the functions of HIP that are simulated"
     place, reason = rocm.device_libraries()
     if place is None and (function := re.search(r"undefined.*?(__oc[km]l_\w+)", said)):
         return f": it needs {function[1]} of the device library. {reason}"

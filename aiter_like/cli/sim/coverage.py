@@ -142,8 +142,7 @@ def _add(found: Coverage, file: Path, name: str) -> None:
 def _run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
         raise ValueError(f"{args.folder}: no such folder")
-    if args.json:
-        require_writable(args.json, "--json")
+    require_writable(args.json, "--json")
     found = read(args.folder)
     if args.json:
         parts = {name: {key: {"count": use.count, "files": use.files} for key, use in uses.items()}

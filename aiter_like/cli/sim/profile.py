@@ -51,8 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     args = targets.with_rest(args, "profile", _add_options)
     for path, option in ((args.page, "--page"), (args.json, "--json"), (args.trace, "--trace"),
                          (args.thread_trace and args.thread_trace / "ui_output", "--thread-trace")):
-        if path:
-            require_writable(path, option)
+        require_writable(path, option)
     before = _read(args.compare) if args.compare else None
     call = targets.call_of(args, "profile")
     device.use_simulator(True)

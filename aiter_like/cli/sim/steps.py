@@ -126,17 +126,22 @@ def _step(entry: Any, place: str) -> Step:
     shared = entry.get("shared")
     if shared is not None:
         described.integer(shared, 0, 2**32 - 1, f"{place}.shared")
-    sizes = [_sizes(entry[key], f"{place}.{key}") if key in entry else None for key in ("grid", "block")]
-    return Step(place, _given(entry["arguments"], place), kernel, *sizes, shared)
+    grid, block = (sizes(entry[key], f"{place}.{key}") if key in entry else None for key in ("grid", "block"))
+    return Step(place, _given(entry["arguments"], place), kernel, grid, block, shared)
 
 
-def _sizes(value: Any, place: str) -> tuple[int, int, int]:
-    sizes = [value] if type(value) is int else value
-    if not isinstance(sizes, list) or not 1 <= len(sizes) <= 3:
+def sizes(value: Any, place: str) -> tuple[int, int, int]:
+    """One to three sizes of a grid or of a block, as three.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    found = [value] if type(value) is int else value
+    if not isinstance(found, list) or not 1 <= len(found) <= 3:
         raise ValueError(f"{place} must be one to three sizes, got {described.GOT.repr(value)}")
-    for size in sizes:
+    for size in found:
         described.integer(size, 1, 2**32 - 1, place)
-    return (*sizes, 1, 1)[:3]
+    return (*found, 1, 1)[:3]
 
 
 def _given(arguments: Any, place: str) -> list | dict:
