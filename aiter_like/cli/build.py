@@ -127,9 +127,6 @@ def selected(names: list[str], arch: str, keys: Callable[[Op], list[dict[str, An
     Args:
         keys: of an operator: the tune keys of calls whose modules are wanted, or None: those of its cases. With these
             the simulator's names are added to what the calls take.
-
-    Raises:
-        ValueError: a name means nothing; the message lists what there is.
     """
     from aiter_like import device
     from aiter_like.jit.compile_ops import registered

@@ -36,11 +36,7 @@ reads from a file, as an object."""
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name of a row → its entry of the manifest, checked but for what its launches need.
-
-    Raises:
-        ValueError: the manifest cannot be read, or says what is not possible.
-    """
+    """Name of a row → its entry of the manifest, checked but for what its launches need."""
     from aiter_like.sim.validation.whole_kernels import published
 
     path = folder / MANIFEST
@@ -80,11 +76,7 @@ def _launches(entry: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
 
 
 def modelled(folder: Path, rows: Sequence[Published]) -> Iterator[Modelled]:
-    """Each row, in order, when it is done. A row whose kernel fails is one that did not run; it says why.
-
-    Raises:
-        ValueError: as `read`.
-    """
+    """Each row, in order, when it is done. A row whose kernel fails is one that did not run; it says why."""
     from aiter_like.sim import modelling
     from aiter_like.sim.validation.whole_kernels import Modelled
 
