@@ -146,7 +146,7 @@ LONG_IN_CPP = {
     "csrc/attention/paged_attention_merge.h", "csrc/gemm/gemm_loop.h",
     "csrc/kv_cache/reshape_and_cache_with_block_quant.hip", "csrc/kv_cache/reshape_and_cache_with_pertoken_quant.hip",
     "csrc/mla/mla_plan.h", "csrc/moe/moe_sorting_body.h", "csrc/moe/topk_gating_body.h",
-    "csrc/rope/fused_qk_norm_rope_group_quant.hip", "csrc/rope/fused_qk_rope_cache.hip", "csrc/rope/rope_kernel.h",
+    "csrc/rope/fused_qk_norm_rope_group_quant.hip",
     "csrc/sim/checks/uninit_rules.cpp", "tests/sim/hip_process.hip"}
 
 

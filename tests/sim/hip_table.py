@@ -104,9 +104,8 @@ def exported() -> dict[str, str]:
 def refused() -> dict[str, str]:
     """Function → why it refuses."""
     text = (FOLDER / "unsupported.cpp").read_text()
-    reasons = dict(re.findall(r"^constexpr const char\* (k\w+) =\s+\"(.*)\";", text, re.MULTILINE))
-    uses = re.findall(r"^AITER_LIKE_UNSUPPORTED\((\w+), (\w+)\)", text, re.MULTILINE)
-    return {name: reasons[why] for name, why in uses}
+    groups = re.findall(r'^AITER_LIKE_UNSUPPORTED\(\n    "(.*)",\n([^)]*)\)', text, re.MULTILINE)
+    return {name: why for why, names in groups for name in re.findall(r"\w+", names)}
 
 
 @functools.cache
