@@ -26,9 +26,9 @@ __device__ auto part_of(const Left& left, const typename Left::Memory& lds, int 
     return left.template slice<ROWS>(lds, s, row);
 }
 
-/// The loop with two steps under way. Loads beyond the end read nothing, so that no branch hides from the compiler which
-/// ones are under way. Weights are fetched to where the last ones were: registers that the loop would copy would be
-/// waited for.
+/// The loop with two steps under way. Loads beyond the end read nothing, so that no branch hides from the compiler
+/// which ones are under way. Weights are fetched to where the last ones were: registers that the loop would copy would
+/// be waited for.
 template <int DEPTH, class Step, class Publish, class Add>
 __device__ __forceinline__ void alternate(Step (&steps)[2], Span span, const Publish& publish, const Add& add) {
   constexpr int kSteps = 2;

@@ -156,8 +156,8 @@ struct TopkGatingBody {
     }
   }
 
-  /// Reads a token's logits; NaN beyond the last expert, whose key is 0. Scores rise with logits, so that keys of logits
-  /// tell which is the best.
+  /// Reads a token's logits; NaN beyond the last expert, whose key is 0. Scores rise with logits, so that keys of
+  /// logits tell which is the best.
   __device__ __forceinline__ static void load(const Args& args, const Element* row, float (&x)[kEach],
                                               uint32_t (&keys)[kEach]) {
     const int lane = lane_index();
@@ -194,8 +194,8 @@ struct TopkGatingBody {
     }
   }
 
-  /// Takes the best experts one after the other: the score and the number of the one in place `lane` become that lane's.
-  /// Returns the sum of the scores.
+  /// Takes the best experts one after the other: the score and the number of the one in place `lane` become that
+  /// lane's. Returns the sum of the scores.
   __device__ __forceinline__ static float take_best(const Args& args, const float (&x)[kEach], uint32_t (&keys)[kEach],
                                                     float& weight, int32_t& id) {
     const int lane = lane_index();

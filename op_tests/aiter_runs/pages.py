@@ -19,8 +19,8 @@ _HEAD = """\
 # AITER's own tests
 
 Results of the files in AITER's public folder `op_tests`, which are no part of this project.
-[`aiter-like aiter-tests FOLDER --output FILE.json`](../../aiter_like/integrations/README.md#aiters-own-tests) runs them;
-runs that are kept lie here, and `python op_tests/aiter_runs/pages.py` writes these pages.
+[`aiter-like aiter-tests FOLDER --output FILE.json`](../../aiter_like/integrations/README.md#aiters-own-tests) runs
+them; runs that are kept lie here, and `python op_tests/aiter_runs/pages.py` writes these pages.
 
 ```python
 from aiter_like.integrations.aiter.checks import KINDS
