@@ -124,6 +124,22 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
+def script_faults(line: str) -> list[str]:
+    """What is wrong with the options that a line gives to pytest, or to a script of this project: none of the folder's
+    files has them.
+    """
+    faults = []
+    for script, rest in re.findall(r"\b(pytest|python [\w/.]+\.py)\b((?: [^\s#|&;)]+)*)", line):
+        file = script.removeprefix("python ")
+        if script != "pytest" and "/" not in file:
+            continue  # the reader's own
+        named = [f"{Path(file).parent}/*.py"] if file != script else ["pytest_aiter_like.py", "*conftest.py"]
+        texts = "".join((ROOT / path).read_text() for path in tracked(*named))
+        faults += [f"{script} has no option {option}" for option in re.findall(r" (--[a-z][a-z-]*)", rest)
+                   if f'"{option}"' not in texts]
+    return faults
+
+
 def order_faults(text: str) -> list[str]:
     """What is wrong with a page's order: what it is in one or two sentences, an example, then reference."""
     what = re.match(r"# .+\n\n((?:.+\n)+)", text)
@@ -266,7 +282,7 @@ def test_every_block_says_what_it_is_and_is_held_to_it(page):
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_options_and_variables_exist(page):
-    faults = [fault for line in code(page) for fault in faults_of(line)]
+    faults = [fault for line in code(page) for fault in (*faults_of(line), *script_faults(line))]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     faults += [f"no target {target}" for line in code(page) for target in re.findall(r"^make ([a-z-]+)", line)
                if target not in targets]
@@ -285,4 +301,7 @@ def test_faults_are_found():
     assert faults_of("AITER_LIKE=1 aiter-like docter --engine vllm # x") == ["no command docter"]
     assert faults_of("x && aiter-like tune rms_norm --shpae rows=1") == ["tune has no option --shpae"]
     assert faults_of("aiter-like sim check --sedes 4 x.py --its-own") == ["sim check has no option --sedes"]
+    assert script_faults("pytest --sim-chekc && python mine.py --own; python op_tests/bench/run.py rms_norm --pears") \
+        == ["pytest has no option --sim-chekc", "python op_tests/bench/run.py has no option --pears"]
+    assert script_faults("pytest --sim-check=bounds --sim-fuzz 1") == []
     assert faults_of("aiter-like sim run FILE.co --kernel NAME --grid 4 --block 256 --args SPEC.json --check") == []

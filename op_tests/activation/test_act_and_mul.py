@@ -224,21 +224,6 @@ def test_uneven_rows_are_refused_by_the_kernels(device):
     check_activation(out, x, "silu")
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_compiles_whole(device, backend):
-    def model(x: Tensor) -> Tensor:
-        out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype)
-        aiter_like.silu_and_mul(out, x * 2, backend=backend)
-        return out + 1
-
-    if device.type == "cpu":
-        x = make(device, 3, 96)
-        assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
-    x = make(device, 3, 32)
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_out, ActAndMulCall(make(device, 3, 16), x),
-                          {"backend": backend})
-
-
 def test_moves_each_byte_once(device):
     """The simulator's counters: two gate, two up, two out accesses of a lane, of 16 bytes: what 16 elements need."""
     if device.type != "cpu":

@@ -16,7 +16,6 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall
 from aiter_like.testing import assert_within, strided_like
 from aiter_like.testing.quantised import check_quantised, quantised_dtypes
 
@@ -176,15 +175,6 @@ def test_bad_input_is_named(device):
     for message, kind, function, args in bad_calls(device):
         with pytest.raises(kind, match=message):
             function(*args)
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = make(device, 3, 768)
-    call = ActAndMulQuantCall(torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x,
-                              group_size=128)
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant, (x, "silu", 128, INT8), {"backend": backend})
 
 
 def bench() -> None:

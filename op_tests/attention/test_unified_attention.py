@@ -276,17 +276,6 @@ def test_batch_prefill(device, run, backend, form):
     assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
 
 
-def test_opcheck(device):
-    case = make(device, ((1, 20), (5, 9)), head_dim=32)
-    out, lse = torch.empty_like(case.q), torch.empty(4, 6, device=device)
-    call = PagedCall(
-        out, lse, case.q, case.k.nan_to_num(), case.v.nan_to_num(), cu_seqlens_q=case.cu_seqlens_q,
-        seqlens_k=case.seqused_k, block_table=case.block_table, max_seqlen_q=5, max_seqlen_k=20, softmax_scale=0.2,
-        window_right=0)
-    torch.library.opcheck(torch.ops.aiter_like.unified_attention_out, tuple(call), {"backend": "triton"})
-    assert unified_attention_op.public
-
-
 def bad_calls(device):
     case = make(device, ((2, 9), (3, 3)))
     yield "q must have 3 dimensions", ValueError, {"q": case.q[0]}, {}

@@ -97,14 +97,6 @@ def test_empty_and_bad_input(device):
         aiter_like.gated_rms_norm_quant(torch.empty_like(x, dtype=torch.int8), x, x, scale, weight, EPSILON)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    (x,), weight = rows_like(device, 3, 128, BF16), vector_like(device, 128, BF16)
-    torch.library.opcheck(torch.ops.aiter_like.gated_rms_norm, (x, x, weight, EPSILON), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.gated_rms_norm_out, (
-        torch.empty_like(x), None, x, x, weight, EPSILON), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):

@@ -260,12 +260,6 @@ def test_empty_and_bad_input(device):
         aiter_like.group_norm(x[..., ::2], 3, backend="hip")
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x, (weight, bias) = make(device, (2, 64, 4, 8), BF16), factors(device, 64, BF16)
-    torch.library.opcheck(torch.ops.aiter_like.group_norm, (x, 4, weight, bias), {"backend": backend})
-
-
 @pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
 def test_moves_each_byte_once(device, run, is_last):
     """The simulator's counters: 16 bytes of a lane in, out, and one access each for weight and bias; no scratch."""

@@ -172,14 +172,6 @@ def test_bad_input_is_named(device):
         aiter_like.layernorm2d_fwd_with_dynamicquant(out.to(other), x, scale, weight, bias, EPSILON, backend="hip")
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    (x,), (weight, bias) = rows_like(device, 3, 1000, BF16), factors(device, 1000, BF16)
-    torch.library.opcheck(torch.ops.aiter_like.layer_norm_out, (
-        torch.empty_like(x), None, None, x, weight, bias, EPSILON, None, None, None), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.layer_norm, (x, weight, bias, EPSILON), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):

@@ -137,14 +137,6 @@ def test_bad_input_is_named(device):
         torch.ops.aiter_like.block_quant_out(*call)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 150, 208)
-    call = BlockQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(2, 2, device=device), x)
-    torch.library.opcheck(torch.ops.aiter_like.block_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.block_quant, (x,), {"backend": backend})
-
-
 def test_reads_a_block_once(device):
     """The simulator's counters: each wave of the four loads 8 vectors and stores 8; one stores the scale."""
     if device.type != "cpu":

@@ -12,7 +12,6 @@ from quant_cases import BACKENDS, matrix, same_numbers, special
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.flatten_group_quant import FlattenGroupQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -91,14 +90,6 @@ def test_empty_and_bad_input(device):
             ("fp8 on .* is", UnsupportedError, (x, 128, other), {"backend": "hip"})):
         with pytest.raises(kind, match=message):
             QUANT(*args, **options)
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 5, 2, 128).transpose(0, 1).contiguous().transpose(0, 1)
-    call = FlattenGroupQuantCall(torch.empty(5, 256, dtype=INT8, device=device), torch.empty(5, 2, device=device), x)
-    torch.library.opcheck(torch.ops.aiter_like.flatten_group_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.flatten_group_quant, (x, 128, INT8), {"backend": backend})
 
 
 def bench() -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.moe_smoothquant import MoeSmoothquantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -138,14 +137,6 @@ def test_bits_of_a_nan_reach_no_int8(device, run, backend):
     x.view(torch.int32)[1, 5] = 0x7FC0005A
     out, scale = quantise(run, backend, x, factors, ids.clamp(0, 4), INT8)
     assert scale[1::2].isnan().all() and not out[1::2].any() and out[::2].any(1).all()
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x, factors, ids = make(device, 3, 40, 2)
-    out, scale = torch.empty(6, 40, dtype=INT8, device=device), torch.empty(6, 1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.moe_smoothquant_out, MoeSmoothquantCall(out, scale, x, factors, ids),
-                          {"backend": backend})
 
 
 def bench() -> None:

@@ -13,7 +13,6 @@ from quant_cases import BACKENDS, matrix, special
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.quant.formats import mxfp4_to_f32
-from aiter_like.ops.quant.mxfp4_quant import Mxfp4QuantCall
 from aiter_like.testing import strided_like
 
 QUANT = aiter_like.quant_mxfp4
@@ -157,14 +156,6 @@ def test_bad_input_is_named(device):
             ("round_mode must be 0, 1, 2 or 3, got int 4", ValueError, (x, 4))):
         with pytest.raises(kind, match=message):
             QUANT(*args)
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 3, 64)
-    out, scale = (torch.empty(3, size, dtype=torch.uint8, device=device) for size in (32, 2))
-    torch.library.opcheck(torch.ops.aiter_like.mxfp4_quant_out, Mxfp4QuantCall(out, scale, x), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.mxfp4_quant, (x,), {"backend": backend})
 
 
 def bench() -> None:

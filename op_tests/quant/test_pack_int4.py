@@ -10,7 +10,6 @@ from quant_cases import BACKENDS
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.pack_int4 import PackInt4Call
 from aiter_like.testing import strided_like
 
 PACK, UNPACK = aiter_like.pack_int4, aiter_like.unpack_int4
@@ -98,14 +97,6 @@ def test_bad_input_is_named(device):
             ("x must have at least 1 dimension", ValueError, UNPACK, (x[0, 0],))):
         with pytest.raises(kind, match=message):
             function(*args)
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = numbers(device, 3, 32)
-    torch.library.opcheck(torch.ops.aiter_like.pack_int4_out, PackInt4Call(torch.empty_like(x[:, :16]), x),
-                          {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.pack_int4, (x,), {"backend": backend})
 
 
 def bench() -> None:

@@ -10,13 +10,11 @@ import pytest
 import torch
 from covering import covering
 from quant_cases import BACKENDS, matrix, same_numbers, special
-from torch import Tensor
 
 import aiter_like
 from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.row_quant import RowQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -189,20 +187,6 @@ def test_bad_input_is_named(device):
     for message, kind, function, args in bad_calls(device):
         with pytest.raises(kind, match=message):
             function(*args)
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_compiles_whole(device, backend):
-    def model(x: Tensor) -> tuple[Tensor, Tensor]:
-        return TOKEN(x * 2, backend=backend)
-
-    x = matrix(device, 3, 384)
-    if device.type == "cpu":
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-        assert all(torch.equal(got, expected) for got, expected in zip(compiled, model(x), strict=True))
-    out, scale = torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.row_quant_out, RowQuantCall(out, scale, x), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.row_quant, (x,), {"backend": backend})
 
 
 def test_moves_each_byte_once(device):

@@ -15,7 +15,6 @@ from quant_cases import BACKENDS, matrix, same_numbers
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.quant.tensor_quant import TensorQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -144,14 +143,6 @@ def test_bad_input_is_named(device):
     for message, kind, function, args in bad_calls(device):
         with pytest.raises(kind, match=message):
             function(*args)
-
-
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 3, 264)
-    call = TensorQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(1, device=device), x)
-    torch.library.opcheck(torch.ops.aiter_like.tensor_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.tensor_quant, (x,), {"backend": backend})
 
 
 def bench() -> None:

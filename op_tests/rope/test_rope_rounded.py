@@ -167,15 +167,6 @@ def test_bad_input_is_named(device):
                                                                                                      (0, 2, 16)]
 
 
-def test_opcheck(device):
-    if device.type != "cpu":
-        pytest.skip("needs CPU tensors")
-    x, y, cos, sin, positions = make(device, torch.bfloat16, 16, 8)
-    torch.library.opcheck(torch.ops.aiter_like.rope_rounded_out,
-                          (torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, positions, None, 0, True, False,
-                           False), {"backend": "hip"})
-
-
 def bench() -> None:
     benching.of("rope_rounded", "tokens heads kv_heads", ((16384, 16, 2), (4096, 32, 8), (64, 64, 8)), head_dim=128,
                 rotary_dim=128, dtype="bf16", rotate_style=0)

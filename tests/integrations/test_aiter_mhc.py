@@ -7,14 +7,11 @@ import math
 
 import pytest
 import torch
+from seeded import wide_numbers as numbers
 
 from aiter_like.integrations.aiter.others import mhc as aiter_mhc
 
 TOKENS, STREAMS, HIDDEN, EPS = 3, 4, 64, 1e-6
-
-
-def numbers(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def call(rows=STREAMS * (2 + STREAMS)):

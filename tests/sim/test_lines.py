@@ -17,7 +17,7 @@ from checking import only
 from damaged_lines import sections
 from hip_program import PRELUDE, code_object
 
-from aiter_like import paths, sim
+from aiter_like import sim
 from aiter_like.errors import SimulatorError
 from aiter_like.modules import recipe, toolchain
 from aiter_like.ops.attention import flash_attn_fwd_hip
@@ -78,8 +78,8 @@ early:
 """
 
 
-def compiled(*flags: str) -> bytes:
-    return code_object(SOURCE + INLINED, "--no-gpu-bundle-output", *flags)
+def compiled(*flags: str, compiler: str = "") -> bytes:
+    return code_object(SOURCE + INLINED, "--no-gpu-bundle-output", *flags, compiler=compiler)
 
 
 def assembled(folder: Path) -> tuple[bytes, Path]:
@@ -196,18 +196,11 @@ def test_a_missing_wait_in_assembly(tmp_path):
     assert report["other"]["source"] == f"{source}:{line_of(ASSEMBLY, 'global_load')}"
 
 
-@pytest.mark.parametrize("compiler", ["hip", pytest.param("clang++-19", marks=pytest.mark.skipif(
+@pytest.mark.parametrize("compiler", ["", pytest.param("clang++-19", marks=pytest.mark.skipif(
     not shutil.which("clang++-19"), reason="no clang++-19 here"))])
 def test_code_of_a_header_names_the_line_that_calls_it(compiler, tmp_path):
     """Whatever functions are between the instruction and the kernel: its own line is the author's."""
-    elf = compiled("-gline-tables-only")
-    if compiler != "hip":
-        source, output = tmp_path / "program.hip", tmp_path / "code.co"
-        source.write_text(PRELUDE + SOURCE + INLINED)
-        subprocess.run([compiler, *"-x hip --offload-arch=gfx942 -std=c++17 -O2 -gline-tables-only -nogpuinc -nogpulib "
-                        "--offload-device-only --no-gpu-bundle-output -c".split(), f"-I{paths.csrc() / 'include'}",
-                        source, "-o", output], check=True, capture_output=True)
-        elf = output.read_bytes()
+    elf = compiled("-gline-tables-only", compiler=compiler)
     x, out = torch.ones(32), torch.zeros(64)
     arguments = struct.pack("<QQ", x.data_ptr(), out.data_ptr())
     with sim.enabled(on_report="collect") as session:

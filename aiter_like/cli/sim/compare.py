@@ -90,12 +90,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:
-    """The code object that a word of the command line means.
-
-    Raises:
-        ValueError: there is no such file, commit or kernel.
-        BuildError: a source does not compile.
-    """
+    """The code object that a word of the command line means."""
     scratch.mkdir()
     path, folders = Path(text), ("", "")
     if not path.exists() and (named := re.fullmatch(r"([\w./~^@-]+):(.+)", text)):
@@ -140,11 +135,7 @@ def _git(*words: str, why: str = "") -> bytes:
 
 
 def _pairs(before: Side, after: Side, name: str | None) -> list[tuple[str, str]]:
-    """Names of kernels that belong together.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Names of kernels that belong together."""
     if name:
         return [tuple(side.code.kernel(name).name for side in (before, after))]
     kernels = [side.code.kernels for side in (before, after)]
@@ -241,12 +232,7 @@ def _row(name: str, values: Sequence[float]) -> str:
 
 
 def _modelled(sides: Sequence[Side], args: argparse.Namespace) -> Iterator[str]:
-    """Both run, one after the other, on buffers with the same contents.
-
-    Raises:
-        SimulatorError: a launch failed.
-        ValueError: the description does not fit one of them.
-    """
+    """Both run, one after the other, on buffers with the same contents."""
     found: list[list[dict]] = []
     for side in sides:
         launches = sim_launch.read(side.code.file, args)

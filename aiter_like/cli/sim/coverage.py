@@ -76,11 +76,7 @@ def add_coverage(actions: argparse._SubParsersAction) -> None:
 
 
 def read(folder: Path) -> Coverage:
-    """The code objects under `folder`; shows its progress.
-
-    Raises:
-        ValueError: the folder has none.
-    """
+    """The code objects under `folder`; shows its progress."""
     files = list(_code_objects(folder))
     if not files:
         raise ValueError(f"{folder}: no code objects there")

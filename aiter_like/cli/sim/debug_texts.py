@@ -88,11 +88,7 @@ def place_lines(view: WaveView, done: int | None = None) -> Iterator[str]:
 
 
 def list_lines(view: WaveView, file: str, line: int) -> list[str]:
-    """Source lines around one; those with code have a mark.
-
-    Raises:
-        DebuggerError: the file is not to be had.
-    """
+    """Source lines around one; those with code have a mark."""
     text = sources.lines(file)
     if not text:
         raise DebuggerError(f"{file or 'the source of this code'} is not to be had here")

@@ -27,11 +27,7 @@ _VECTOR = re.compile(r"HIP_vector_type<(.+), (\d)u>")
 
 
 def write(args: argparse.Namespace) -> int:
-    """Writes the description where `--args` says, or beside the code object; the exit status.
-
-    Raises:
-        ValueError: the file is no code object, has no such kernel, or the description is there already.
-    """
+    """Writes the description where `--args` says, or beside the code object; the exit status."""
     code = sim_spec.read_code(args.file)
     path = args.args or args.file.with_suffix(".json")
     kernels = [*code.kernels.values()] if args.kernel is None else [code.kernel(args.kernel)]

@@ -36,11 +36,7 @@ reads from a file, as an object."""
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name of a row → its entry of the manifest, checked but for what its launches need.
-
-    Raises:
-        ValueError: the manifest cannot be read, or says what is not possible.
-    """
+    """Name of a row → its entry of the manifest, checked but for what its launches need."""
     from aiter_like.sim.validation.whole_kernels import published
 
     path = folder / MANIFEST
@@ -80,11 +76,7 @@ def _launches(entry: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
 
 
 def modelled(folder: Path, rows: Sequence[Published]) -> Iterator[Modelled]:
-    """Each row, in order, when it is done. A row whose kernel fails is one that did not run; it says why.
-
-    Raises:
-        ValueError: as `read`.
-    """
+    """Each row, in order, when it is done. A row whose kernel fails is one that did not run; it says why."""
     from aiter_like.sim import modelling
     from aiter_like.sim.validation.whole_kernels import Modelled
 
@@ -156,10 +148,9 @@ def section(found: Sequence[Modelled]) -> list[str]:
 
     ratios, sums = whole_kernels.ratio_errors(found), whole_kernels.groups(found)
     text = ["## Whole kernels", "",
-            f"Model version {modelling.version()}. Published times of other people's kernels, from none of which the "
-            "model's parameters", "come; their code objects are not in this repository. What stands under \"modelled\" "
-            "is not measured: at the", "clock that the kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen "
-            "before any of them ran), at 2100 MHz, and", "as a ratio that needs no clock: how much a row's error "
+            f"Model version {modelling.version()}. Figures under \"modelled\" are not measured: they are times at the "
+            "clock that the", "kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen before any of them ran). The "
+            "last two columns are the error at", "2100 MHz, and a ratio that needs no clock: how much a row's error "
             "differs from the geometric mean of its group and class.", "",
             "| row | source | published, us | modelled, us | error | at 2100 MHz | ratio |",
             "|---|---|---|---|---|---|---|"]

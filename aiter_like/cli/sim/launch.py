@@ -47,11 +47,7 @@ class KernelLaunch:
     shared_bytes: int
 
     def run(self, buffers: Mapping[str, Buffer]) -> None:
-        """Launches it with these contents of the buffers.
-
-        Raises:
-            SimulatorError: a checker reported something, or the launch failed.
-        """
+        """Launches it with these contents of the buffers."""
         used = self.step.used(self.kernel, buffers)
         tensors = tuple(buffer and buffer.data for buffer in used)
         writable = [index for index, buffer in enumerate(used) if buffer and buffer.is_writable]
@@ -61,11 +57,7 @@ class KernelLaunch:
 
 
 def read(file: Path, args: argparse.Namespace) -> tuple[KernelLaunch, ...]:
-    """The launches that the options describe, in their order, on the same buffers.
-
-    Raises:
-        ValueError: the file, its kernels or the description is not what they have to be.
-    """
+    """The launches that the options describe, in their order, on the same buffers."""
     code = sim_spec.read_code(file)
     if args.args is None:
         raise ValueError(f"--args must name the description of what the kernel gets; aiter-like sim run --init {file} "

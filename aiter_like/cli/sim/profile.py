@@ -96,11 +96,7 @@ def _needs(operator: str, values: tuple) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> list[dict]:
-    """Profiles that `--json` wrote.
-
-    Raises:
-        ValueError: the file is none of these.
-    """
+    """Profiles that `--json` wrote."""
     from aiter_like.sim import profiling
 
     try:

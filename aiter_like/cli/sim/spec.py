@@ -67,11 +67,7 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """The description in a file, its buffers filled.
-
-    Raises:
-        ValueError: it is damaged, says what is not possible, or needs more memory than there is.
-    """
+    """The description in a file, its buffers filled."""
     return spec_of(described.read_json(path, _MOST_BYTES), path, f"{path}")
 
 
@@ -81,9 +77,6 @@ def spec_of(spec: Any, beside: Path, place: str) -> Spec:
     Args:
         beside: the file beside which the files of its buffers are.
         place: what messages call it.
-
-    Raises:
-        ValueError: as `read_spec`.
     """
     described.require_keys(spec, {"buffers", "arguments", "launches"}, place)
     if "arguments" not in spec and "launches" not in spec:
@@ -118,11 +111,7 @@ class Code:
     kernels: dict[str, code_object.Kernel]
 
     def kernel(self, name: str) -> code_object.Kernel:
-        """The kernel of that name, as it is or as C++ has it.
-
-        Raises:
-            ValueError: there is none, or there are several.
-        """
+        """The kernel of that name, as it is or as C++ has it."""
         if name in self.kernels:
             return self.kernels[name]
         readable = {mangled: demangled(mangled) for mangled in self.kernels}
@@ -137,11 +126,7 @@ class Code:
 
 
 def read_code(file: Path) -> Code:
-    """The code object in a file.
-
-    Raises:
-        ValueError: the file cannot be read, or is no code object for gfx942.
-    """
+    """The code object in a file."""
     described.require_kind(file, "code object")
     image = described.read_file(file, _MOST_IMAGE_BYTES)
     try:
@@ -256,11 +241,7 @@ def _available_bytes() -> int:
 
 
 def numpy_for(place: str) -> ModuleType:
-    """NumPy, which reads and writes .npy files.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """NumPy, which reads and writes .npy files."""
     try:
         return importlib.import_module("numpy")
     except ImportError as error:

@@ -63,11 +63,7 @@ class Step:
         return [buffers.get(name) for name in [*(one.get("buffer") for one in given), *inside]]
 
     def kernargs(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
-        """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`.
-
-        Raises:
-            ValueError: the arguments are not those that the kernel takes.
-        """
+        """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`."""
         arguments = self._in_order(kernel)
         segment = bytearray(max((wanted.offset + wanted.size for wanted in kernel.arguments), default=0))
         for index, (wanted, given) in enumerate(zip(kernel.arguments, arguments, strict=True)):
@@ -105,11 +101,7 @@ class Step:
 
 
 def steps_of(spec: Mapping[str, Any], place: str) -> tuple[Step, ...]:
-    """The launches of a description that has `arguments`, for one, or `launches`.
-
-    Raises:
-        ValueError: it says what is not possible.
-    """
+    """The launches of a description that has `arguments`, for one, or `launches`."""
     if "arguments" in spec:
         return (Step(place, _given(spec["arguments"], place)),)
     launches = spec["launches"]
@@ -131,11 +123,7 @@ def _step(entry: Any, place: str) -> Step:
 
 
 def sizes(value: Any, place: str) -> tuple[int, int, int]:
-    """One to three sizes of a grid or of a block, as three.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """One to three sizes of a grid or of a block, as three."""
     found = [value] if type(value) is int else value
     if not isinstance(found, list) or not 1 <= len(found) <= 3:
         raise ValueError(f"{place} must be one to three sizes, got {described.GOT.repr(value)}")

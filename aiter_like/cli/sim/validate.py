@@ -94,11 +94,7 @@ def _put(place: Path, name: str, lines: Sequence[str]) -> None:
 
 
 def chosen_cases(only: Sequence[str]) -> list[Case]:
-    """The cases with one of these texts in their names; all without.
-
-    Raises:
-        ValueError: none has.
-    """
+    """The cases with one of these texts in their names; all without."""
     from aiter_like.sim.validation.unpublished import all_cases
 
     return _named(all_cases(), only)

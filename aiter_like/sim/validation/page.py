@@ -44,8 +44,8 @@ def section(found: Sequence[Outcome]) -> list[str]:
     beside = [one for one in found if one.error is not None]
     missed = [one for one in beside if abs(one.error) > AIM]
     return [
-        f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
-        "measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of each.", "",
+        f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. Figures under \"modelled\" are not "
+        "measured. The model's parameters", "were fitted to the published ones; `parameters.h` has their sources.", "",
         "| case | source | published | modelled | error |", "|---|---|---|---|---|",
         *(f"| {one.case.name} | {one.case.source} | {one.case.published:g} {one.case.unit} | {one.modelled:.2f} | "
           f"{one.error:+.1%} |" for one in beside), "", sums(found), "",
@@ -59,7 +59,7 @@ def one_side(found: Sequence[Outcome]) -> list[str]:
         "## Published, without a figure of the model", "", "| what | source | published | why |", "|---|---|---|---|",
         *("| {what} | {source} | {published} | {why} |".format(**row) for row in known()["elsewhere"]), "",
         "## Modelled, and not published", "",
-        "What the model says where it assumes; `aiter-like sim validate --hardware` measures the same on an MI300X.",
+        "The model assumes these; `aiter-like sim validate --hardware` measures the same on an MI300X.",
         "", "| case | modelled | parameters |", "|---|---|---|",
         *(f"| {one.case.name} | {one.modelled:.2f} {one.case.unit} | {', '.join(one.case.parameters)} |"
           for one in alone)]

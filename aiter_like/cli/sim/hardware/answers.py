@@ -43,8 +43,6 @@ def records(harness: str, chosen: Sequence[Item], telling: Callable[[Item], None
     Args:
         harness: "module:function" of the worker's device.
         telling: called with each item before it is asked for.
-    Raises:
-        TuningError: no worker starts.
     """
     worker, has_answered = Worker(harness, 0, _WORKER), False
     try:
@@ -83,11 +81,7 @@ def write(path: Path, answers: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file that somebody has sent.
-
-    Raises:
-        ValueError: it cannot be read, or is no file of answers.
-    """
+    """A file that somebody has sent."""
     try:
         data = path.read_bytes()
         found = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)

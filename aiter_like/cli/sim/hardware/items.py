@@ -31,11 +31,7 @@ class Item:
 
 
 def items(only: Sequence[str], kinds: Sequence[str]) -> list[Item]:
-    """All of these kinds, or those with one of the texts in their names; what decides most comes first.
-
-    Raises:
-        ValueError: no name has one of the texts.
-    """
+    """All of these kinds, or those with one of the texts in their names; what decides most comes first."""
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.cli.sim.hardware.costs import costs
     from aiter_like.dispatch import OPS
