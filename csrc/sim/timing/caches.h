@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The memory system behind the compute units of one XCD: caches with tags, and servers that are busy for the bytes that
-// they move. A server that is busy makes a request wait; requests come in about the order of their times.
+// The memory system behind the compute units of one XCD or of all eight: caches with tags, and servers that are busy for
+// the bytes that they move. A server that is busy makes a request wait; requests come in about the order of their times.
 #pragma once
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "timing/parameters.h"
@@ -42,6 +44,8 @@ class Cache {
   Entry* find(u64 line);
   // Takes the place of the line that was not used for longest.
   void insert(u64 line, double ready);
+  void drop(u64 line);
+  void clear();
 
  private:
   u32 sets_, ways_;
@@ -61,19 +65,33 @@ struct Traffic {
   void add(const Traffic& other);
 };
 
-// The memory that the CUs of one XCD share, and their caches.
+// An access of memory: where it comes from, when, and what it touches.
+struct Request {
+  u32 cu;                                      // counted over all XCDs
+  double at, address_clk;                      // it leaves its CU's address unit between `at` and `at + address_clk`
+  const u64* lines;                            // line << 2 | which halves
+  u32 count;
+  bool passes_l1 = false;                      // sc1 or nt
+  bool is_shared = false;                      // sc1: it sees what other XCDs have written
+};
+
+// The memory that the CUs of `xcds` XCDs share, and their caches. One XCD stands for `active` ones.
 class Memory {
  public:
-  explicit Memory(const Parameters& parameters);
+  Memory(const Parameters& parameters, u32 xcds, u32 active);
 
-  // When the data of a load that leaves its CU's address unit between `at` and `at + address_clk` is in registers.
-  double load(u32 cu, double at, double address_clk, const u64* lines, u32 count);
+  // When the data of a load is in registers.
+  double load(const Request& request);
   // When a store counts as done.
-  double store(double at, double address_clk, const u64* lines, u32 count);
-  double atomic(double at, double address_clk, const u64* lines, u32 count, u32 collisions);
+  double store(const Request& request);
+  double atomic(const Request& request, u32 collisions);
   double scalar(u32 cu, double at, const u64* lines, u32 count);
   // When the instructions of a line of 128 bytes are there.
   double fetch(u32 cu, double at, u64 line);
+  // buffer_inv: the CU's L1 forgets what it holds.
+  void forget(u32 cu) { l1_[cu].clear(); }
+  // buffer_wbl2: when all that was stored before `at` by the CU's XCD is beyond its L2.
+  double written_back(u32 cu, double at) const;
 
   // Accesses are counted there from now on.
   void account(Traffic& to) { traffic_ = &to; }
@@ -81,28 +99,56 @@ class Memory {
   double beyond_busy() const;
 
  private:
-  double from_l2(double at, u64 line);
-  double chase_clk() const;
-
-  const Parameters& p_;
-  std::vector<Cache> l1_, scalar_, fetch_;     // per CU, per two CUs
-  std::vector<Server> fill_;                   // from the L2 to each CU
-  // Channels of the L2, and the lines that each has given lately.
+  // Channels of an L2, and the lines that each has given lately.
   struct L2Channel {
     Server server;
     std::array<u64, 4> lately{};
     u32 next = 0;
   };
-  double through_channel(double at, u64 line);
-  std::vector<L2Channel> channels_;
-  Cache l2_, mall_;
-  // The path beyond the L2: this XCD's share of the memory channels.
+  struct Xcd {
+    Cache l2;
+    std::vector<L2Channel> channels;
+    double stored_until = 0;                   // when all stores so far are beyond the L2
+  };
+  // Pages of a CU whose translation it has.
+  struct Translations {
+    std::vector<std::array<u64, 2>> pages;     // page, when it was used last
+    u64 time = 0;
+  };
+  // The path beyond the L2s.
   struct Channel {
     Server server;
     bool writes = false;
   };
+  struct Owner {
+    u32 xcd;
+    double since, free;                        // when it has written, and when the line can move on
+  };
+  struct Given {
+    double ready;
+    bool is_far;                               // from beyond the L2
+  };
+
+  Given from_l2(u32 xcd, double at, u64 line, bool is_shared);
+  double through_channel(Xcd& xcd, double at, u64 line);
+  double contention() const;
   double move(double at, u64 line, double bytes_per_clk, bool writes);
+  double translated(u32 cu, double at, u64 line);
+  double claimed(u32 xcd, double at, u64 line, bool moves);
+  double bytes_per_clk(double tb_per_s) const;
+  double chase_clk() const;
+  u32 xcd_of(u32 cu) const { return cu / p_.cus; }
+
+  const Parameters& p_;
+  std::vector<Cache> l1_, scalar_, fetch_;     // per CU, per two CUs
+  std::vector<Server> fill_;                   // from the L2 to each CU
+  std::vector<Translations> translations_;     // per CU
+  std::unordered_set<u64> touched_;            // pages
+  std::vector<Xcd> xcds_;
+  Cache mall_;
   std::vector<Channel> beyond_;
+  double load_ = 0, loaded_at_ = 0;            // share of its time that the path was busy lately; until when
+  std::unordered_map<u64, Owner> owners_;      // of lines that were written, where several XCDs are modelled
   Traffic* traffic_ = nullptr;
 };
 

@@ -15,6 +15,7 @@
 namespace sim::timing {
 namespace {
 
+constexpr u32 kBankRowBytes = 128;             // of all banks in a cycle
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // A wave's operations on one counter, in issue order.
@@ -128,9 +129,9 @@ class Engine {
  public:
   Engine(const Parameters& p, const EngineShape& shape, const Code& code, const std::vector<IssueFacts>& facts,
          const std::vector<WorkgroupTrace>& traces)
-      : p_(p), code_(code), facts_(facts), traces_(traces), memory_(p),
-        cus_(shape.cus, Cu{{}, {}, Queue(p.vmem_queue), Queue(p.lds_queue), shape.groups_per_cu}),
-        simds_(shape.cus * p.simds), groups_(traces.size()) {
+      : p_(p), code_(code), facts_(facts), traces_(traces), memory_(p, shape.xcds, shape.active),
+        cus_(shape.cus * shape.xcds, Cu{{}, {}, Queue(p.vmem_queue), Queue(p.lds_queue), shape.groups_per_cu}),
+        simds_(cus_.size() * p.simds), groups_(traces.size()), waiting_(shape.xcds) {
     result_.insts.resize(code.insts.size());
     result_.groups.resize(traces.size());
     timeline_events_ = shape.timeline_events;
@@ -138,10 +139,11 @@ class Engine {
     for (const WorkgroupTrace& group : traces) {
       for (const WaveTrace& wave : group.waves) total += wave.code.size();
     }
-    const u64 of_cu = total / shape.cus;
+    const u64 of_cu = total / cus_.size();
     timeline_from_ = of_cu > 2 * timeline_events_ ? of_cu * 2 / 5 : 0;
+    for (u32 n = 0; n < traces.size(); ++n) waiting_[traces[n].number % shape.xcds].push_back(n);
     for (u32 round = 0; round < shape.groups_per_cu; ++round) {
-      for (u32 cu = 0; cu < shape.cus; ++cu) dispatch(cu, 0);
+      for (u32 cu = 0; cu < cus_.size(); ++cu) dispatch(cu, 0);
     }
   }
 
@@ -179,9 +181,11 @@ class Engine {
   }
 
   void dispatch(u32 cu, double at) {
-    if (next_group_ >= traces_.size() || cus_[cu].free_groups == 0) return;
+    std::deque<u32>& waiting = waiting_[cu / p_.cus];
+    if (waiting.empty() || cus_[cu].free_groups == 0) return;
     --cus_[cu].free_groups;
-    const u32 number = static_cast<u32>(next_group_++);
+    const u32 number = waiting.front();
+    waiting.pop_front();
     Group& group = groups_[number];
     result_.groups[number].begin = at;
     const u32 first = first_simd(cu, traces_[number].waves.size());
@@ -421,7 +425,8 @@ class Engine {
     cu.lds.add(through - clk);
     const double path = simd.lds_path.take(through - clk, static_cast<double>(bytes) / p_.lds_return_bytes);
     const double first = p_.lds_latency_clk - 256.0 / p_.lds_return_bytes;
-    return std::max(through, path) + first;
+    const bool meet = clk >= 4 * std::max(bytes / kBankRowBytes, 1u);
+    return std::max(std::max(through, path) + first, through - clk + (meet ? p_.lds_latency_clk + p_.lds_conflict_clk : 0));
   }
 
   double scalar(WaveRun& w, u32 word, double now, const u64* payload) {
@@ -435,6 +440,8 @@ class Engine {
   double vmem(WaveRun& w, Simd& simd, const IssueFacts& f, u32 word, double now, const u64* payload) {
     Cu& cu = cus_[w.cu];
     double done = now + p_.issue_clk;
+    if (f.forgets) memory_.forget(w.cu);
+    if (f.writes_back) done = memory_.written_back(w.cu, now);
     if (word & kHasGlobal) {
       const auto header = std::bit_cast<GlobalHeader>(payload[0]);
       w.payload += 1u + header.lines;
@@ -445,9 +452,10 @@ class Engine {
       const double end = cu.address.take(now, clk), start = end - clk;
       unit_from_ = start, unit_until_ = end;
       cu.vmem.add(start);
-      if (f.atomic) done = memory_.atomic(start, clk, payload, header.lines, header.collisions);
-      else if (f.stores) done = memory_.store(start, clk, payload, header.lines);
-      else done = memory_.load(w.cu, start, clk, payload, header.lines);
+      const Request request{w.cu, start, clk, payload, header.lines, f.passes_l1, f.is_shared};
+      if (f.atomic) done = memory_.atomic(request, header.collisions);
+      else if (f.stores) done = memory_.store(request);
+      else done = memory_.load(request);
       payload += header.lines;
     }
     if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS
@@ -461,7 +469,7 @@ class Engine {
         done = std::max(done, there);
       }
     }
-    w.vm.push(done, done - now, word & kIndexBits);
+    if (!f.forgets) w.vm.push(done, done - now, word & kIndexBits);
     if (f.on_lgkm && !(word & kHasLds)) w.lgkm.push(done, 0, word & kIndexBits);
     return done;
   }
@@ -532,7 +540,7 @@ class Engine {
   std::vector<u32> ready_;                     // waves that issue beside the units
   double unit_from_ = 0, unit_until_ = 0;      // when a unit works for the instruction that issues
   std::priority_queue<Call> events_;
-  size_t next_group_ = 0;
+  std::vector<std::deque<u32>> waiting_;       // of each XCD: workgroups, places in traces_, that have not begun
   u64 timeline_events_ = 0, timeline_from_ = 0, timeline_seen_ = 0;
   EngineResult result_;
 };

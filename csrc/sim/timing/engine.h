@@ -70,7 +70,8 @@ struct EngineResult {
 };
 
 struct EngineShape {
-  u32 cus;                                     // that take part
+  u32 cus;                                     // of each XCD that take part
+  u32 xcds, active;                            // XCDs that are modelled; that run workgroups, for which these stand
   u32 groups_per_cu;
   u32 timeline_events = 0;                     // to record, from the middle of what the first CU does
 };

@@ -16,6 +16,10 @@ void set_memory(const Inst& i, IssueFacts& f) {
   f.stores = spec.flags & kStore;
   f.atomic = spec.flags & kAtomic;
   f.to_lds = is_lds_dma(i);
+  f.is_shared = i.mod.sc1;
+  f.passes_l1 = i.mod.sc1 || i.mod.nt;
+  f.writes_back = i.op->name == "buffer_wbl2";
+  f.forgets = i.op->name == "buffer_inv";
   f.on_lgkm = spec.cls == Class::ds || spec.cls == Class::smem || spec.cls == Class::flat;
 }
 

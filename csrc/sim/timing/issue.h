@@ -17,6 +17,8 @@ struct IssueFacts {
   bool packed = false;                         // packed f32, which does not run beside a matrix operation
   bool blocks_valu = false;                    // f32 and f64 matrix operations
   bool stores = false, atomic = false, to_lds = false;
+  bool passes_l1 = false, is_shared = false;   // sc1 or nt; sc1
+  bool writes_back = false, forgets = false;   // buffer_wbl2, buffer_inv
   bool on_lgkm = false;                        // memory: counts on lgkmcnt
   u8 vmcnt = 63, lgkmcnt = 15;                 // s_waitcnt's
   u8 priority = 0xff;                          // s_setprio's

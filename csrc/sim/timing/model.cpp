@@ -40,6 +40,7 @@ class LaunchModel final : public LaunchObserver {
     parameters_.clock_mhz = settings.clock_mhz;
     const u64 total = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
     of_xcd_ = (total + parameters_.xcds - 1) / parameters_.xcds;
+    active_ = static_cast<u32>(std::min<u64>(total, parameters_.xcds));
     // A grid that does not fill the CUs is spread over them.
     const u64 per_cu = std::max<u64>((of_xcd_ + parameters_.cus - 1) / parameters_.cus, 1);
     slots_ = static_cast<u32>(std::min<u64>(std::max(occupancy_.groups, 1u), per_cu));
@@ -120,7 +121,7 @@ class LaunchModel final : public LaunchObserver {
     if (traces.empty()) return m;
     m.cus = cus_;
     const std::vector<IssueFacts> facts = issue_facts(*launch_.code, parameters_);
-    m.replayed = replay(share_of(m.cus), {m.cus, slots_, settings_.timeline_events}, *launch_.code, facts, traces);
+    m.replayed = replay(share_of(m.cus, m.recorded < of_xcd_), {m.cus, 1, active_, slots_, settings_.timeline_events}, *launch_.code, facts, traces);
     m.clk = extrapolated(m);
     const double groups = static_cast<double>(launch_.grid[0]) * launch_.grid[1] * launch_.grid[2];
     for (const Inst& i : launch_.code->insts) {
@@ -137,7 +138,7 @@ class LaunchModel final : public LaunchObserver {
   }
 
   // The parameters of `cus` of an XCD's CUs: their part of what they all share.
-  Parameters share_of(u32 cus) const {
+  Parameters share_of(u32 cus, bool is_sampled) const {
     Parameters p = parameters_;
     const double share = static_cast<double>(cus) / p.cus;
     p.l2_bytes = static_cast<u32>(p.l2_bytes * share);
@@ -147,6 +148,7 @@ class LaunchModel final : public LaunchObserver {
     const double slower = channels / (p.l2_channels * share);
     p.channel_clk *= slower;
     p.channel_again_clk *= slower;
+    p.store_clk *= slower;
     p.atomic_clk *= slower;
     p.l2_channels = channels;
     p.memory_channels = std::max(static_cast<u32>(p.memory_channels * share + 0.5), 1u);
@@ -154,6 +156,8 @@ class LaunchModel final : public LaunchObserver {
     p.hbm_read_tb_per_s *= share;
     p.hbm_write_tb_per_s *= share;
     p.cus = cus;
+    // Pages that a sample touches first have been touched by workgroups between its own.
+    if (is_sampled) p.first_touch_clk = p.translation_clk;
     return p;
   }
 
@@ -182,7 +186,7 @@ class LaunchModel final : public LaunchObserver {
   Parameters parameters_;
   Recorder recorder_;
   Occupancy occupancy_;
-  u32 slots_ = 1, cus_ = 0;                    // places of a CU; CUs that are modelled
+  u32 slots_ = 1, cus_ = 0, active_ = 1;       // places of a CU; CUs that are modelled; XCDs that have workgroups
   u64 of_xcd_ = 0, wide_ = 0, last_ = 0;       // workgroups: all; of a round on all CUs; of a last one that is not full
   u64 from_ = 0, until_ = 0;                   // the window that is recorded
   u64 window_ = 0, apart_ = 0, left_ = 0;      // windows after the first: size, distance, how many

@@ -13,6 +13,8 @@
 
 namespace sim::timing {
 
+constexpr u64 kPageBytes = 2 << 20;            // as the device's translation has them
+
 class WorkgroupRecorder final : public Observer {
  public:
   WorkgroupRecorder(Workgroup& group, Recorder& to) : group_(group), to_(to), place_(to.place_) {
@@ -67,7 +69,8 @@ class WorkgroupRecorder final : public Observer {
   u64 scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) override {
     constexpr u64 kScratch = u64{1} << 46;
     u64 address[kLanes];
-    const u64 first = kScratch + (u64{group_.number()} * 16 + static_cast<u64>(w.id)) * (1 << 20);
+    const u64 of_wave = (u64{group_.launch->private_bytes} * kLanes + 4095) / 4096 * 4096;
+    const u64 first = kScratch + (u64{group_.number()} * 16 + static_cast<u64>(w.id)) * of_wave;
     for (u64 lane = 0; lane < kLanes; ++lane) {
       address[lane] = first + u64{offset[lane]} / 4 * 256 + lane * 4 + offset[lane] % 4;
     }
@@ -112,7 +115,7 @@ Relocation::Relocation(const Launch& launch) {
     const u64 end = base + bytes;
     if (!pieces_.empty() && base < pieces_.back().end) continue;       // a part of the one before
     pieces_.push_back({base, end, to});
-    to += (end - base + 8191) / 4096 * 4096;
+    to += (end - base + 2 * kPageBytes - 1) / kPageBytes * kPageBytes;
   }
 }
 
@@ -136,10 +139,10 @@ void Relocation::operator()(const u64* address, u64 lanes, u64* placed) {
 
 namespace {
 
-// Pages of 4 KiB get numbers in the order of their first use, so that the same launch has the same lines wherever the
+// Pages of 2 MiB get numbers in the order of their first use, so that the same launch has the same lines wherever the
 // process has its memory.
 void number_pages(std::vector<WorkgroupTrace>& traces) {
-  constexpr u64 kLinesPerPage = 4096 / 128;
+  constexpr u64 kLinesPerPage = kPageBytes / 128;
   std::unordered_map<u64, u64> pages;
   u64 last = ~u64{0}, number = 0;
   const auto renumber = [&](u64& word) {
