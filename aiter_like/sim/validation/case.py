@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiter_like.sim.validation.flags import round_trip
 from aiter_like.sim.validation.kernels import Kernel
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -121,4 +122,29 @@ class Stall:
         return len(self.lines)
 
 
-Case = Slope | Chase | Rate | Stall
+@dataclass(frozen=True)
+class Flag:
+    """Microseconds of a round in which workgroup 0 raises a flag for another one and waits for its answer.
+
+    On a device these are among the costs of `aiter_like/cli/sim/hardware/costs.py`.
+
+    Attributes:
+        other: the other workgroup; workgroup i is on XCD i mod 8.
+        is_loaded: all other workgroups read from memory meanwhile.
+    """
+
+    name: str
+    source: str
+    published: float | None
+    other: int
+    is_loaded: bool = False
+    unit: str = "us"
+    parameters: tuple[str, ...] = ("write_back_clk",)
+
+    @property
+    def kernel(self) -> Kernel:
+        """Both workgroups' code."""
+        return round_trip(self.is_loaded, passes=60)
+
+
+Case = Slope | Chase | Rate | Stall | Flag

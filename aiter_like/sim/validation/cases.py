@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from aiter_like.sim.validation.bandwidths import bandwidths
-from aiter_like.sim.validation.case import KIB, MIB, Case, Chase, Rate, Slope, Stall
+from aiter_like.sim.validation.case import KIB, MIB, Case, Chase, Flag, Rate, Slope, Stall
 from aiter_like.sim.validation.kernels import Kernel
 
 VALU, EXP = "v_add_u32 v20, v1, v1", "v_exp_f32 v20, v1"
@@ -18,8 +18,9 @@ PACKED = "v_pk_fma_f32 v[20:21], v[22:23], v[24:25], v[26:27]"
 
 
 def cases() -> list[Case]:
-    """All of them, by group: latencies, issue, LDS, vector memory of a CU, bandwidth, atomics."""
-    return [*_latencies(), *_issue(), *_matrix_rates(), *_lds(), *_vector_memory(), *bandwidths(), *_atomics()]
+    """All of them, by group: latencies, issue, LDS, vector memory of a CU, bandwidth, atomics, flags."""
+    return [*_latencies(), *_issue(), *_matrix_rates(), *_lds(), *_vector_memory(), *bandwidths(), *_atomics(),
+            *_flags()]
 
 
 def mfma(shape: str = "16x16x16_f16", sources: str = "v[2:3], v[4:5]", first: int = 0, registers: int = 4) -> str:
@@ -158,3 +159,9 @@ def _atomics() -> Iterator[Case]:
                Kernel("global_atomic_pk_add_bf16 v2, v3, s[4:5]", at4, **one), 256 * MIB // KIB, 1, KIB,
                unit="times", relative=Kernel("global_store_dword v2, v3, s[4:5]", at4, **one),
                parameters=("atomic_clk",))
+
+
+def _flags() -> Iterator[Case]:
+    yield Flag("flag, round trip in an XCD", "fleet", 1.20, 8)
+    yield Flag("flag, round trip to another XCD", "fleet", 1.44, 1)
+    yield Flag("flag, round trip to another XCD under load", "fleet", 6.8, 1, is_loaded=True)

@@ -10,7 +10,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from aiter_like.sim.validation.case import GIB, MIB, Case, Chase, Rate, Slope, Stall
+from aiter_like.sim.validation.case import GIB, KIB, MIB, Case, Chase, Flag, Rate, Slope, Stall
+from aiter_like.sim.validation.flags import ROUNDS
 from aiter_like.sim.validation.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Launch:
 
     Attributes:
         kernel: its place in `kernels_of` the case.
-        first, second: addresses; `number`: the kernel's argument.
+        first, second, third: addresses; `number`: the kernel's argument.
         sampled: only a sample of the workgroups need be modelled.
     """
 
@@ -37,6 +38,7 @@ class Launch:
     first: int = 0
     second: int = 0
     number: int = 0
+    third: int = 0
     sampled: bool = False
 
 
@@ -56,6 +58,9 @@ class Machine(Protocol):
     def seconds(self, launch: Launch) -> float:
         """Seconds of the whole launch."""
 
+    def first_us(self, launch: Launch) -> float:
+        """Microseconds of the first workgroup."""
+
     def issued(self, launch: Launch, reason: str) -> float:
         """The instructions that issue before the first one that waits for `reason`."""
 
@@ -68,7 +73,7 @@ class Machine(Protocol):
 
 def kernels_of(case: Case) -> list[tuple[Kernel, int]]:
     """The kernels of a case, each with how often its loop's body is repeated."""
-    if isinstance(case, Stall):
+    if isinstance(case, (Stall, Flag)):
         return [(case.kernel, 1)]
     if isinstance(case, Rate):
         return [(one, one.unroll) for one in (case.kernel, case.relative) if one]
@@ -82,7 +87,7 @@ def figure(case: Case, machine: Machine) -> float:
     if isinstance(case, Stall):
         buffer = machine.memory(16 * MIB)
         return machine.issued(Launch(0, case.kernel.waves, 1, 1, buffer.data_ptr()), case.reason)
-    return {Slope: _slope, Chase: _chased, Rate: _rate}[type(case)](case, machine)
+    return {Slope: _slope, Chase: _chased, Rate: _rate, Flag: _flagged}[type(case)](case, machine)
 
 
 def issue_kernel(case: Stall, count: int) -> Kernel:
@@ -168,3 +173,15 @@ def _rate(case: Rate, machine: Machine) -> float:
         return spent(1) / spent(0)
     return groups * loops * case.bytes_per_loop / spent(0) / 1e12
 
+
+def _flagged(case: Flag, machine: Machine) -> float:
+    flags, out = machine.memory(16 * KIB), machine.memory(4 * ROUNDS)
+    stream = machine.memory(GIB + 16 * MIB if case.is_loaded else 4 * KIB)
+    few, many = 4, 12
+
+    def spent(rounds: int) -> float:
+        flags.zero_()
+        return machine.first_us(Launch(0, case.kernel.waves, 304 if case.is_loaded else case.other + 1, rounds,
+                                       flags.data_ptr(), out.data_ptr(), case.other, stream.data_ptr()))
+
+    return (spent(many) - spent(few)) / (many - few)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A flag that goes from workgroup 0 to another one and back, as public measurements have it: release, atomic, polling
-beside s_sleep, acquire. Nothing that the cycle model replays: what a wave waits for there is memory."""
+beside s_sleep, acquire."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ s_waitcnt vmcnt(0)
 """
 
 
-def round_trip(is_loaded: bool) -> Kernel:
+def round_trip(is_loaded: bool, passes: int = 600) -> Kernel:
     """s9: the other workgroup. The loop's runs are rounds; the second buffer gets each one's ticks of s_memrealtime, or
     0 where the answer did not come. With `is_loaded` all workgroups but the two read from the memory that the last
-    argument points at, 1 GiB of it."""
+    argument points at, 1 GiB of it, in `passes` of four loads; 600 take a device about a millisecond."""
     first = _RAISE.format(own=1024) + _AWAIT.format(patience=_PATIENCE, label=3, other=2048)
     second = _AWAIT.format(patience=_PATIENCE, label=4, other=1024) + _RAISE.format(own=2048)
     body = f"""s_add_u32 s23, s23, 1
@@ -56,7 +56,7 @@ s_branch 5f
 9:
 s_endpgm
 5:"""
-    others = _stream() if is_loaded else "s_endpgm\n"
+    others = _stream(passes) if is_loaded else "s_endpgm\n"
     prepare = f"""s_mov_b32 s23, 0
 v_mov_b32 v3, 0
 v_mov_b32 v4, 1
@@ -75,14 +75,14 @@ s_mov_b64 exec, 1"""
     return Kernel(body, prepare, unroll=1, waves=4 if is_loaded else 1)
 
 
-def _stream() -> str:
-    """About a millisecond of it, four loads of 16 bytes in flight; v2 is the place in 1 GiB."""
+def _stream(passes: int) -> str:
+    """Four loads of 16 bytes in flight; v2 is the place in 1 GiB."""
     loads = "\n".join(f"global_load_dwordx4 v[{k}:{k + 3}], v2, s[30:31]\nv_add_u32 v2, 0x130000, v2\n"
                       "v_and_b32 v2, 0x3fffffff, v2" for k in (12, 16, 20, 24))
     return f"""s_load_dwordx2 s[30:31], s[0:1], 0x18
 s_lshl_b32 s28, s2, 12
 v_lshl_add_u32 v2, v1, 4, s28
-s_movk_i32 s29, 600
+s_movk_i32 s29, {passes}
 s_waitcnt lgkmcnt(0)
 7:
 {loads}

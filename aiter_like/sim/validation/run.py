@@ -58,6 +58,9 @@ class _Model:
     def seconds(self, launch: Launch) -> float:
         return self.clk(launch) / (self._clock_mhz * 1e6)
 
+    def first_us(self, launch: Launch) -> float:
+        return self._modelled(launch)["first_workgroup_clk"] / self._clock_mhz
+
     def issued(self, launch: Launch, reason: str) -> float:
         found = self._modelled(launch)["instructions"]
         loads = [one for one in found if one["text"].startswith(("global_load", "buffer_load"))]
@@ -76,6 +79,6 @@ class _Model:
                          clock_mhz=self._clock_mhz) as session:
             sim.launch(self._code, name_of(self._first + launch.kernel), (launch.groups, 1, 1),
                        (64 * launch.waves, 1, 1), 0,
-                       arguments(launch.first, launch.second, launch.loops, launch.number))
+                       arguments(launch.first, launch.second, launch.loops, launch.number, launch.third))
             (modelled,) = session.modelled
         return modelled

@@ -120,6 +120,19 @@ struct Group {
 // Matrix operations and vector arithmetic share the port that issues them.
 size_t port_of(Unit unit) { return static_cast<size_t>(unit == Unit::mfma ? Unit::valu : unit); }
 
+// A wave that waits until so many writes of a place have arrived; the clk of its loop.
+struct Waiter {
+  u32 wave, writes, clk;
+};
+
+// A place through which workgroups meet.
+struct Place {
+  std::vector<double> writes;                  // when each arrived, in the order of the recording
+  u32 arrived = 0;                             // so many of the first ones have
+  double since = 0;                            // … all of them
+  std::vector<Waiter> waiters;
+};
+
 struct Chance {
   double at;
   Stall why;
@@ -131,7 +144,8 @@ class Engine {
          const std::vector<WorkgroupTrace>& traces)
       : p_(p), code_(code), facts_(facts), traces_(traces), memory_(p, shape.xcds, shape.active),
         cus_(shape.cus * shape.xcds, Cu{{}, {}, Queue(p.vmem_queue), Queue(p.lds_queue), shape.groups_per_cu}),
-        simds_(cus_.size() * p.simds), groups_(traces.size()), waiting_(shape.xcds) {
+        simds_(cus_.size() * p.simds), groups_(traces.size()), waiting_(shape.xcds), meetings_(shape.meetings),
+        places_(meetings_ ? meetings_->size() : 0) {
     result_.insts.resize(code.insts.size());
     result_.groups.resize(traces.size());
     timeline_events_ = shape.timeline_events;
@@ -148,10 +162,11 @@ class Engine {
   }
 
   EngineResult run() {
-    while (!events_.empty()) {
+    while (!events_.empty() || give_up()) {
       const auto [at, simd] = events_.top();
       events_.pop();
       if (simds_[simd].next != at) continue;   // it has been called for an earlier time
+      now_ = at;
       step(simd, at);
     }
     for (const Cu& cu : cus_) {
@@ -322,9 +337,102 @@ class Engine {
     return c;
   }
 
+  // The payload of the next instruction behind its lines.
+  const u64* behind_lines(const WaveRun& w) const {
+    const u64* const payload = w.trace->payload.data() + w.payload;
+    return payload + 1 + std::bit_cast<GlobalHeader>(*payload).lines;
+  }
+
+  // Whether what the next instruction has to see of other workgroups is not there at `now`. The wave then looks again
+  // and again, and goes on at the look that finds it: half of its loop after that was there, on average.
+  bool waits(WaveRun& w, u32 word, double now) {
+    const u64* at = behind_lines(w);
+    double there = 0;
+    u32 clk = 0;
+    const auto is_open = [&](u64 one, u32 writes) {
+      Place& place = places_[one >> 32];
+      if (place.arrived < writes) {
+        park(place, w, writes, clk);
+        return true;
+      }
+      there = std::max(there, place.since);
+      return false;
+    };
+    if (word & kWaits) {
+      clk = static_cast<u32>(*at);
+      const u64* const end = at + 1 + (*at >> 32);
+      while (++at != end) {
+        if (is_open(*at, static_cast<u32>(*at) >> 1)) return true;
+      }
+    }
+    if (word & kTells) {
+      for (const u64 *one = at + 1, *end = one + *at; one != end; ++one) {
+        const u32 number = static_cast<u32>(*one) >> 1;
+        const std::vector<u32>& ends = (*meetings_)[*one >> 32];
+        if (!(*one & 1) || !std::binary_search(ends.begin(), ends.end(), number)) continue;
+        if (is_open(*one, number - 1)) return true;
+      }
+    }
+    if (there <= now + one_way()) return false;
+    resume(w, there, clk, now);
+    return true;
+  }
+
+  double one_way() const { return p_.l2_latency_clk / 2.0; }
+
+  void resume(WaveRun& w, double there, u32 clk, double now) {
+    const double pass = clk + p_.l2_latency_clk + p_.bypass_clk;
+    w.ready = std::max(there - one_way() + pass / 2, now + 1);
+    w.why = Stall::meeting;
+  }
+
+  void park(Place& place, WaveRun& w, u32 writes, u32 clk) {
+    place.waiters.push_back({static_cast<u32>(w.age), writes, clk});
+    w.ready = kNever;
+    w.why = Stall::meeting;
+    ++result_.met;
+  }
+
+  // A write of a place has arrived where others see it. What has seen several saw all before the last.
+  void arrive_at(u64 one, double at, double now) {
+    Place& place = places_[one >> 32];
+    const u32 number = static_cast<u32>(one) >> 1;
+    if (place.writes.size() < number) place.writes.resize(number, kNever);
+    place.writes[number - 1] = at;
+    const u32 before = place.arrived;
+    for (; place.arrived < place.writes.size() && place.writes[place.arrived] != kNever; ++place.arrived) {
+      place.since = std::max(place.since, place.writes[place.arrived]);
+    }
+    if (place.arrived == before) return;
+    std::erase_if(place.waiters, [&](const Waiter& waiter) {
+      if (waiter.writes > place.arrived) return false;
+      WaveRun& w = waves_[waiter.wave];
+      resume(w, place.since, waiter.clk, now);
+      wake(w.simd, w.ready);
+      return true;
+    });
+  }
+
+  // Nothing goes on, though waves wait for others: from now on none does. True when there were such waves.
+  bool give_up() {
+    if (!meetings_) return false;
+    meetings_ = nullptr;
+    for (Place& place : places_) {
+      for (const Waiter& waiter : place.waiters) {
+        WaveRun& w = waves_[waiter.wave];
+        w.ready = now_ + 1;
+        wake(w.simd, w.ready);
+        ++result_.unmet;
+      }
+      place.waiters.clear();
+    }
+    return !events_.empty();
+  }
+
   void issue(WaveRun& w, Simd& simd, double now) {
     const u32 word = w.trace->code[w.at], index = word & kIndexBits;
     const IssueFacts& f = facts_[index];
+    if (meetings_ && word & (kWaits | kTells) && waits(w, word, now)) return;
     InstTime& time = result_.insts[index];
     const Chance why = earliest(w, simd);
     if (w.opened > 0) {
@@ -457,6 +565,13 @@ class Engine {
       else if (f.stores) done = memory_.store(request);
       else done = memory_.load(request);
       payload += header.lines;
+      if (word & kWaits) w.payload += 1 + (*payload >> 32), payload += 1 + (*payload >> 32);
+      if (word & kTells) {
+        w.payload += 1 + *payload;
+        const double there = done - (f.atomic ? p_.atomic_latency_clk : p_.l2_latency_clk) + one_way();
+        for (const u64 *one = payload + 1, *end = one + *payload; meetings_ && one != end; ++one) arrive_at(*one, there, now);
+        payload += 1 + *payload;
+      }
     }
     if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS
       ++w.payload;
@@ -541,6 +656,9 @@ class Engine {
   double unit_from_ = 0, unit_until_ = 0;      // when a unit works for the instruction that issues
   std::priority_queue<Call> events_;
   std::vector<std::deque<u32>> waiting_;       // of each XCD: workgroups, places in traces_, that have not begun
+  const std::vector<std::vector<u32>>* meetings_;      // null: nothing waits for other workgroups
+  std::vector<Place> places_;
+  double now_ = 0;
   u64 timeline_events_ = 0, timeline_from_ = 0, timeline_seen_ = 0;
   EngineResult result_;
 };
@@ -549,7 +667,8 @@ class Engine {
 
 const char* stall_name(Stall stall) {
   constexpr const char* kNames[kNumStalls] = {"none", "matrix result", "vector port", "matrix pipe", "issue port",
-                                              "memory queue", "LDS queue", "vmcnt", "lgkmcnt", "barrier", "fetch"};
+                                              "memory queue", "LDS queue", "vmcnt", "lgkmcnt", "barrier", "fetch",
+                                              "another workgroup"};
   return kNames[static_cast<int>(stall)];
 }
 

@@ -12,9 +12,9 @@ namespace sim::timing {
 
 // Why a wave did not issue its next instruction earlier. `none`: nothing but its own last one kept it.
 enum class Stall : u8 {
-  none, result, valu, mfma, port, memory_queue, lds_queue, vmcnt, lgkmcnt, barrier, fetch
+  none, result, valu, mfma, port, memory_queue, lds_queue, vmcnt, lgkmcnt, barrier, fetch, meeting
 };
-inline constexpr int kNumStalls = 11;
+inline constexpr int kNumStalls = 12;
 const char* stall_name(Stall stall);
 
 // Memory operations of one instruction that another one, a wait, has retired.
@@ -64,6 +64,7 @@ struct EngineResult {
   double lds_busy = 0, address_busy = 0;       // clk of all CUs together
   double l2_busy = 0, beyond_busy = 0;         // clk: of a channel; of the path beyond the L2
   u64 issued = 0;
+  u64 met = 0, unmet = 0;                      // waits for other workgroups, and those that nothing ended
   Traffic traffic;
   std::vector<Event> timeline;
   std::vector<WaveLife> waves;                 // in the order of their begin; with a timeline only
@@ -74,6 +75,8 @@ struct EngineShape {
   u32 xcds, active;                            // XCDs that are modelled; that run workgroups, for which these stand
   u32 groups_per_cu;
   u32 timeline_events = 0;                     // to record, from the middle of what the first CU does
+  // Recorder::ends(), where loads wait for what they saw of other workgroups; with all XCDs only.
+  const std::vector<std::vector<u32>>* meetings = nullptr;
 };
 
 EngineResult replay(const Parameters& parameters, const EngineShape& shape, const Code& code,

@@ -16,6 +16,11 @@ void set_memory(const Inst& i, IssueFacts& f) {
   f.stores = spec.flags & kStore;
   f.atomic = spec.flags & kAtomic;
   f.to_lds = is_lds_dma(i);
+  const std::string_view name = i.op->name;
+  const bool is_float = name.ends_with("_f32") || name.ends_with("f16") || name.ends_with("_f64");
+  const bool is_memory = spec.cls != Class::ds && spec.cls != Class::smem;
+  f.meets = is_memory && (f.atomic ? !is_float : i.mod.sc1);
+  f.has_effects = f.stores || f.atomic || f.to_lds;
   f.is_shared = i.mod.sc1;
   f.passes_l1 = i.mod.sc1 || i.mod.nt;
   f.writes_back = i.op->name == "buffer_wbl2";
@@ -29,6 +34,7 @@ void set_matrix(const Inst& i, const Parameters& p, IssueFacts& f) {
   f.port_clk = static_cast<u16>(p.valu_clk);
   f.pipe_clk = static_cast<u16>(passes * p.pass_clk);
   f.result_clk = static_cast<u16>((passes + p.mfma_result_passes + 1) * p.pass_clk);
+  f.has_effects = true;
   f.blocks_valu = i.op->name.ends_with("_f32") || i.op->name.ends_with("_f64");
 }
 
@@ -61,7 +67,10 @@ IssueFacts facts_of(const Inst& i, const Parameters& p) {
       f.unit = Unit::wait;
       f.vmcnt = i.vmcnt, f.lgkmcnt = i.lgkmcnt;
       break;
-    case Class::barrier: f.unit = Unit::barrier; break;
+    case Class::barrier:
+      f.unit = Unit::barrier;
+      f.has_effects = true;
+      break;
     case Class::end: f.unit = Unit::end; break;
     case Class::other:
       f.wave_clk = static_cast<u16>(p.internal_clk);

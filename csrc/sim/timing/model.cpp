@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The workgroups of one XCD stand for those of all eight: numbers 0, 8, 16, … of the grid. When they are many, a few of
-// its CUs stand for all of them: windows of neighbouring workgroups are recorded, spread over the grid, each as many as
+// Where workgroups can wait for one another or write one place, all are recorded and all eight XCDs replayed, as far as
+// the budget goes. Else the workgroups of one XCD stand for those of all eight: those of the XCD whose waves execute the
+// most, or when that is too much to record, numbers 0, 8, 16, … of the grid. When these are many, a few of its CUs stand
+// for all of them: windows of neighbouring workgroups are recorded, spread over the grid, each as many as
 // these CUs hold, and the last one, at the grid's end, as full as the launch's last round of workgroups. The first one
 // tells how long a workgroup is, and with it how many CUs and rounds there can be. What the caches and the paths beyond
 // them give is cut down to the share of the modelled CUs.
@@ -19,6 +21,7 @@ namespace {
 
 constexpr u32 kFirstCus = 8;                   // whose workgroups are recorded before any length is known
 constexpr u64 kMostRounds = 24;                // rounds of workgroups on all CUs
+constexpr u64 kMostOfAll = 12'000'000;         // wave instructions to record in order to find the XCD with the most work
 
 struct State {
   std::mutex mutex;
@@ -34,8 +37,8 @@ State& state() {
 class LaunchModel final : public LaunchObserver {
  public:
   LaunchModel(const Launch& launch, const ModelSettings& settings)
-      : launch_(launch), settings_(settings), recorder_(launch),
-        occupancy_(occupancy(*launch.kernel, u64{launch.block[0]} * launch.block[1] * launch.block[2],
+      : launch_(launch), settings_(settings), facts_(issue_facts(*launch.code, parameters_)), meets_(can_meet()),
+        recorder_(launch, facts_, meets_), occupancy_(occupancy(*launch.kernel, u64{launch.block[0]} * launch.block[1] * launch.block[2],
                              launch.lds_bytes)) {
     parameters_.clock_mhz = settings.clock_mhz;
     const u64 total = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
@@ -51,6 +54,8 @@ class LaunchModel final : public LaunchObserver {
     from_ = of_xcd_ <= wide_ ? 0 : of_xcd_ / 4;
     until_ = from_ + first;
     if (of_xcd_ <= 2 * first || settings.budget == 0) from_ = 0, until_ = of_xcd_;
+    takes_all_ = meets_ || !settings.sample;
+    most_ = settings.budget ? settings.budget : meets_ ? ~u64{0} : kMostOfAll;
   }
 
   ~LaunchModel() override {
@@ -68,10 +73,34 @@ class LaunchModel final : public LaunchObserver {
  private:
   // Workgroups are asked about in the order of their numbers.
   bool wanted(u64 number) {
+    if (takes_all_ && recorder_.instructions() < most_) return true;
+    takes_all_ = false;
     if (number % parameters_.xcds) return false;
     const u64 at = number / parameters_.xcds;
     while (at >= until_ && next_window()) {}
     return at >= from_ && at < until_;
+  }
+
+  // Whether the kernel has an instruction that reads what other workgroups may write while it runs, or an atomic.
+  bool can_meet() const {
+    const Kernel& kernel = *launch_.kernel;
+    u64 end = launch_.code->text_end;
+    for (const Kernel& other : launch_.code->kernels) {
+      if (other.entry > kernel.entry) end = std::min(end, other.entry);
+    }
+    return std::any_of(launch_.code->insts.begin(), launch_.code->insts.end(), [&](const Inst& i) {
+      return i.pc >= kernel.entry && i.pc < end && (facts_[i.index].meets || (facts_[i.index].atomic && i.op->spec.cls != Class::ds));
+    });
+  }
+
+  // Leaves the workgroups of one XCD: the one whose waves execute the most, if all were recorded.
+  void leave_one_xcd(std::vector<WorkgroupTrace>& traces) const {
+    std::vector<u64> work(parameters_.xcds);
+    for (const WorkgroupTrace& group : traces) {
+      for (const WaveTrace& wave : group.waves) work[group.number % work.size()] += wave.code.size();
+    }
+    const u64 chosen = takes_all_ ? static_cast<u64>(std::max_element(work.begin(), work.end()) - work.begin()) : 0;
+    std::erase_if(traces, [&](const WorkgroupTrace& group) { return group.number % work.size() != chosen; });
   }
 
   // The next window behind the last one. False when there is none.
@@ -108,7 +137,9 @@ class LaunchModel final : public LaunchObserver {
   u64 last_of(u32 cus) const { return (last_ * cus + parameters_.cus - 1) / parameters_.cus; }
 
   ModelledLaunch summary() {
-    const std::vector<WorkgroupTrace> traces = recorder_.take();
+    std::vector<WorkgroupTrace> traces = recorder_.take();
+    const bool is_whole_chip = meets_ && takes_all_ && active_ > 1;
+    if (!is_whole_chip) leave_one_xcd(traces);
     ModelledLaunch m;
     m.kernel = launch_.kernel->name;
     std::copy_n(launch_.grid, 3, m.grid);
@@ -120,9 +151,12 @@ class LaunchModel final : public LaunchObserver {
     m.clock_mhz = parameters_.clock_mhz;
     if (traces.empty()) return m;
     m.cus = cus_;
-    const std::vector<IssueFacts> facts = issue_facts(*launch_.code, parameters_);
-    m.replayed = replay(share_of(m.cus, m.recorded < of_xcd_), {m.cus, 1, active_, slots_, settings_.timeline_events}, *launch_.code, facts, traces);
-    m.clk = extrapolated(m);
+    m.xcds = is_whole_chip ? parameters_.xcds : 1;
+    const std::vector<std::vector<u32>> meetings = recorder_.ends();
+    EngineShape shape{m.cus, m.xcds, active_, slots_, settings_.timeline_events};
+    if (meets_ && takes_all_) shape.meetings = &meetings;
+    m.replayed = replay(share_of(m.cus, m.recorded < of_xcd_), shape, *launch_.code, facts_, traces);
+    m.clk = is_whole_chip ? m.replayed.clk : extrapolated(m);
     const double groups = static_cast<double>(launch_.grid[0]) * launch_.grid[1] * launch_.grid[2];
     for (const Inst& i : launch_.code->insts) {
       const InstTime& time = m.replayed.insts[i.index];
@@ -184,6 +218,10 @@ class LaunchModel final : public LaunchObserver {
   const Launch& launch_;
   const ModelSettings settings_;
   Parameters parameters_;
+  const std::vector<IssueFacts> facts_;        // by Inst::index
+  const bool meets_;                           // workgroups can wait for one another, or write one place
+  bool takes_all_ = false;                     // the workgroups of all XCDs are recorded, so far
+  u64 most_ = 0;                               // wave instructions for which they are
   Recorder recorder_;
   Occupancy occupancy_;
   u32 slots_ = 1, cus_ = 0, active_ = 1;       // places of a CU; CUs that are modelled; XCDs that have workgroups

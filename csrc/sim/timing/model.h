@@ -22,7 +22,7 @@ struct ModelledLaunch {
   u32 grid[3], block[3], lds_bytes = 0;
   Occupancy occupancy{};
   u64 workgroups = 0, recorded = 0;            // one XCD's, and those that were replayed
-  u32 cus = 0;                                 // CUs of one XCD that took part
+  u32 cus = 0, xcds = 1;                       // CUs of an XCD that took part; XCDs that were replayed
   double clk = 0, clock_mhz = 0;
   double mfma_flops = 0;                       // the whole launch's
   EngineResult replayed;

@@ -65,7 +65,7 @@ struct Parameters {
   u32 translations = 32;
   u32 translation_clk = 96, first_touch_clk = 436;
   u32 memory_channels = 16;                    // for each XCD; white paper: 128 in all
-  u32 write_back_clk = 500;                    // buffer_wbl2; fitted to a flag's round trip in an XCD, 1.20 us (fleet)
+  u32 write_back_clk = 760;                    // buffer_wbl2; fitted to a flag's round trip in an XCD, 1.20 us (fleet)
   // What a load waits, on average, at a load of half of what memory gives; it grows as in a queue. Fitted to 1.97 TB/s
   // of 8 bytes a lane (SC25).
   double contention_clk = 50;

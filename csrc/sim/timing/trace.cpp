@@ -17,14 +17,19 @@ constexpr u64 kPageBytes = 2 << 20;            // as the device's translation ha
 
 class WorkgroupRecorder final : public Observer {
  public:
-  WorkgroupRecorder(Workgroup& group, Recorder& to) : group_(group), to_(to), place_(to.place_) {
+  WorkgroupRecorder(Workgroup& group, Recorder& to)
+      : group_(group), to_(to), place_(to.place_), polls_(group.waves.size()) {
     trace_.number = group.number();
     trace_.waves.resize(group.waves.size());
   }
   ~WorkgroupRecorder() override { to_.add(std::move(trace_)); }
 
   void before(Wave& w, const Inst& i) override {
-    trace_.waves[static_cast<size_t>(w.id)].code.push_back(i.index);
+    WaveTrace& trace = trace_.waves[static_cast<size_t>(w.id)];
+    trace.code.push_back(i.index);
+    payload_begin_ = trace.payload.size();
+    read_.clear();
+    written_.clear();
     lds_clk_ = lds_bytes_ = 0;
     num_lines_ = address_clk_ = asked_ = collisions_ = 0;
     touches_global_ = touches_lds_ = false;
@@ -40,13 +45,14 @@ class WorkgroupRecorder final : public Observer {
           static_cast<u16>(collisions_)}));
       trace.payload.insert(trace.payload.end(), lines_, lines_ + num_lines_);
     }
+    if (to_.meets_) meet(w, i, trace);
     if (touches_lds_) {
       trace.code.back() |= kHasLds;
       trace.payload.push_back(u64{lds_bytes_} << 32 | lds_clk_);
     }
   }
 
-  u64 global(Wave&, const Inst&, const u64* address, u64 lanes, const Touch& touch) override {
+  u64 global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) override {
     touches_global_ = true;
     u64 placed[kLanes];
     place_(address, lanes, placed);
@@ -55,6 +61,7 @@ class WorkgroupRecorder final : public Observer {
     address_clk_ = shape.address_clk;
     asked_ = static_cast<u32>(std::popcount(lanes)) * touch.bytes;
     if (touch.access == Access::atomic) collisions_ = collisions(address, lanes);
+    if (to_.meets_ && to_.facts_[i.index].meets) note(w, address, lanes, touch);
     return lanes;
   }
 
@@ -87,15 +94,114 @@ class WorkgroupRecorder final : public Observer {
   }
 
  private:
+  // A load that was executed and that nothing has followed but what can be left out: the wave polls when it comes again.
+  struct Poll {
+    u32 inst;
+    u64 first_line;
+    size_t code, payload;                      // its place in the trace
+    u32 clk = 0;                               // of the loop, known when it has come again
+  };
+
+  u64 writer(const Wave& w) const { return trace_.number << 8 | static_cast<u64>(w.id); }
+
+  // Notes the dwords of an access through which workgroups meet.
+  void note(const Wave& w, const u64* address, u64 lanes, const Touch& touch) {
+    for (u64 left = lanes; left; left &= left - 1) {
+      const u64 from = address[std::countr_zero(left)] & ~u64{3};
+      for (u64 at = from; at < from + std::max<u64>(touch.bytes, 4); at += 4) note_dword(w, at, touch);
+    }
+  }
+
+  void note_dword(const Wave& w, u64 at, const Touch& touch) {
+    if (touch.access == Access::load) {
+      const Meetings::Place* const place = to_.meetings_.find(at);
+      if (place && place->writer != writer(w)) read_.push_back(seen(place->number, place->writes));
+      return;
+    }
+    const bool returns = touch.access == Access::atomic && touch.result != kNoRow;
+    const Meetings::Place& place = to_.meetings_.write(at, writer(w), touch.access == Access::store);
+    written_.push_back(seen(place.number, place.writes, returns));
+  }
+
+  // Adds what the instruction has read and written of others, and leaves out the passes of a loop that polls which this
+  // one repeats: the replay makes its own.
+  void meet(const Wave& w, const Inst& i, WaveTrace& trace) {
+    std::vector<Poll>& polls = polls_[static_cast<size_t>(w.id)];
+    const IssueFacts& f = to_.facts_[i.index];
+    u32 clk = 0;
+    if (f.has_effects) polls.clear();
+    else if (f.meets && num_lines_) clk = poll(polls, i, trace);
+    if (!read_.empty()) {
+      trace.code.back() |= kWaits;
+      trace.payload.push_back(u64{read_.size()} << 32 | clk);
+      trace.payload.insert(trace.payload.end(), read_.begin(), read_.end());
+    }
+    if (!written_.empty()) {
+      trace.code.back() |= kTells;
+      trace.payload.push_back(written_.size());
+      trace.payload.insert(trace.payload.end(), written_.begin(), written_.end());
+    }
+  }
+
+  u32 poll(std::vector<Poll>& polls, const Inst& i, WaveTrace& trace) {
+    const size_t at = trace.code.size() - 1;
+    const auto before = std::find_if(polls.begin(), polls.end(), [&](const Poll& p) {
+      return p.inst == i.index && p.first_line == lines_[0];
+    });
+    if (before == polls.end()) {
+      polls.push_back({i.index, lines_[0], at, payload_begin_});
+      return 0;
+    }
+    if (before->clk == 0) {
+      for (size_t k = before->code; k < at; ++k) before->clk += to_.facts_[trace.code[k] & kIndexBits].wave_clk;
+    }
+    if (read_.empty()) return 0;               // nobody has written there: it may be data
+    const Poll found = *before;
+    const auto code = trace.code.begin();
+    const auto payload = trace.payload.begin();
+    trace.code.erase(code + static_cast<long>(found.code), code + static_cast<long>(at));
+    trace.payload.erase(payload + static_cast<long>(found.payload), payload + static_cast<long>(payload_begin_));
+    std::erase_if(polls, [&](const Poll& p) { return p.code > found.code; });
+    return found.clk;
+  }
+
   Workgroup& group_;
   Recorder& to_;
   Relocation place_;
   WorkgroupTrace trace_;
+  std::vector<std::vector<Poll>> polls_;       // of each wave
   // The running instruction:
   bool touches_global_ = false, touches_lds_ = false;
   u32 lds_clk_ = 0, lds_bytes_ = 0, num_lines_ = 0, address_clk_ = 0, asked_ = 0, collisions_ = 0;
   u64 lines_[2 * kLanes];
+  size_t payload_begin_ = 0;                   // in its wave's payload
+  std::vector<u64> read_, written_;            // Seen of the places where workgroups meet
 };
+
+const Meetings::Place* Meetings::find(u64 address) const {
+  const auto place = places_.find(address);
+  return place == places_.end() ? nullptr : &place->second;
+}
+
+const Meetings::Place& Meetings::write(u64 address, u64 writer, bool is_store) {
+  const auto [at, is_new] = places_.try_emplace(address);
+  Place& place = at->second;
+  if (is_new) {
+    place.number = static_cast<u32>(ends_.size());
+    ends_.emplace_back();
+  } else if (is_store && place.writer == writer) {
+    ends_[place.number].push_back(place.writes);
+  }
+  ++place.writes;
+  place.writer = writer;
+  return place;
+}
+
+std::vector<std::vector<u32>> Meetings::ends() const {
+  std::vector<std::vector<u32>> all = ends_;
+  for (const auto& [_, place] : places_) all[place.number].push_back(place.writes);
+  return all;
+}
 
 Relocation::Relocation(const Launch& launch) {
   constexpr u64 kPacketBytes = 64;
@@ -159,6 +265,8 @@ void number_pages(std::vector<WorkgroupTrace>& traces) {
           const auto lines = std::bit_cast<GlobalHeader>(*at++).lines;
           for (u32 k = 0; k < lines; ++k) renumber(*at++);
         }
+        if (word & kWaits) at += 1 + (*at >> 32);
+        if (word & kTells) at += 1 + *at;
         if (word & kHasLds) ++at;
       }
     }

@@ -36,10 +36,11 @@ def items(only: Sequence[str], kinds: Sequence[str]) -> list[Item]:
     from aiter_like.cli.sim.hardware.costs import costs
     from aiter_like.dispatch import OPS
     from aiter_like.sim.validation.questions import questions
+    from aiter_like.sim.validation.case import Flag
     from aiter_like.sim.validation.unpublished import all_cases
 
     names = {QUESTION: [one.name for one in questions()], COST: list(costs()),
-             CASE: [one.name for one in all_cases()],
+             CASE: [one.name for one in all_cases() if not isinstance(one, Flag)],  # flags are costs
              VERIFY: [op.name for op in OPS.values()]}
     found = [Item(kind, name) for kind, own in names.items() if kind in kinds for name in own
              if not only or any(text in name for text in only)]
