@@ -35,6 +35,10 @@ SUSTAINED_MHZ = {"matrix bf16": 1207.0, "matrix fp16": 1115.0, "matrix 8-bit": 1
 achievable FLOPS", part 2 (medians of 708, 654 and 1,273 TFLOP/s). The others: tingqli/pyhip on an MI308X: MFMA and exp,
 VALU, streaming. Chosen before the model was run on any whole kernel, and the same for all kernels of a class."""
 
+SUSTAINED_SHARE = 0.94
+"""Of the time that matrix units are busy in the products whose clocks these are: hipBLASLt's tile of 256 x 256 takes 4,351
+clk for 4,096 of matrix operations (AMD, the same)."""
+
 
 @contextlib.contextmanager
 def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK_MHZ,
@@ -87,6 +91,17 @@ def version() -> str:
     modelled rows are checked against it on machines that never run the model.
     """
     return re.search(r'kModelVersion = "([^"]+)"', (paths.csrc() / "sim/timing/parameters.h").read_text())[1]
+
+
+def sustained_mhz(kind: str, matrix_busy: float) -> float:
+    """The clock that power leaves to a kernel of a class of SUSTAINED_MHZ whose matrix units are busy for a share of the
+    time: the class's at SUSTAINED_SHARE, that of streaming where nothing is multiplied, and in proportion between them,
+    since it is their work that takes the power.
+    """
+    idle = SUSTAINED_MHZ["memory"]
+    if SUSTAINED_MHZ[kind] >= idle:
+        return SUSTAINED_MHZ[kind]
+    return idle - (idle - SUSTAINED_MHZ[kind]) * min(matrix_busy / SUSTAINED_SHARE, 1)
 
 
 def roofs(clock_mhz: float) -> list[dict]:

@@ -44,18 +44,13 @@ class Published:
         """The name that a manifest gives it."""
         return f"{self.group.split()[0]} {self.case} {self.variant}"
 
-    @property
-    def clock_mhz(self) -> float:
-        """The clock of its class, under sustained load."""
-        return modelling.SUSTAINED_MHZ[self.clock]
-
 
 @dataclass(frozen=True)
 class Modelled:
     """A row and what the model says of it.
 
     Attributes:
-        us: at the clock of its class; None: it did not run.
+        us: at `clock_mhz`, the clock that its class sustains; None: it did not run.
         peak_us: at `modelling.PEAK_MHZ`.
         why_not: why it did not run.
         note: what its kernel was made from, as the manifest says.
@@ -65,6 +60,7 @@ class Modelled:
     row: Published
     us: float | None = None
     peak_us: float | None = None
+    clock_mhz: float = 0.0
     why_not: str = ""
     note: str = ""
     failed: bool = False

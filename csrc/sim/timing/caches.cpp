@@ -122,7 +122,7 @@ double Memory::translated(u32 cu, double at, u64 line) {
     *std::min_element(known.pages.begin(), known.pages.end(), [](auto& a, auto& b) { return a[1] < b[1]; }) =
         {page, ++known.time};
   }
-  return at + (touched_.insert(page).second ? p_.first_touch_clk : p_.translation_clk);
+  return at + p_.translation_clk;
 }
 
 // When an XCD may write a line: where several are modelled, after the one that wrote it before, and if `moves`, when the

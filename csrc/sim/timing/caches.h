@@ -6,7 +6,6 @@
 #include <array>
 #include <memory>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "timing/parameters.h"
@@ -143,7 +142,6 @@ class Memory {
   std::vector<Cache> l1_, scalar_, fetch_;     // per CU, per two CUs
   std::vector<Server> fill_;                   // from the L2 to each CU
   std::vector<Translations> translations_;     // per CU
-  std::unordered_set<u64> touched_;            // pages
   std::vector<Xcd> xcds_;
   Cache mall_;
   std::vector<Channel> beyond_;

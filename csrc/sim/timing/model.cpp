@@ -155,7 +155,7 @@ class LaunchModel final : public LaunchObserver {
     const std::vector<std::vector<u32>> meetings = recorder_.ends();
     EngineShape shape{m.cus, m.xcds, active_, slots_, settings_.timeline_events};
     if (meets_ && takes_all_) shape.meetings = &meetings;
-    m.replayed = replay(share_of(m.cus, m.recorded < of_xcd_), shape, *launch_.code, facts_, traces);
+    m.replayed = replay(share_of(m.cus), shape, *launch_.code, facts_, traces);
     m.clk = is_whole_chip ? m.replayed.clk : extrapolated(m);
     const double groups = static_cast<double>(launch_.grid[0]) * launch_.grid[1] * launch_.grid[2];
     for (const Inst& i : launch_.code->insts) {
@@ -172,7 +172,7 @@ class LaunchModel final : public LaunchObserver {
   }
 
   // The parameters of `cus` of an XCD's CUs: their part of what they all share.
-  Parameters share_of(u32 cus, bool is_sampled) const {
+  Parameters share_of(u32 cus) const {
     Parameters p = parameters_;
     const double share = static_cast<double>(cus) / p.cus;
     p.l2_bytes = static_cast<u32>(p.l2_bytes * share);
@@ -190,8 +190,6 @@ class LaunchModel final : public LaunchObserver {
     p.hbm_read_tb_per_s *= share;
     p.hbm_write_tb_per_s *= share;
     p.cus = cus;
-    // Pages that a sample touches first have been touched by workgroups between its own.
-    if (is_sampled) p.first_touch_clk = p.translation_clk;
     return p;
   }
 

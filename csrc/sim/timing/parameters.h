@@ -60,10 +60,9 @@ struct Parameters {
   u32 mall_latency_clk = 445;                  // published: 445 at 8-64 MB (SC25)
   u32 hbm_latency_clk = 776;                   // fitted to 861 at 550 MB (SC25), of which translation is the rest
   // Translation of addresses, by CU. The reach and what a miss costs are fitted to a chase of 92 MB, 476 clk (SC25); they
-  // give 504 at 161 MB and 869 at 1.9 GB as well. The first touch of a page in a launch: 1,212 (MrRoy09).
+  // give 504 at 161 MB and 869 at 1.9 GB as well. Pages are taken to have been used before.
   u64 page_bytes = 2 << 20;
-  u32 translations = 32;
-  u32 translation_clk = 96, first_touch_clk = 436;
+  u32 translations = 32, translation_clk = 96;
   u32 memory_channels = 16;                    // for each XCD; white paper: 128 in all
   u32 write_back_clk = 760;                    // buffer_wbl2; fitted to a flag's round trip in an XCD, 1.20 us (fleet)
   // What a load waits, on average, at a load of half of what memory gives; it grows as in a queue. Fitted to 1.97 TB/s
