@@ -60,9 +60,9 @@ __device__ inline uint32_t fp4_code(float x, float inverse) {
 
 template <class Config, bool kIsAligned>
 __global__ __launch_bounds__(kThreads, 8) void mxfp4_quant_kernel(Mxfp4QuantArgs<Config> args, Divider row_vectors) {
+  await_stream();
   using Element = typename Config::Element;
   constexpr int kVectors = Config::kVectors;
-  await_stream();
   const uint32_t first = workgroup_index().x * (kThreads * kVectors) + thread_index();
   const uint32_t end = args.rows * row_vectors.divisor;
   uint32_t row[kVectors], vector[kVectors];

@@ -81,8 +81,8 @@ struct Int4Vector {
 
 template <class Config, int kBytes, bool kIsUnpacking>
 __global__ __launch_bounds__(kThreads, 8) void pack_int4_kernel(PackInt4Args args, Divider row_vectors) {
-  constexpr int kVectors = Config::kVectors;
   await_stream();
+  constexpr int kVectors = Config::kVectors;
   const uint32_t first = workgroup_index().x * (kThreads * kVectors) + thread_index();
   const uint32_t end = args.rows * row_vectors.divisor;
   const auto place = [&](uint8_t* matrix, int64_t stride, int bytes, int v) {

@@ -51,8 +51,8 @@ __device__ inline float penalised(float x, uint32_t seen, float presence, float 
 
 template <class Config>
 __global__ __launch_bounds__(kThreads) void penalties_kernel(PenaltiesArgs<Config> args) {
-  using Element = typename Config::Element;
   await_stream();
+  using Element = typename Config::Element;
   __shared__ uint32_t seen[kColumns];
   const int64_t row = workgroup_index().y;
   const int begin = static_cast<int>(workgroup_index().x) * kColumns;

@@ -28,8 +28,8 @@ struct BitmaskArgs {
 
 template <class Config>
 __global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs<Config> args) {
-  using Element = typename Config::Element;
   await_stream();
+  using Element = typename Config::Element;
   constexpr int kVec = 16 / sizeof(Element);
   constexpr uint32_t kWhole = (1u << kVec) - 1;
   int64_t row = workgroup_index().y;
