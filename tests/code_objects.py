@@ -5,8 +5,7 @@
 
 A name stands for all instances of the module: those of the operators' cases, and those that the compile cache has,
 which tests have reached. A pattern chooses among them. Where a kernel was renamed, its code object has other bytes
-around the same code, as has one that became a template; then the assembly is compared, with a number for each mangled
-name and without sections. Exits 1 if code differs.
+around the same code; then the assembly is compared, with a number for each mangled name. Exits 1 if code differs.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from aiter_like.cli.build import selected
 from aiter_like.modules import build, cache, recipe, toolchain
 from aiter_like.modules.recipe import ModuleSpec
 
-# Comments, and where the assembler places a kernel: as a template it has a section of its own.
-_NO_CODE = re.compile(r"\s*(?:\.ident|\.file|\.text|\.section\s+\.text|\.weak|\.globl|\.protected|;).*|\s*;.*$",
-                      re.MULTILINE)
+_COMMENT = re.compile(r"\s*(?:\.ident|\.file|;).*|\s*;.*$", re.MULTILINE)
+_PLACE = re.compile(r"\s*(?:\.text|\.section|\.protected|\.globl|\.weak|\.p2alignl|\.fill)\b.*")  # a template has its own section
 _MANGLED = re.compile(r"_Z\w+")
 
 
@@ -56,9 +54,10 @@ def compiled(spec: ModuleSpec, root: Path, form: str = "-c") -> bytes:
 
 
 def numbered(assembly: bytes) -> str:
-    """Assembly without comments and sections, with a number for each mangled name in the order in which they appear."""
+    """Assembly without comments and sections, with a number for each mangled name in the order of their appearance."""
     names: dict[str, str] = {}
-    return _MANGLED.sub(lambda name: names.setdefault(name[0], f"_{len(names)}"), _NO_CODE.sub("", assembly.decode()))
+    text = _PLACE.sub("", _COMMENT.sub("", assembly.decode()))
+    return _MANGLED.sub(lambda name: names.setdefault(name[0], f"_{len(names)}"), text)
 
 
 def verdict(spec: ModuleSpec, before: Path, after: Path) -> str:

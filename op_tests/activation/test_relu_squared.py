@@ -45,15 +45,8 @@ def test_special_values(device, run, backend):
     compare(run(backend, aiter_like.relu_squared, x), x)
 
 
-def test_bad_input_is_named(device):
-    x = torch.randn(4, 8, device=device)
-    with pytest.raises(TypeError, match="relu_squared: input must be a tensor, got list"):
-        aiter_like.relu_squared([1.0])
-    with pytest.raises(TypeError, match="relu_squared: input must have dtype"):
-        aiter_like.relu_squared(x.int())
-    with pytest.raises(ValueError, match="relu_squared: out must have shape"):
-        aiter_like.relu_squared(x, out=x[:2])
-    assert aiter_like.relu_squared(x[:0]).shape == (0, 8)
+def test_empty(device):
+    assert aiter_like.relu_squared(torch.randn(0, 8, device=device)).shape == (0, 8)
 
 
 def bench() -> None:

@@ -217,8 +217,6 @@ def bad_calls(device):
             ({"softmax_scale": math.nan}, ValueError, "softmax_scale must be finite")):
         yield call._replace(**change), kind, message
     yield packed._replace(cu_seqlens_k=None), TypeError, "cu_seqlens_k must be a tensor"
-    yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k.long()), TypeError, "cu_seqlens_k must have dtype"
-    yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k[:1]), ValueError, "cu_seqlens_k must have shape"
 
 
 def test_bad_input_is_named(device):

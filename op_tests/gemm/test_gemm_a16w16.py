@@ -208,10 +208,6 @@ def test_derivatives(device, activation):
 def test_bad_input_is_named(device):
     a, b = operands(device, 4, 8, 16)
     for error, match, args, options in (
-            (TypeError, "gemm_a16w16: A must be a tensor, got list", ([1.0], b), {}),
-            (ValueError, "gemm_a16w16: B must have shape", (a, b[:, :8]), {}),
-            (TypeError, "gemm_a16w16: B must have dtype", (a, b.half()), {}),
-            (ValueError, "gemm_a16w16: bias must have shape", (a, b, a[0]), {}),
             (ValueError, "gemm_a16w16: activation must be", (a, b), {"activation": "relu6"}),
             (ValueError, "gemm_a16w16: residual must have shape", (a, b), {"residual": a}),
             (ValueError, "gemm_a16w16: B must have an even number of rows", (a, b[:7]), {"activation": "silu_and_mul"}),

@@ -234,19 +234,12 @@ def test_bad_input_is_named(device):
     weights, a = Weights(device, 8, 64, 4, 32), activations(device, 4, 64)
     b, scale = weights.packed, weights.scale
     for error, match, args, options in (
-            (TypeError, "gemm_a16w4: A must be a tensor, got list", ([1.0], b, scale), {}),
-            (TypeError, "gemm_a16w4: A must have dtype", (a.float(), b, scale), {}),
             (ValueError, "gemm_a16w4: A must have an even last dimension", (a[:, :63], b, scale), {}),
             (ValueError, "gemm_a16w4: B must have shape", (a, b[:, :8], scale), {}),
-            (TypeError, "gemm_a16w4: B must have dtype", (a, b.view(torch.uint8), scale), {}),
             (ValueError, "gemm_a16w4: B must not be shuffled",
              (a, aiter_like.shuffle_weight(torch.zeros(16, 32, dtype=torch.int8, device=device)), scale), {}),
             (ValueError, "gemm_a16w4: scale must have shape", (a, b, scale), {"group_size": 64}),
-            (ValueError, "gemm_a16w4: scale must be contiguous", (a, b, scale.t().contiguous().t()), {}),
-            (TypeError, "gemm_a16w4: scale must have dtype", (a, b, scale.half()), {}),
             (ValueError, "gemm_a16w4: group_size must be", (a, b, scale), {"group_size": 48}),
-            (TypeError, "gemm_a16w4: zero_points must have dtype", (a, b, scale), {"zero_points": scale}),
-            (ValueError, "gemm_a16w4: bias must have shape", (a, b, scale, a[0]), {}),
             (ValueError, "gemm_a16w4: activation must be", (a, b, scale), {"activation": "relu6"}),
             (ValueError, "gemm_a16w4: residual must have shape", (a, b, scale), {"residual": a}),
             (TypeError, "gemm_a16w4: out must have dtype", (a, b, scale),

@@ -122,9 +122,6 @@ def test_bad_input_is_named(device):
     good = random_call(device, 9, 2, 3, 16, 32, 64)
     for error, match, call in (
             (ValueError, "moe_weight_grad: g must have 18 rows, one for each pair, or 9", good._replace(g=good.g[:5])),
-            (TypeError, "moe_weight_grad: a must have dtype", good._replace(a=good.a.half())),
-            (ValueError, "moe_weight_grad: out must have shape", good._replace(out=good.out[:, :8])),
-            (TypeError, "moe_weight_grad: experts must have dtype", good._replace(experts=good.experts.long())),
             (ValueError, "moe_weight_grad: block must be", good._replace(block=0))):
         with pytest.raises(error, match=match):
             OPS["moe_weight_grad"].run(*call)

@@ -154,9 +154,7 @@ def test_long_rows(device, run, backend, rows, hidden):
 
 def test_bad_input_is_named(device):
     (x,), weight = rows_like(device, 3, 64, BF16), vector_like(device, 64, BF16)
-    for message, kind, args in (("dout must be a tensor", TypeError, (None, x, weight, EPSILON)),
-                                ("dout must have shape", ValueError, (x[:2], x, weight, EPSILON)),
-                                ("weight must have shape", ValueError, (x, x, weight[1:], EPSILON)),
+    for message, kind, args in (("dout must have shape", ValueError, (x[:2], x, weight, EPSILON)),
                                 ("epsilon must be at least", ValueError, (x, x, weight, -1.0))):
         with pytest.raises(kind, match=f"norm_backward: {message}"):
             aiter_like.rms_norm_backward(*args)

@@ -79,10 +79,7 @@ def test_empty_and_bad_input(device):
     assert q.shape == (0, 256) and scale.shape == (0, 2)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     for message, kind, args, options in (
-            ("x must be a tensor", TypeError, ([1.0], 128), {}),
             ("x must have 3 dimensions", ValueError, (x[0], 128), {}),
-            ("x must have dtype", TypeError, (x.int(), 128), {}),
-            ("x must be contiguous in its last dimension", ValueError, (x.mT.contiguous().mT, 128), {}),
             ("group_size must be 32, 64 or 128", ValueError, (x, 0), {}),
             ("group_size must divide the row", ValueError, (x[:, :, :96], 64), {}),
             ("dtype_quant must be", ValueError, (x, 128, torch.uint8), {}),

@@ -56,9 +56,7 @@ def test_empty_and_bad_input(device):
     aiter_like.exponential(out[:, :0])
     for message, kind, call in (
             ("out must have 2 dimensions", ValueError, lambda: aiter_like.exponential(out[0])),
-            ("out must have dtype", TypeError, lambda: aiter_like.exponential(out.half())),
-            ("lambd must be greater than 0", ValueError, lambda: aiter_like.exponential(out, 0.0)),
-            ("seed must be between", ValueError, lambda: aiter_like.exponential(out, seed=2**64))):
+            ("lambd must be greater than 0", ValueError, lambda: aiter_like.exponential(out, 0.0))):
         with pytest.raises(kind, match=f"exponential: {message}"):
             call()
 

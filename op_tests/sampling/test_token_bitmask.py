@@ -45,10 +45,8 @@ def test_empty_and_bad_input(device):
     aiter_like.apply_token_bitmask_inplace(x, mask, mask[0, :0])
     assert not x.isinf().any()
     for message, kind, args in (
-            ("bitmask must have dtype torch.int32", TypeError, (x, mask.long())),
             ("bitmask must have at least 2 columns", ValueError, (x, mask[:, :1])),
-            ("bitmask must have shape", ValueError, (x, mask[:1])),
-            ("indices must have 1 dimensions", ValueError, (x, mask, mask))):
+            ("bitmask must have shape", ValueError, (x, mask[:1]))):
         with pytest.raises(kind, match=message):
             aiter_like.apply_token_bitmask_inplace(*args)
 

