@@ -24,11 +24,7 @@ HOST_HALF = "#if AITER_LIKE_HOST_PASS\n"
 TILES = {"ELEMENT": "bf16", "HEAD_DIM": "64", "NUM_WAVES": "4", "IS_MASKED": "1", "HAS_ALIBI": "0", "HAS_SOFTCAP": "1"}
 BY_HAND = {"attention/unified_attention_tiles.h": [TILES, {**TILES, "ELEMENT": "f16", "HEAD_DIM": "256"}]}
 OPEN = {  # files whose device code still names macros
-    "attention/flash_attn_fwd.hip", "attention/flash_attn_fwd_tile.hip", "attention/unified_attention_ping_pong.h",
-    "gemm/gemm_a16w16_skinny.hip", "kv_cache/indexer_k_quant_and_cache.hip", "kv_cache/reshape_and_cache.hip",
-    "kv_cache/reshape_and_cache_with_block_quant.hip", "kv_cache/reshape_and_cache_with_pertoken_quant.hip",
-    "mla/mla_decode.hip", "rope/fused_qk_norm_rope_group_quant.hip", "rope/fused_qk_rope_concat_and_cache_mla.hip",
-    "rope/rope_rounded.hip"}
+    "kv_cache/reshape_and_cache.hip", "kv_cache/reshape_and_cache_with_pertoken_quant.hip"}
 
 
 @functools.cache
