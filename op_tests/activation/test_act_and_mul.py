@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations: every backend against float64, over dtypes, widths, strides; bad input; `--bench`: a table."""
+"""Gated activations: every backend against float64, over dtypes, widths, strides; bad input."""
 
 from __future__ import annotations
 
@@ -230,7 +230,3 @@ def bench() -> None:
     for name, shapes in (("silu", ((8192, 4096), (8192, 8192), (4096, 14336), (64, 8192))), ("gelu", ((8192, 4096),))):
         benching.of("act_and_mul", "rows columns", shapes, dtype="bf16", out_dtype="bf16",
                     changed=functools.partial(ActAndMulCall._replace, activation=name))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations quantised by group and row: every backend against float64; bad input; `--bench`: a table."""
+"""Gated activations quantised by group and row: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -178,7 +178,3 @@ def bench() -> None:
     benching.of("act_and_mul_quant", "rows columns group_size", (
         (8192, 8192, 128), (8192, 4096, 128), (4096, 14336, 128), (64, 8192, 128), (8192, 8192, 0), (8192, 4096, 0)),
         dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

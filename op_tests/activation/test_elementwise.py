@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""elementwise: every backend against float64, broadcast and strided operands, special values, bad input; `--bench`."""
+"""elementwise: every backend against float64, broadcast and strided operands, special values, bad input."""
 
 from __future__ import annotations
 
@@ -107,7 +107,3 @@ def bench() -> None:
     """Sums and, of one operand, tanh."""
     benching.of("elementwise", "elements operands", ((8192**2, 2), (1280 * 59392, 2), (8192**2, 1), (4096 * 880, 1)),
                 dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""relu_squared: every backend against float64, odd sizes, strides, special values, bad input; `--bench`."""
+"""relu_squared: every backend against float64, odd sizes, strides, special values, bad input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,3 @@ def test_empty(device):
 
 def bench() -> None:
     benching.of("relu_squared", "rows columns", ((8192, 8192), (4096, 14336), (64, 8192)), dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

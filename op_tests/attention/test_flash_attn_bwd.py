@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_attn_bwd and autograd through attention: against float64, features, strides, determinism, bad input; `--bench`.
+"""flash_attn_bwd and autograd through attention: against float64, features, strides, determinism, bad input.
 """
 
 from __future__ import annotations
@@ -370,9 +370,3 @@ def bench() -> None:
             functools.partial(check_last_rows, call), flops=flops, is_eager=True)
 
     benching.table("flash_attn_bwd", (case(*arguments) for arguments in BENCH_SHAPES))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -330,7 +330,3 @@ def bench() -> None:
 
     shapes = bench_shapes(min(6.4e10, 0.35 * torch.cuda.get_device_properties(device).total_memory))
     benching.table("paged_attention", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -349,7 +349,3 @@ def bench() -> None:
         (1, 1, 8192), (16, 1, 4096), (128, 1, 2048), (4, 512, 4096), (1, 8192, 8192)), beside=benching.alone,
         mask="causal", num_heads=32, num_kv_heads=8, head_dim=128, page_size=16, features="none", dtype="bf16",
         kv_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""causal_conv1d: every backend against float64, lengths around its chunks, both layouts, lines, padding, bad input;
-`--bench`.
+"""causal_conv1d: every backend against float64, lengths around its chunks, both layouts, lines, padding, bad input.
 """
 
 from __future__ import annotations
@@ -217,7 +216,3 @@ def bench() -> None:
     benching.of("causal_conv1d", "tokens channels sequences is_channel_last", itertools.chain.from_iterable(
         ((*shape, 0), (*shape, 1)) for shape in ((8192, 8192, 1), (8192, 8192, 16), (1024, 8192, 128), (64, 8192, 4))),
         beside=benching.alone, width=4, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""batched_gemm: every backend against float64, exact sums of int8, odd sizes, strides, derivatives; `--bench`."""
+"""batched_gemm: every backend against float64, exact sums of int8, odd sizes, strides, derivatives."""
 
 from __future__ import annotations
 
@@ -211,7 +211,3 @@ def bench() -> None:
     benching.of("batched_gemm", "batch m n k dtype", (
         (batch, m, n, k, dtype) for batch, n, k in ((128, 512, 128), (128, 128, 512), (16, 4096, 4096))
         for m in (1, 16, 128, 1024) for dtype in ("bf16", "fp8", "i8")), beside=peers, out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

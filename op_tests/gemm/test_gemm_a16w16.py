@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives; `--bench`."""
+"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives."""
 
 from __future__ import annotations
 
@@ -346,7 +346,3 @@ def bench() -> None:
     benching.of("gemm_a16w16", "m n k", ((m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
                                          for m in rows), is_gated=0, **rest)
     benching.of("gemm_a16w16", "m n k", ((m, 28672, 4096) for m in rows), beside=gated, is_gated=1, **rest)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a8w8 and gemm_a8w8_bpreshuffle: every backend against float64, FP8 and INT8, scales, shuffled weights;
-`--bench`.
+"""gemm_a8w8 and gemm_a8w8_bpreshuffle: every backend against float64, FP8 and INT8, scales, shuffled weights.
 """
 
 from __future__ import annotations
@@ -306,7 +305,3 @@ def bench() -> None:
     benching.of("gemm_a8w8", "weight_dtype use_fast_accum m n k", (
         (*kind, m, n, k) for kind in (("fp8", 0), ("fp8", 1), ("i8", 0))
         for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in (16, 32, 64, 256, 1024, 4096)))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

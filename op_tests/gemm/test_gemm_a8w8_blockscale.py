@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gemm_a8w8_blockscale: every backend against float64, odd sizes, last blocks that are parts, shuffled weights, both
-presentations of the scales, activations that are quantised in the call; `--bench`."""
+presentations of the scales, activations that are quantised in the call."""
 
 from __future__ import annotations
 
@@ -358,7 +358,3 @@ def bench() -> None:
     """Beside cuBLAS."""
     weights = ((2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (7168, 2048), (28672, 4096))
     benching.of("gemm_a8w8_blockscale", "m n k", ((m, n, k) for n, k in weights for m in (1, 16, 64, 256, 1024, 4096)))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a16w8 and gemm_a16w4: every backend against float64 of the dequantised weights, odd sizes, groups; `--bench`."""
+"""gemm_a16w8 and gemm_a16w4: every backend against float64 of the dequantised weights, odd sizes, groups."""
 
 from __future__ import annotations
 
@@ -294,7 +294,3 @@ def bench() -> None:
     benching.of("gemm_weight_only", "bits m n k", (
         (bits, m, n, k) for bits in (4, 8) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (28672, 8192))
         for m in (1, 8, 16, 32, 64, 256, 2048)), beside=wide, group_size=128, dtype="bf16", out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""grouped_gemm: every backend against float64, groups of any sizes, chosen rows, padding, exact sums; `--bench`."""
+"""grouped_gemm: every backend against float64, groups of any sizes, chosen rows, padding, exact sums."""
 
 from __future__ import annotations
 
@@ -311,7 +311,3 @@ def bench() -> None:
     benching.of("grouped_gemm", "rows n k is_gathered dtype", (
         (8 * tokens, *weights, dtype) for weights in ((1536, 2048, 1), (2048, 768, 0))
         for tokens in (1, 16, 256, 4096) for dtype in ("bf16", "fp8", "i8")), beside=peers, groups=128)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -251,7 +251,3 @@ def _bench_case(count: int, seed: int) -> benching.Case:
 
     calls = benching.by_backend(OPS["copy_blocks"], CopyBlocksCall(cache, None, pairs), backends=BACKENDS)
     return benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes, calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -150,7 +150,3 @@ def _bench_case(tokens: int, seed: int) -> benching.Case:
 
     calls = benching.by_backend(function, cache, keys, scales, table, starts, backends=BACKENDS)
     return benching.Case(f"{tokens} tokens", 2 * tokens * 132, calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -168,7 +168,3 @@ def _bench_case(tokens: int, seed: int) -> benching.Case:
 
     return benching.Case(f"{tokens} tokens", tokens * (3 * 128 + 12),
                          benching.by_backend(function, k, cache, slots, 128, "ue8m0", backends=BACKENDS), check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

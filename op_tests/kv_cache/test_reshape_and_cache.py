@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """reshape_and_cache, reshape_and_cache_flash and concat_and_cache_mla: every byte of the storage against a plain model,
-over layouts, strides, dtypes, page sizes, skipped slots; bad input; `--bench` prints a table.
+over layouts, strides, dtypes, page sizes, skipped slots; bad input.
 """
 
 from __future__ import annotations
@@ -357,7 +357,3 @@ def _bench_case(layout: str, kind: str, tokens: int, seed: int) -> benching.Case
         calls |= bench_peers.calls(peer, *args)
     return benching.Case(f"{tokens} tokens", tokens * heads * sum(dims) * (2 + cache_dtype.itemsize) + 8 * tokens,
                          calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -277,7 +277,3 @@ def _bench_case(layout: str, cache_dtype: torch.dtype, batch: int, length: int, 
     args = (key, value, *caches.views(caches.storage), stored[0], stored[1], slots, layout == "shuffled")
     calls = benching.by_backend(function, *args, backends=("hip",))
     return benching.Case(f"{batch}×{length} tokens", batch * length * 8 * 256 * 3, calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -207,7 +207,3 @@ def _bench_case(layout: str, cache_dtype: torch.dtype, tokens: int, seed: int) -
     args = (key, value, *caches.views(caches.storage), *made, slots, layout == "shuffled")
     return benching.Case(f"{tokens} tokens", tokens * 8 * (256 * 3 + 8) + 8 * tokens,
                          benching.by_backend(function, *args, backends=BACKENDS), check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -331,9 +331,3 @@ def _bench_case(device, page_size: int, batch: int, keys: int, heads: int, seed:
              for kernel in triton_kernels(target_of(device), call)}
     calls |= {"products": bench_peers.mla_products(call), **bench_peers.calls("mla_decode", call)}
     return benching.Case(f"{batch} x {keys}, {heads}", moved, calls, check, flops=flops)
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

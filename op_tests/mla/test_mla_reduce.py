@@ -157,7 +157,3 @@ def bench() -> None:
     """The sums of decoding, 512 columns."""
     benching.of("mla_reduce", "tiles parts num_heads", ((1, 64, 128), (16, 128, 128), (8, 128, 16), (64, 256, 128)),
                 beside=benching.alone, seqlen_q=1, head_dim_v=512, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -374,7 +374,3 @@ def bench() -> None:
     benching.of("mqa_logits", "rows seqlen_q columns page_size", (
         (4096, 4096, 4096, 0), (1024, 1024, 16384, 0), (64, 1, 4096, 64), (128, 2, 4096, 64), (16, 1, 65536, 64)),
         beside=benching.alone, num_heads=64, head_dim=128, layout="rows", dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Flat numbers of pairs in whole blocks: the whole result against lists of Python, bad numbers, chunks; `--bench`."""
+"""Flat numbers of pairs in whole blocks: the whole result against lists of Python, bad numbers, chunks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,3 @@ def bench() -> None:
 
     shapes = ((1, 256, 8), (64, 256, 8), (4096, 256, 8), (16384, 128, 8))
     benching.table("moe_align_block_size", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

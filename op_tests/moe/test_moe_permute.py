@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Packing for experts and back: the whole result against lists of Python, maps, blocks, scales; `--bench`."""
+"""Packing for experts and back: the whole result against lists of Python, maps, blocks, scales."""
 
 from __future__ import annotations
 
@@ -264,7 +264,3 @@ def bench() -> None:
 
     shapes = ((1, 256, 8), (64, 256, 8), (4096, 256, 8), (16384, 128, 8))
     benching.table("moe_permute", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

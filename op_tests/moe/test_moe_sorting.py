@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sorting for experts: the whole result against lists sorted in Python, masks, bad numbers, chunks; `--bench`."""
+"""Sorting for experts: the whole result against lists sorted in Python, masks, bad numbers, chunks."""
 
 from __future__ import annotations
 
@@ -203,7 +203,3 @@ def bench() -> None:
 
     shapes = ((1, 256, 8), (64, 256, 8), (64, 128, 8), (4096, 256, 8), (16384, 128, 8))
     benching.table("moe_sorting", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sums of experts' results: every backend against float64, slots that do not count, rows by numbers; `--bench`."""
+"""Sums of experts' results: every backend against float64, slots that do not count, rows by numbers."""
 
 from __future__ import annotations
 
@@ -191,7 +191,3 @@ def bench() -> None:
 
     benching.of("moe_sum", "tokens slots columns", (
         (1, 8, 7168), (64, 8, 7168), (4096, 8, 7168), (4096, 6, 2048), (16384, 4, 4096)), beside=peers, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""moe_weight_grad: formula and kernel against float64, orders that no caller may give; `--bench`."""
+"""moe_weight_grad: formula and kernel against float64, orders that no caller may give."""
 
 from __future__ import annotations
 
@@ -134,7 +134,3 @@ def bench() -> None:
         (experts, slots, n, k, tokens * slots, block_for(tokens * slots, experts))
         for experts, slots, n, k in ((8, 2, 28672, 4096), (128, 8, 1536, 2048)) for tokens in (512, 8192)),
         beside=lambda call: {"torch": functools.partial(op, call, backend="torch")}, dtype="bf16", out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -109,9 +109,3 @@ def bench() -> None:
     import benching
 
     benching.of("dropout_layer_norm", "rows hidden", ((4096, 1024), (4096, 4096), (8192, 8192)), dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""fused_qk_rmsnorm and fused_add_rmsnorm_pad: every backend against float64; `--bench` prints a table."""
+"""fused_qk_rmsnorm and fused_add_rmsnorm_pad: every backend against float64."""
 
 from __future__ import annotations
 
@@ -107,9 +107,3 @@ def bench() -> None:
     benching.of("fused_qk_rmsnorm", "q_rows q_hidden k_rows k_hidden", (
         (tokens * heads, hidden, tokens * kv_heads, kv_hidden) for tokens in (1, 64, 8192)
         for heads, hidden, kv_heads, kv_hidden in ((1, 1536, 1, 512), (64, 128, 8, 128))), dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

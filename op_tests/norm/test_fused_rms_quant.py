@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm quantised, beside that of a second matrix: every backend against float64; bad input; `--bench`: a table."""
+"""RMSNorm quantised, beside that of a second matrix: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -232,7 +232,3 @@ def bench() -> None:
     benching.of("fused_rms_quant", "rows hidden second_hidden group_size is_static has_residual", (
         (1, 1536, 512, 128, 0, 0), (64, 1536, 512, 128, 0, 0), (8192, 1536, 512, 128, 0, 0), (64, 8192, 0, 0, 1, 1),
         (8192, 8192, 0, 0, 1, 1)), dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gated_rms_norm: every backend against float64, quantised too; `--bench` prints a table."""
+"""gated_rms_norm: every backend against float64, quantised too."""
 
 from __future__ import annotations
 
@@ -110,9 +110,3 @@ def bench() -> None:
 
     benching.of("gated_rms_norm", "rows hidden", ((32, 128), (65536 * 4, 128), (8192, 8192)), dtype="bf16",
                 out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""group_norm: every backend against float64; both layouts, slices, SiLU, bad input; `--bench`: a table."""
+"""group_norm: every backend against float64; both layouts, slices, SiLU, bad input."""
 
 from __future__ import annotations
 
@@ -316,9 +316,3 @@ def bench() -> None:
                                   (2, 1280, 256, 0))), (True, ((2, 320, 4096, 0),))):
         benching.of("group_norm", "samples channels positions channels_last", shapes, beside=peers, num_groups=32,
                     dtype="bf16", changed=functools.partial(GroupNormCall._replace, silu=silu))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

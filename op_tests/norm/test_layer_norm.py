@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""layer_norm: every backend against float64; residual, biases, quantised forms, bad input; `--bench` prints a table."""
+"""layer_norm: every backend against float64; residual, biases, quantised forms, bad input."""
 
 from __future__ import annotations
 
@@ -183,9 +183,3 @@ def bench() -> None:
 
     benching.of("layer_norm", "rows hidden has_residual", (
         (8192, 4096, 0), (8192, 8192, 0), (64, 8192, 0), (8192, 4096, 1)), dtype="bf16", out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

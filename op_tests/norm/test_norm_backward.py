@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of rms_norm and layer_norm: against autograd in float64, through every backend; `--bench`: a table."""
+"""Derivatives of rms_norm and layer_norm: against autograd in float64, through every backend."""
 
 from __future__ import annotations
 
@@ -203,9 +203,3 @@ def bench() -> None:
             yield benching.rotating(functools.partial(case, rows, hidden, has_mean, stock(has_mean)))
 
     benching.table("norm_backward bf16", cases())
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""rms_norm: every backend against float64, over dtypes, row lengths, strides; bad input; `--bench` prints a table."""
+"""rms_norm: every backend against float64, over dtypes, row lengths, strides; bad input."""
 
 from __future__ import annotations
 
@@ -346,9 +346,3 @@ def bench() -> None:
     benching.of("rms_norm", "rows hidden has_residual", (
         (*shape, has_residual) for has_residual in (0, 1) for shape in ((8192, 4096), (8192, 8192), (64, 8192))),
         dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

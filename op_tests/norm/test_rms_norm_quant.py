@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""rms_norm_quant: every backend against float64; groups, scale orders, residual, smoothing; `--bench`: a table."""
+"""rms_norm_quant: every backend against float64; groups, scale orders, residual, smoothing."""
 
 from __future__ import annotations
 
@@ -199,9 +199,3 @@ def bench() -> None:
     benching.of("rms_norm_quant", "rows hidden has_residual group_size", (
         (*shape, group_size) for group_size in (0, 128)
         for shape in ((8192, 8192, 0), (8192, 4096, 0), (8192, 4096, 1), (64, 8192, 0))), dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

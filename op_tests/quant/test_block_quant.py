@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation by block: every backend against float64 and, bit by bit, the reference; `--bench`: a table."""
+"""Quantisation by block: every backend against float64 and, bit by bit, the reference."""
 
 from __future__ import annotations
 
@@ -149,7 +149,3 @@ def test_reads_a_block_once(device):
 def bench() -> None:
     benching.of("block_quant", "rows columns", ((8192, 8192), (8192, 4096), (4096, 14336), (2048, 7168)), matrices=1,
                 block_rows=128, dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Heads flattened and quantised by group: every backend against float64; bad input; `--bench`: a table."""
+"""Heads flattened and quantised by group: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -93,7 +93,3 @@ def bench() -> None:
     benching.of("flatten_group_quant", "tokens heads columns", (
         (8192, 128, 128), (4096, 16, 128), (64, 128, 128), (1, 128, 128)), group_size=128, dtype="bf16",
         out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

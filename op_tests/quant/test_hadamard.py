@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""hadamard: every backend against a product with the matrix in float64, all widths, strides, special values, bad input;
-`--bench`.
+"""hadamard: every backend against a product with the matrix in float64, all widths, strides, special values, bad input.
 """
 
 from __future__ import annotations
@@ -92,7 +91,3 @@ def test_bad_input_is_named(device):
 def bench() -> None:
     benching.of("hadamard", "rows columns", ((131072, 128), (8192, 1024), (1024, 128), (64, 128)), dtype="bf16",
                 out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

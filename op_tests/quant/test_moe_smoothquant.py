@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tokens smoothed and quantised per expert: every backend against float64; bad input; `--bench`: a table."""
+"""Tokens smoothed and quantised per expert: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -134,7 +134,3 @@ def test_bits_of_a_nan_reach_no_int8(device, run, backend):
 def bench() -> None:
     benching.of("moe_smoothquant", "tokens columns topk num_experts", (
         (8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8)), dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation to MXFP4: every backend against numbers in float64; special groups, strides, bad input; `--bench`."""
+"""Quantisation to MXFP4: every backend against numbers in float64; special groups, strides, bad input."""
 
 from __future__ import annotations
 
@@ -159,7 +159,3 @@ def test_bad_input_is_named(device):
 
 def bench() -> None:
     benching.of("mxfp4_quant", "rows columns", ((8192, 8192), (4096, 14336), (64, 8192)), dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

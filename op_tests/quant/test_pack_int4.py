@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""4-bit numbers packed into bytes and back: every backend against integers; bad input; `--bench`: a table."""
+"""4-bit numbers packed into bytes and back: every backend against integers; bad input."""
 
 from __future__ import annotations
 
@@ -101,7 +101,3 @@ def test_bad_input_is_named(device):
 def bench() -> None:
     benching.of("pack_int4", "rows columns is_unpacking", (
         (*shape, is_unpacking) for shape in ((16384, 8192), (4096, 14336), (64, 8192)) for is_unpacking in (0, 1)))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

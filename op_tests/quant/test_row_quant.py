@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers by row and group: every backend against float64 and, bit by bit, one another; `--bench`: a table."""
+"""Quantisers by row and group: every backend against float64 and, bit by bit, one another."""
 
 from __future__ import annotations
 
@@ -199,7 +199,3 @@ def bench() -> None:
     benching.of("row_quant", "rows columns group_size", (
         (8192, 8192, 0), (8192, 4096, 0), (4096, 14336, 0), (64, 8192, 0), (8192, 8192, 128), (8192, 4096, 128)),
         dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers with one scale: every backend against float64 and, bit by bit, the reference; `--bench`: a table."""
+"""Quantisers with one scale: every backend against float64 and, bit by bit, the reference."""
 
 from __future__ import annotations
 
@@ -143,7 +143,3 @@ def bench() -> None:
     benching.of("tensor_quant", "rows columns is_dynamic", (
         (*shape, is_dynamic) for shape in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)) for is_dynamic in (1, 0)),
         dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

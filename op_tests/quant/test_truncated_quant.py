@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation to int8 towards zero: every backend against float64 and bit by bit the reference; `--bench`: a table."""
+"""Quantisation to int8 towards zero: every backend against float64 and bit by bit the reference."""
 
 from __future__ import annotations
 
@@ -143,7 +143,3 @@ def bench() -> None:
 
     benching.of("truncated_quant", "rows columns", ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)), beside=peers,
                 is_dynamic=1, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """fused_qk_rope_cache: q, k, v and every byte of the caches, over layouts, dtypes, norm, partial rotation, skipped
-slots; both public functions; bad input; `--bench` prints a table.
+slots; both public functions; bad input.
 """
 
 from __future__ import annotations
@@ -366,9 +366,3 @@ def bench() -> None:
               (16384, True, False), (16384, True, True))
     benching.table("q/k norm, rope, cache write, bf16",
                    (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

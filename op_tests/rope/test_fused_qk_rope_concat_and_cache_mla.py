@@ -156,7 +156,3 @@ def bench() -> None:
     benching.of("fused_qk_rope_concat_and_cache_mla", "tokens heads", ((64, 16), (256, 16), (4096, 16), (4096, 128)),
                 beside=benching.alone, rank=512, rotary_dim=64, page_size=64, dtype="bf16", q_dtype="bf16",
                 cache_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

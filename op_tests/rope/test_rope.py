@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""rope: every form of AITER's functions, each backend against float64; bad input; `--bench` prints a table."""
+"""rope: every form of AITER's functions, each backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -342,9 +342,3 @@ def bench() -> None:
     benching.of("rope", "tokens heads kv_heads head_dim rotary_dim rotate_style", (
         (64, 32, 8, 128, 128, 0), (8192, 32, 8, 128, 128, 0), (8192, 32, 8, 128, 128, 1), (8192, 64, 8, 128, 128, 0),
         (16384, 16, 2, 128, 128, 0)), dtype="bf16", table_dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

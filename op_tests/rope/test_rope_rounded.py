@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """rope_rounded: each backend against float64 with rounded products, and bit for bit against 16-bit tensors of torch;
-odd sizes, strides, in place, NaN; bad input; `--bench`.
+odd sizes, strides, in place, NaN; bad input.
 """
 
 from __future__ import annotations
@@ -161,7 +161,3 @@ def test_bad_input_is_named(device):
 def bench() -> None:
     benching.of("rope_rounded", "tokens heads kv_heads", ((16384, 16, 2), (4096, 32, 8), (64, 64, 8)), head_dim=128,
                 rotary_dim=128, dtype="bf16", rotate_style=0)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -61,25 +61,22 @@ def test_empty_and_bad_input(device):
             call()
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """Beside torch's exponential_."""
+    import functools
+
     import benching
 
-    def bench() -> None:
-        """Beside torch's exponential_."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(rows, seed):
-            out = torch.empty(rows, 128256, device=device)
+    def case(rows, seed):
+        out = torch.empty(rows, 128256, device=device)
 
-            def ours():
-                aiter_like.exponential(out, seed=seed, backend="hip")
-                return out
+        def ours():
+            aiter_like.exponential(out, seed=seed, backend="hip")
+            return out
 
-            return benching.Case(f"{rows}", out.nbytes, {"hip": ours, "torch": lambda: out.exponential_(1)},
-                                 lambda got: float((got < 0).sum()))
+        return benching.Case(f"{rows}", out.nbytes, {"hip": ours, "torch": lambda: out.exponential_(1)},
+                             lambda got: float((got < 0).sum()))
 
-        import functools
-
-        benching.table("exponential", (benching.rotating(functools.partial(case, rows)) for rows in (1, 64, 512)))
-
-    benching.main(bench, __doc__)
+    benching.table("exponential", (benching.rotating(functools.partial(case, rows)) for rows in (1, 64, 512)))

@@ -72,22 +72,19 @@ def test_empty_and_bad_input(device):
             aiter_like.apply_penalties(*args)
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """Beside counts in torch; V = 128256, 1000 tokens each."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """Beside counts in torch; V = 128256, 1000 tokens each."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(rows, seed):
-            x = torch.randn(rows, 128256, device=device)
-            tokens = torch.randint(0, 128256, (2, rows, 1000), device=device)
-            ones = torch.ones(rows, device=device)
-            calls = benching.by_backend(aiter_like.apply_penalties, x, *tokens, ones, ones, ones)
-            return benching.Case(f"{rows}", rows * 2000 * 16, calls, lambda got: 0.0)
+    def case(rows, seed):
+        x = torch.randn(rows, 128256, device=device)
+        tokens = torch.randint(0, 128256, (2, rows, 1000), device=device)
+        ones = torch.ones(rows, device=device)
+        calls = benching.by_backend(aiter_like.apply_penalties, x, *tokens, ones, ones, ones)
+        return benching.Case(f"{rows}", rows * 2000 * 16, calls, lambda got: 0.0)
 
-        benching.table("penalties", (benching.rotating(functools.partial(case, rows)) for rows in (1, 16, 128, 512)))
-
-    benching.main(bench, __doc__)
+    benching.table("penalties", (benching.rotating(functools.partial(case, rows)) for rows in (1, 16, 128, 512)))

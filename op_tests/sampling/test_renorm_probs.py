@@ -150,9 +150,3 @@ def bench() -> None:
     for name, limit in (("top_k", 50), ("top_p", 0.9), ("min_p", 0.1)):
         benching.table(f"{name}_renorm_probs", (benching.rotating(functools.partial(case, rows, name, limit))
                                                 for rows in (1, 16, 64, 128, 512)))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

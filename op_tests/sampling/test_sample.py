@@ -172,9 +172,3 @@ def bench() -> None:
     for features, beside in (("none", None), ("made", stock)):
         benching.of("sample", "rows", ((1,), (16,), (64,), (128,), (512,)), beside=beside, columns=128256, dtype="bf16",
                     features=features)
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -211,9 +211,3 @@ def bench() -> None:
     for form in limits:
         benching.table(FORMS[form][0].__name__, (benching.rotating(functools.partial(case, rows, form))
                                                  for rows in (1, 16, 64, 128, 512)))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -107,9 +107,3 @@ def bench() -> None:
 
     benching.of("softmax", "rows dtype out_dtype", (
         (rows, dtype, dtype) for dtype in ("fp32", "bf16") for rows in (1, 16, 64, 128, 512)), columns=128256)
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -51,23 +51,20 @@ def test_empty_and_bad_input(device):
             aiter_like.apply_token_bitmask_inplace(*args)
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """Beside torch; V = 128256, all but a word of each row masked."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """Beside torch; V = 128256, all but a word of each row masked."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(rows, seed):
-            x = torch.randn(rows, 128256, device=device)
-            mask = torch.zeros(rows, 4008, dtype=torch.int32, device=device)
-            mask[:, 7] = -1
-            calls = benching.by_backend(aiter_like.apply_token_bitmask_inplace, x, mask)
-            return benching.Case(f"{rows}", x.nbytes, calls, lambda got: 0.0)
+    def case(rows, seed):
+        x = torch.randn(rows, 128256, device=device)
+        mask = torch.zeros(rows, 4008, dtype=torch.int32, device=device)
+        mask[:, 7] = -1
+        calls = benching.by_backend(aiter_like.apply_token_bitmask_inplace, x, mask)
+        return benching.Case(f"{rows}", x.nbytes, calls, lambda got: 0.0)
 
-        rows = (1, 16, 128, 512)
-        benching.table("token_bitmask", (benching.rotating(functools.partial(case, count)) for count in rows))
-
-    benching.main(bench, __doc__)
+    rows = (1, 16, 128, 512)
+    benching.table("token_bitmask", (benching.rotating(functools.partial(case, count)) for count in rows))

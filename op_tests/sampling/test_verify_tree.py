@@ -120,27 +120,24 @@ def test_empty_and_bad_input(device):
         aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft, 1.0, 0.0)
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """V = 128256, six nodes."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """V = 128256, six nodes."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(requests, seed):
-            tokens, coins, target, draft = by_chance(device, requests, 128256, seed)
-            outs, links = tree(device, requests)
+    def case(requests, seed):
+        tokens, coins, target, draft = by_chance(device, requests, 128256, seed)
+        outs, links = tree(device, requests)
 
-            def ours():
-                aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft,
-                                                                 backend="hip")
-                return outs[0]
+        def ours():
+            aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft,
+                                                             backend="hip")
+            return outs[0]
 
-            return benching.Case(f"{requests}", requests * 128256 * 8, {"hip": ours}, lambda got: 0.0)
+        return benching.Case(f"{requests}", requests * 128256 * 8, {"hip": ours}, lambda got: 0.0)
 
-        counts = (1, 8, 32)
-        benching.table("verify_tree", (benching.rotating(functools.partial(case, count)) for count in counts))
-
-    benching.main(bench, __doc__)
+    counts = (1, 8, 32)
+    benching.table("verify_tree", (benching.rotating(functools.partial(case, count)) for count in counts))
