@@ -25,7 +25,8 @@ from aiter_like.modules import build, cache, recipe, toolchain
 from aiter_like.modules.recipe import ModuleSpec
 
 _COMMENT = re.compile(r"\s*(?:\.ident|\.file|;).*|\s*;.*$", re.MULTILINE)
-_PLACE = re.compile(r"\s*(?:\.text|\.section|\.protected|\.globl|\.weak|\.p2alignl|\.fill)\b.*")  # a template has its own section
+# A template has a section and linkage of its own.
+_PLACE = re.compile(r"\s*(?:\.text|\.section|\.protected|\.globl|\.weak|\.p2alignl|\.fill)\b.*")
 _MANGLED = re.compile(r"_Z\w+")
 
 

@@ -23,12 +23,6 @@ HOST_HALF = "#if AITER_LIKE_HOST_PASS\n"
 # Builds of an edge that no case of its operator takes.
 TILES = {"ELEMENT": "bf16", "HEAD_DIM": "64", "NUM_WAVES": "4", "IS_MASKED": "1", "HAS_ALIBI": "0", "HAS_SOFTCAP": "1"}
 BY_HAND = {"attention/unified_attention_tiles.h": [TILES, {**TILES, "ELEMENT": "f16", "HEAD_DIM": "256"}]}
-OPEN = {  # files whose device code still names macros
-    "attention/flash_attn_fwd.hip", "attention/flash_attn_fwd_tile.hip", "attention/unified_attention_ping_pong.h",
-    "gemm/gemm_a16w16_skinny.hip", "kv_cache/indexer_k_quant_and_cache.hip", "kv_cache/reshape_and_cache.hip",
-    "kv_cache/reshape_and_cache_with_block_quant.hip", "kv_cache/reshape_and_cache_with_pertoken_quant.hip",
-    "mla/mla_decode.hip", "rope/fused_qk_norm_rope_group_quant.hip", "rope/fused_qk_rope_concat_and_cache_mla.hip",
-    "rope/rope_rounded.hip"}
 
 
 @functools.cache
@@ -74,7 +68,7 @@ def edge(name: str, defines: dict[str, str], number: int) -> str:
             f"{before}{defined}{config[0]}{gone}{used}\n}}\n{closed}")
 
 
-@pytest.mark.parametrize("name", sorted(edges().keys() - OPEN))
+@pytest.mark.parametrize("name", sorted(edges()))
 def test_two_builds_in_one_translation_unit(tmp_path, name):
     """The first one, and one with most other values."""
     found = builds().get(name) or BY_HAND[name]
@@ -91,5 +85,5 @@ def test_no_condition_names_a_macro():
     asks = re.compile(rf"^#(?:if|ifdef|ifndef|elif)\b.*\b(?:{macros})\b.*", re.MULTILINE)
     shared = {str(path): path.read_text() for path in (paths.csrc() / "include").rglob("*.h")}
     asked = {name: asks.findall(GUARD.sub("", text)) for name, text in (texts() | shared).items()}
-    assert {name: found for name, found in asked.items() if found and name not in OPEN} == {
+    assert {name: found for name, found in asked.items() if found} == {
         "attention/unified_attention.hip": ["#if defined(MASK)"]}, "it chooses one of two edges"
