@@ -160,8 +160,6 @@ def get_pa_metadata_info_v1(batch_size: int,
 
     Notes:
         Sizes follow from the current device's CUs and hold for all lengths, so a captured graph can keep the tensors.
-
-    Source: AITER's `get_pa_metadata_info_v1`.
     """
     op = "get_pa_metadata_info_v1"
     check.integer(op, "batch_size", batch_size, low=0)
@@ -172,11 +170,7 @@ def get_pa_metadata_info_v1(batch_size: int,
 
 
 def _check_contents(op: str, rows: Tensor, pages: Tensor, lengths: Tensor, page_size: int, longest: int | None) -> None:
-    """Starts and lengths that can be looked at without waiting are in order and fit one another.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Starts and lengths that can be looked at without waiting are in order and fit one another."""
     contents.check_lengths(op, "seqlens_qo_indptr", rows, check.INT32_MAX, longest, "max_seqlen_qo")
     contents.check_starts(op, "pages_kv_indptr", pages, check.INT32_MAX, "pages")
     contents.check_values(op, "context_lens", lengths, 0, check.INT32_MAX, "hold lengths")
@@ -219,8 +213,6 @@ def get_pa_metadata_v1(
         by a block at most. No synchronisation. Tensors of the sizes that `get_pa_metadata_info_v1` gives are large
         enough for all lengths; what would lie outside others is left out. Rows of a sequence are not cut, which AITER
         does where there are more than 128 of a head of the keys.
-
-    Source: AITER's `get_pa_metadata_v1`.
     """
     op = "get_pa_metadata_v1"
     if topk != -1:
