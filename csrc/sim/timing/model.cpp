@@ -151,6 +151,8 @@ class LaunchModel final : public LaunchObserver {
     m.clock_mhz = parameters_.clock_mhz;
     if (traces.empty()) return m;
     m.cus = cus_;
+    m.workgroups_of_cu = is_whole_chip ? static_cast<double>(traces.size()) / (parameters_.xcds * parameters_.cus)
+                                       : static_cast<double>(of_xcd_) / parameters_.cus;
     m.xcds = is_whole_chip ? parameters_.xcds : 1;
     const std::vector<std::vector<u32>> meetings = recorder_.ends();
     EngineShape shape{m.cus, m.xcds, active_, slots_, settings_.timeline_events};
