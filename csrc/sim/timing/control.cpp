@@ -166,6 +166,7 @@ std::string json_of(const ModelledLaunch& m) {
   const GroupTime first = r.groups.empty() ? GroupTime{} : r.groups.front();
   o.add("xcds", u64{m.xcds}).some("met", r.met).some("unmet", r.unmet);
   o.raw("first_workgroup_clk", number(first.end - first.begin));
+  o.raw("sample_error", number(m.sample_error));
   o.add("cus_of_xcd", u64{m.cus}).raw("replayed_clk", number(r.clk)).add("replayed_instructions", r.issued);
   o.raw("busy", busy.str()).raw("traffic", json_of(r.traffic)).raw("instructions", lines.str());
   return o.raw("timeline", timeline_of(m, places)).str();

@@ -25,6 +25,7 @@ struct ModelledLaunch {
   double workgroups_of_cu = 0;                 // of a CU of the chip, on average
   u32 cus = 0, xcds = 1;                       // CUs of an XCD that took part; XCDs that were replayed
   double clk = 0, clock_mhz = 0;
+  double sample_error = 0;                     // by how much rounds of a sample differ, of clk
   double mfma_flops = 0;                       // the whole launch's
   EngineResult replayed;
   struct Line {
