@@ -76,7 +76,7 @@ def test_the_parameters_that_cases_name_are_the_model_s():
     known = parameters.values()
     for case in all_cases():
         assert set(case.parameters) <= set(known), case.name
-    assert known["l1_latency_clk"] == 116 and known["channel_again_clk"] == 1.1 and known["fetch_ahead"] == 3
+    assert known["l1_latency_clk"] == 116 and known["channel_again_clk"] == 1.2 and known["fetch_ahead"] == 3
 
 
 @pytest.mark.skipif(mca.tool() is None, reason="llvm-mca is not installed")
