@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""What times the two sides of a row: the cycle model, all workgroups replayed, or the events of a real device."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiter_like.cli.sim.race import outcome, sides, tensors
+from aiter_like.cli.sim.race.outcome import Outcome
+from aiter_like.cli.sim.race.rows import Row
+from aiter_like.errors import SimulatorError, UnsupportedError
+from aiter_like.sim import modelling
+
+_ROUNDS = 15  # samples of a measured time
+
+
+class Clock(Protocol):
+    """Times calls, and says on what.
+
+    Attributes:
+        launcher: makes the launches of the other side.
+        is_modelled: times are modelled.
+    """
+
+    launcher: sides.Launcher
+    is_modelled: bool
+
+    def place(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors where this clock's calls want them."""
+
+    def mhz(self, row: Row) -> float | None:
+        """The clock of both sides; None where the device has its own."""
+
+    def error(self, row: Row) -> float:
+        """By how much a time may be off."""
+
+    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> list[float]:
+        """Each call's time in us; with `is_whole` every workgroup runs, so that the results are right."""
+
+
+class ModelClock:
+    """The cycle model with budget 0: all that an XCD executes is replayed."""
+
+    launcher, is_modelled = staticmethod(sides.simulated), True
+
+    def __init__(self, mhz: float | None = None):
+        self._mhz = mhz
+
+    def place(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """See Clock."""
+        return dict(made)
+
+    def mhz(self, row: Row) -> float:
+        """That which the row's class sustains with busy matrix units, unless a clock is given."""
+        return self._mhz or modelling.sustained_mhz(row.family.clock, modelling.SUSTAINED_SHARE)
+
+    def error(self, row: Row) -> float:
+        """The class's."""
+        return outcome.class_error(row.family.error)
+
+    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> list[float]:
+        """See Clock."""
+        return [self._time(call, self.mhz(row), not is_whole) for call in calls]
+
+    @staticmethod
+    def _time(call: Callable[[], Any], mhz: float, sample: bool) -> float:
+        import torch
+
+        from aiter_like import sim
+
+        found: list[dict] = []
+        with torch.no_grad(), sim.enabled(checks=False), modelling.modelled(found, sample, mhz, 0, 0):
+            call()
+        if not found:
+            raise ValueError("the call launched nothing on the simulated MI300X")
+        return sum(one["modelled_us"] for one in found)
+
+
+class DeviceClock:
+    """Events on an MI300X: both sides in turn, warm, each with overwritten caches; medians."""
+
+    is_modelled = False
+
+    def __init__(self, target: Any):
+        import torch
+
+        from aiter_like.tuning.clock import GpuClock
+
+        self._place = torch.device("cuda", target.index)
+        self._clock = GpuClock(target)
+        self.launcher: sides.Launcher = sides.Hardware(target)
+
+    def place(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """See Clock."""
+        return tensors.on_device(made, self._place)
+
+    def mhz(self, row: Row) -> None:
+        """The device's own."""
+
+    def error(self, row: Row) -> float:
+        """What the tuner takes for no difference."""
+        return self._clock.least_gain / 100
+
+    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> list[float]:
+        """See Clock."""
+        from aiter_like.tuning.clock import Contender
+
+        rounds = self._clock.rounds([Contender((call,)) for call in calls], _ROUNDS)
+        return [statistics.median(each) for each in rounds]
+
+
+def here(mhz: float | None) -> Clock:
+    """The device's clock where torch has an MI300X, else the model's."""
+    import torch
+
+    from aiter_like import device
+
+    if torch.cuda.is_available():
+        target = device.target_of(torch.device("cuda", torch.cuda.current_device()))
+        if target.arch == "gfx942" and not target.simulated:
+            if mhz:
+                raise ValueError("--clock is for the cycle model; a real MI300X has its own")
+            return DeviceClock(target)
+    device.use_simulator(True)
+    return ModelClock(mhz)
+
+
+def aiters_folder() -> Path | None:
+    """hsa/gfx942 of the installed package aiter; None where there is none. The package's own stand-in has no objects."""
+    for name in ("aiter_meta", "aiter"):
+        spec = importlib.util.find_spec(name)
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            for base in (Path(place), Path(place).parent):
+                if (base / "hsa" / "gfx942" / "fmha_v3_fwd").is_dir():
+                    return base / "hsa" / "gfx942"
+    return None
+
+
+# ---- a row
+
+
+def run(row: Row, folder: Path | None, clock: Clock) -> Outcome:
+    """Races a row; ours alone where `folder` is None. What goes wrong in it is told in the outcome."""
+    try:
+        return _run(row, folder, clock)
+    except (SimulatorError, UnsupportedError, ValueError, TypeError, RuntimeError) as error:
+        return Outcome(row, why=f"failed: {str(error).strip()}", failed=True)
+
+
+def _run(row: Row, folder: Path | None, clock: Clock) -> Outcome:
+    mhz, off = clock.mhz(row), clock.error(row)
+    is_whole = not row.check
+    made = clock.place(tensors.of(row.family, row.sizes, is_whole))
+    by = sides.explained(row, row.sizes, made)
+    ours, why, found = sides.ours(row, row.sizes, made), "", None
+    try:
+        other = None if folder is None else sides.peer(row, row.sizes, made, folder, clock.launcher)
+    except sides.NotThere as missing:
+        other, why = None, f"not there: {missing}"
+    if other is None:
+        (us,) = clock.times(row, [ours], is_whole)
+        return Outcome(row, us, None, by, mhz, off, why)
+    if not is_whole:
+        found, wrong = _compared(row, row.check, folder, clock)
+        if wrong:
+            return Outcome(row, ours_by=by, why=wrong, failed=True, difference=found)
+    results: dict[str, Any] = {}
+    calls = [lambda: results.update(ours()), other]
+    if is_whole and clock.is_modelled:
+        times = clock.times(row, calls, True)
+        found, wrong = outcome.difference(row, results, made)
+    else:
+        wrong = ""
+        if is_whole:
+            found, wrong = _compared(row, row.sizes, folder, clock)
+        times = [] if wrong else clock.times(row, calls, False)
+    if wrong:
+        return Outcome(row, ours_by=by, why=wrong, failed=True, difference=found)
+    return Outcome(row, *times, by, mhz, off, difference=found)
+
+
+def _compared(row: Row, sizes: Mapping[str, Any], folder: Path, clock: Clock) -> tuple[float, str]:
+    """Makes both calls at sizes that are soon done, without a clock: (difference, what is wrong)."""
+    import torch
+
+    made = clock.place(tensors.of(row.family, sizes, True))
+    with torch.no_grad():
+        results = sides.ours(row, sizes, made)()
+        sides.peer(row, sizes, made, folder, clock.launcher)()
+    return outcome.difference(row, results, made)
