@@ -17,7 +17,7 @@ from aiter_like.cli.sim.steps import Buffer
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GET = ("text", "dtype", "flag", "tensor")
+_GET = ("text", "dtype", "flag", "real")
 
 
 class Launcher(Protocol):
@@ -96,15 +96,15 @@ def _call(entry: Mapping[str, Any], sizes: Mapping[str, Any], tensors: Mapping[s
 
 
 def _value(given: Any, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str) -> Any:
-    """An argument: a tensor or arithmetic by a text, {text}, {dtype}, {flag} for what a text would not say."""
+    """An argument: a tensor or arithmetic by a text, {text}, {dtype}, {flag}, {real} for what a text would not say."""
     if isinstance(given, str) and given in tensors:
         return tensors[given]
     if not isinstance(given, dict):
         return given if isinstance(given, bool) else arithmetic.number(given, sizes, place)
     if len(given) != 1 or next(iter(given)) not in _GET:
         raise ValueError(f"{place} must have one of {', '.join(_GET)}, got {described.GOT.repr(given)}")
-    if "tensor" in given:
-        return described.one_of(given["tensor"], tensors, place)
+    if "real" in given:
+        return float(arithmetic.number(given["real"], sizes, place))
     if "dtype" in given:
         from aiter_like import dtypes
 
