@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from aiter_like import paths
 from aiter_like.sim import library
@@ -21,23 +23,21 @@ PEAK_MHZ = 2100.0
 BUDGET = 12_000_000
 """Wave instructions that are replayed of a launch, about: some seconds."""
 
-USUAL_ERROR = 0.087
-"""The model's relative error: three quarters of the public microbenchmarks of csrc/sim/timing/VALIDATION.md are within
-it. It does not model what most of the others measure."""
+CLASSES = {"attention": ("F1",), "product": ("F2", "F6"), "block_scale": ("F3",), "elementwise": ("F5", "F7")}
+"""Classes of kernels, and the groups of published whole kernels that tell the model's error for each."""
 
-LEAST_GAIN = (1 + USUAL_ERROR) / (1 - USUAL_ERROR) - 1
-"""The factor by which modelled times must differ to mean anything: two that are off by USUAL_ERROR, one up and one
-down, can be so far apart."""
+ERRORS = "class_errors.json"
+"""The file of sim/validation with the mean absolute error of each class, which `aiter-like sim validate --kernels DIR
+--page FOLDER` writes beside the page KERNELS.md."""
 
-SUSTAINED_MHZ = {"matrix bf16": 1207.0, "matrix fp16": 1115.0, "matrix 8-bit": 1230.0, "attention": 1343.0,
-                 "vector": 1837.0, "memory": 1592.0}
-"""Clocks that the MI300X's power leaves to kernels of a class under sustained load. Matrix: AMD, "measuring max
-achievable FLOPS", part 2 (medians of 708, 654 and 1,273 TFLOP/s). The others: tingqli/pyhip on an MI308X: MFMA and exp,
-VALU, streaming. Chosen before the model was run on any whole kernel, and the same for all kernels of a class."""
+SUSTAINED = {"bf16": (1207.0, 0.943), "fp16": (1115.0, 0.944), "8-bit": (1230.0, 0.831)}
+"""The clocks in MHz at which power holds products of these operands, and the share of them in which the matrix units
+work: AMD, "measuring max achievable FLOPS", part 2 (medians of 708, 654 and 1,273 TFLOP/s)."""
 
-SUSTAINED_SHARE = 0.94
-"""Of the time that matrix units are busy in the products whose clocks these are: hipBLASLt's tile of 256 x 256 takes 4,351
-clk for 4,096 of matrix operations (AMD, the same)."""
+VECTOR_LOAD = 1014 / 1837
+"""Power that a busy vector unit takes, of what a busy matrix unit takes: tingqli/pyhip's clocks of an MI308X under each
+alone. Its streams run at 1,592 MHz, where 80 CUs share the power that moving as many bytes takes; those of an MI300X, with
+304, at 2,051 (the raw logs of SC25), so that memory adds nothing here."""
 
 
 @contextlib.contextmanager
@@ -93,15 +93,40 @@ def version() -> str:
     return re.search(r'kModelVersion = "([^"]+)"', (paths.csrc() / "sim/timing/parameters.h").read_text())[1]
 
 
-def sustained_mhz(kind: str, matrix_busy: float) -> float:
-    """The clock that power leaves to a kernel of a class of SUSTAINED_MHZ whose matrix units are busy for a share of the
-    time: the class's at SUSTAINED_SHARE, that of streaming where nothing is multiplied, and in proportion between them,
-    since it is their work that takes the power.
+def sustained_mhz(operands: str, matrix_busy: float, vector_busy: float) -> float:
+    """The clock that power leaves to a kernel under sustained load, at most PEAK_MHZ.
+
+    A busy clock of a unit is taken to need the same energy at every clock, since voltage hardly falls below the one of
+    such load. So the clock falls as the shares of time rise in which the matrix and the vector units work.
+
+    Args:
+        operands: of its products, of SUSTAINED; "": it has none.
+        matrix_busy, vector_busy: these shares, as a record's `busy` has them.
     """
-    idle = SUSTAINED_MHZ["memory"]
-    if SUSTAINED_MHZ[kind] >= idle:
-        return SUSTAINED_MHZ[kind]
-    return idle - (idle - SUSTAINED_MHZ[kind]) * min(matrix_busy / SUSTAINED_SHARE, 1)
+    mhz, share = SUSTAINED[operands or "bf16"]
+    load = matrix_busy / share + VECTOR_LOAD * vector_busy
+    return min(mhz / load, PEAK_MHZ) if load > 0 else PEAK_MHZ
+
+
+def class_of(home: str, name: str) -> str:
+    """The class of CLASSES of an operator, whose module is `home`."""
+    if "blockscale" in name:
+        return "block_scale"
+    family = home.removeprefix("aiter_like.ops.").partition(".")[0]
+    return {"attention": "attention", "mla": "attention", "gemm": "product", "moe": "product"}.get(family, "elementwise")
+
+
+def class_error(kind: str) -> float:
+    """The model's mean absolute error on published whole kernels of a class of CLASSES, relative: two modelled times that
+    differ by less say nothing.
+    """
+    return class_errors()[kind]
+
+
+@functools.cache
+def class_errors() -> dict[str, float]:
+    """Class → class_error()."""
+    return json.loads((Path(__file__).parent / "validation" / ERRORS).read_text(encoding="utf-8"))["errors"]
 
 
 def roofs(clock_mhz: float) -> list[dict]:
@@ -131,10 +156,12 @@ def summary(launch: dict) -> list[str]:
     traffic = launch["traffic"]
     hits = [f"{name} hits {traffic[f'{key}_hits'] / traffic[f'{key}_lines']:.0%}"
             for name, key in (("L1", "l1"), ("L2", "l2")) if traffic[f"{key}_lines"]]
+    off = f", within {launch['sample_error']:.1%} as far as its own rounds tell" if launch["sample_error"] else ""
+    place = "the chip's" if launch["xcds"] > 1 else "an XCD's"
     return [f"modelled (version {launch['model']}): {launch['modelled_clk']:.0f} clk, {launch['modelled_us']:.1f} us "
             f"at {launch['clock_mhz']:.0f} MHz{rate}",
-            f"modelled from {launch['recorded']} of an XCD's {launch['workgroups_of_xcd']} workgroups on "
-            f"{launch['cus_of_xcd']} CUs",
+            f"modelled from {launch['recorded']} of {place} {launch['workgroups_of_xcd'] * launch['xcds']} workgroups on "
+            f"{launch['cus_of_xcd'] * launch['xcds']} CUs{off}",
             f"modelled share of time that units are busy: {busy or 'none to speak of'}",
             f"modelled share of the waves' time that waits: {waits or 'none'}",
             f"modelled caches: {', '.join(hits) or 'not used'}"]

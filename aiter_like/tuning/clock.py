@@ -52,7 +52,8 @@ class Clock(Protocol):
         is_measured: values are measured on a device and differ from time to time; else a model says them, always the
             same ones.
         origin: of the rows that come of it (dispatch/table.py); "": measured on the device that the harness names.
-        least_gain: per cent by which a choice must be better for the clock to tell the two apart.
+        least_gain: per cent by which a choice must be better for the clock to tell the two apart; of a model for each
+            class of its operators (sim/modelling.py).
         shape_seconds: that a shape may take; None: as long as it takes.
         about: what a reader of its values has to know.
         found: what else it has found of each contender of the last `rounds` or `finals`; empty where there is nothing.
@@ -62,7 +63,7 @@ class Clock(Protocol):
     trial_unit: str
     is_measured: bool
     origin: str
-    least_gain: float
+    least_gain: float | Mapping[str, float]
     shape_seconds: float | None
     about: Sequence[str]
     found: Sequence[Mapping[str, Any]]

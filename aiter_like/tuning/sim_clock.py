@@ -35,23 +35,23 @@ class SimClock:
     """Modelled time of gfx942, and estimates for what is not worth a model."""
 
     trial_unit, is_measured, shape_seconds = "estimated clk", False, 60.0
-    least_gain = 100 * modelling.LEAST_GAIN
 
     def __init__(self) -> None:
         self.origin = modelled_origin(modelling.version(), modelling.PEAK_MHZ)
         model = f"cycle model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz"
         self.unit = f"modelled us ({model})"
+        self.least_gain = {kind: 100 * error for kind, error in modelling.class_errors().items()}
         self.found: list[dict[str, Any]] = []
         lines = ("llvm-mca tells what straight lines of instructions take" if mca.tool() else
                  "llvm-mca is not installed, so straight lines of instructions take what their classes take")
+        errors = ", ".join(f"{kind} {error:.1f} %" for kind, error in self.least_gain.items())
         self.about = (
             f"Every time here is modelled and none is measured: {model} (csrc/sim/MODEL.md).",
             f"Trials are screened by an estimate in clk from counts and occupancy; {lines}. The cycle model runs "
             "on the best three and on the operator's present choice.",
-            f"A row is written only for a choice that beats the operator's own by {self.least_gain:.1f} %: what two "
-            f"figures can be apart that are off by {modelling.USUAL_ERROR:.1%} each, within which three quarters of "
-            "the public microbenchmarks are (csrc/sim/timing/VALIDATION.md). Of candidates that are closer than that "
-            "to the best, the first in the operator's order is chosen. What makes more launches than the operator's "
+            "A row is written only for a choice that beats the operator's own by more than the model's mean error on "
+            f"published whole kernels of its class ({errors}; csrc/sim/timing/KERNELS.md). Of candidates that are "
+            "closer than that to the best, the first in the operator's order is chosen. What makes more launches than the operator's "
             "own choice cannot win: the time of a launch is not modelled.",
             "Inputs are random, as the operator's tuning case makes them. Of a launch's workgroups a sample runs where "
             "what the others would write cannot decide what is executed, else all run "

@@ -64,7 +64,7 @@ def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None =
     known = [backend.name for backend in found.backends]
     if unknown := [name for name in options.backends if name not in known]:
         raise ValueError(f"{found.name} has no backend {unknown[0]!r}; there are: {', '.join(known)}")
-    least = 100 * modelling.LEAST_GAIN
+    least = 100 * modelling.class_error(modelling.class_of(found.home, found.name))
     if options.device == "sim" and options.min_improvement is not None and options.min_improvement < least:
         raise ValueError(f"min_improvement must be at least {least:.1f} per cent for modelled times, which cannot tell "
                          f"less apart (csrc/sim/timing/VALIDATION.md), got {options.min_improvement:g}")
@@ -149,7 +149,10 @@ class Run:
     def least_gain(self) -> float:
         """Per cent by which a choice must be better to count."""
         given = self.options.min_improvement
-        return self.hello["least_gain"] if given is None else given
+        least = self.hello["least_gain"]
+        if isinstance(least, dict):
+            least = least[modelling.class_of(self.op.home, self.op.name)]
+        return least if given is None else given
 
     def may_write(self) -> bool:
         """Whether rows are written."""

@@ -101,14 +101,14 @@ def _is_small(op: Op, key: Mapping[str, Any], tokens: set[int]) -> bool:
     return moved <= _LARGEST_BYTES and flops <= _LARGEST_FLOPS
 
 
-def gain(of: Mapping[str, float]) -> float:
-    """By how much the best other backend would take less, where the model can tell it and, of Triton, it is more than
+def gain(of: Mapping[str, float], error: float) -> float:
+    """By how much the best other backend would take less, where that is more than the model's error and, of Triton, it is more than
     what its launches take the host longer; else 0.
     """
     others = {name: us for name, us in of.items() if name != "own"}
     worth = [of["own"] / us - 1 for name, us in others.items() if name != "triton" or of["own"] - us > _LEAST_OF_TRITON]
     best = max(worth, default=0.0)
-    return best if best > modelling.LEAST_GAIN else 0.0
+    return best if best > error else 0.0
 
 
 def lines(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
@@ -118,7 +118,8 @@ def lines(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     kept = modelled_page.rows("hot list")
     for op, keys in operators():
         rows = with_rows(op)
-        gains = [gain(of) for key in keys if "own" in (of := found.get(f"{op.name} {text(key)}", {}))]
+        error = modelling.class_error(modelling.class_of(op.home, op.name))
+        gains = [gain(of, error) for key in keys if "own" in (of := found.get(f"{op.name} {text(key)}", {}))]
         has, missing = sum(text(key) in rows for key in keys), [one for one in gains if one]
         worst = f"{len(missing)}, up to {max(missing):.0%}" if missing else ""
         compared = [len(gains), len(gains) - len(missing), worst] if gains else kept.get(op.name, [""] * 6)[3:]

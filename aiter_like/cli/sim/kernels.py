@@ -88,7 +88,8 @@ def modelled(folder: Path, rows: Sequence[Published]) -> Iterator[Modelled]:
             continue
         try:
             peaks = [_run(folder, row, run, modelling.PEAK_MHZ) for run in entry["runs"]]
-            clock = modelling.sustained_mhz(row.clock, statistics.mean(busy for _, busy in peaks))
+            matrix, vector = (statistics.mean(shares) for shares in zip(*(busy for _, busy in peaks)))
+            clock = modelling.sustained_mhz(row.operands, matrix, vector)
             times = [statistics.geometric_mean(us for us, _ in found) for found in
                      ([_run(folder, row, run, clock) for run in entry["runs"]], peaks)]
         except (SimulatorError, ValueError) as error:
@@ -97,11 +98,13 @@ def modelled(folder: Path, rows: Sequence[Published]) -> Iterator[Modelled]:
         yield Modelled(row, *times, clock, note=entry.get("note", ""))
 
 
-def _run(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], clock_mhz: float) -> tuple[float, float]:
-    """Modelled time of a run's launches, one after the other, and the share of it that matrix units are busy."""
+def _run(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], clock_mhz: float) -> tuple[float, list[float]]:
+    """Modelled time of a run's launches, one after the other, and the shares of it in which the matrix and the vector
+    units work.
+    """
     from aiter_like import sim
 
-    total = busy = 0.0
+    launches = []
     for launch in run:
         file, place = folder / str(launch["file"]), f"{row.name}: {launch['file']}"
         code = sim_spec.read_code(file)
@@ -111,9 +114,10 @@ def _run(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], clock_m
         shared = described.integer(launch.get("shared", 0), 0, 2**32 - 1, f"{place}: shared")
         with sim.enabled(checks=False, model="sample", clock_mhz=clock_mhz) as session:
             sim.launch(code.image, kernel.name, grid, block, shared, spec.steps[0].kernargs(kernel, spec.buffers))
-            total += sum(one["modelled_us"] for one in session.modelled)
-            busy += sum(one["modelled_us"] * one["busy"]["matrix"] for one in session.modelled)
-    return total, busy / total
+            launches += session.modelled
+    total = sum(one["modelled_us"] for one in launches)
+    return total, [sum(one["modelled_us"] * one["busy"][unit] for one in launches) / total
+                   for unit in ("matrix", "vector")]
 
 
 def lines(found: Sequence[Modelled]) -> list[str]:
@@ -130,7 +134,15 @@ def lines(found: Sequence[Modelled]) -> list[str]:
         rows.append(f"{one.row.name:60} {one.row.us:10.2f} {one.us:10.2f} us {one.clock_mhz:7.0f} "
                     f"{one.error:+7.1%} {one.peak_error:+7.1%} {ratio}")
     sums = whole_kernels.groups(found)
-    return [*rows, "", *(_group(one) for one in sums), whole_kernels.verdict(sums)]
+    return [*rows, "", *(_group(one) for one in sums), errors_of(found), whole_kernels.verdict(sums)]
+
+
+def errors_of(found: Sequence[Modelled]) -> str:
+    """Each class's error, in a sentence."""
+    from aiter_like.sim.validation import whole_kernels
+
+    errors = ", ".join(f"{kind} {error:.1%}" for kind, error in whole_kernels.class_errors(found).items())
+    return f"mean absolute error of each class, within which modelled times are a tie: {errors or 'nothing ran'}"
 
 
 def _us(us: float | None) -> str:
@@ -144,6 +156,16 @@ def _group(one: Group) -> str:
             f"{one.peak_error:.1%}{ratio}{order}")
 
 
+def keep_errors(found: Sequence[Modelled]) -> None:
+    """Writes the file that modelling.class_error reads. A class of which nothing ran keeps the error that it has."""
+    from aiter_like.sim import modelling, validation
+    from aiter_like.sim.validation import whole_kernels
+
+    file = Path(validation.__file__).with_name(modelling.ERRORS)
+    errors = json.loads(file.read_text(encoding="utf-8"))["errors"] | whole_kernels.class_errors(found)
+    file.write_text(json.dumps({"model": modelling.version(), "errors": errors}, indent=1) + "\n", encoding="utf-8")
+
+
 def section(found: Sequence[Modelled]) -> list[str]:
     """The same, for the page that the repository keeps."""
     from aiter_like.sim import modelling
@@ -152,9 +174,9 @@ def section(found: Sequence[Modelled]) -> list[str]:
     ratios, sums = whole_kernels.ratio_errors(found), whole_kernels.groups(found)
     text = ["## Whole kernels", "",
             f"Model version {modelling.version()}. Figures under \"modelled\" are not measured: they are times at the "
-            "clock that the", "kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen before any of them ran). The "
-            "last two columns are the error at", "2100 MHz, and a ratio that needs no clock: how much a row's error "
-            "differs from the geometric mean of its group and class.", "",
+            "clock that power", "leaves the kernel (`modelling.sustained_mhz`, whose figures come from none of these kernels). "
+            "The last two columns are the error", "at 2100 MHz, and a ratio that needs no clock: how much a row's error "
+            "differs from the geometric mean of its group and", "operands.", "",
             "| row | source | published, us | modelled, us | error | at 2100 MHz | ratio |",
             "|---|---|---|---|---|---|---|"]
     for one in found:
@@ -164,7 +186,7 @@ def section(found: Sequence[Modelled]) -> list[str]:
                     f"{head} {one.us:.2f} | {one.error:+.1%} | {one.peak_error:+.1%} | {ratio} |")
     notes = dict.fromkeys(f"- {one.row.group.split()[0]}, {one.row.variant.split()[0]}: {one.note}."
                           for one in found if one.note)
-    return [*text, "", *(f"- {_group(one)}." for one in sums), "", f"**{whole_kernels.verdict(sums)}**", "",
+    return [*text, "", *(f"- {_group(one)}." for one in sums), "", errors_of(found) + ".", "", f"**{whole_kernels.verdict(sums)}**", "",
             "What ran, as the manifest says:", "", *notes, "", *_reasons(found)]
 
 

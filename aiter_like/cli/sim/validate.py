@@ -114,6 +114,8 @@ def _run_kernels(args: argparse.Namespace) -> int:
     print("\n".join(sim_kernels.lines(found)))
     if args.page:
         _put(args.page, "kernels", sim_kernels.section(found))
+        if args.page.is_dir() and not args.only:
+            sim_kernels.keep_errors(found)
     if args.json:
         args.json.write_text(sim_kernels.figures(found))
     return 1 if any(one.failed for one in found) else 0

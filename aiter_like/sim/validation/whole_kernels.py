@@ -2,8 +2,8 @@
 """Whole kernels whose times on an MI300X are public, and the cycle model beside them. The model's parameters come from
 none of them.
 
-whole_kernels.csv has a row for each: `group`, `case` (the shape), `variant` (whose kernel), `clock` (its class of
-`modelling.SUSTAINED_MHZ`), `us` (empty where only a ratio is public) and `source`. A figure that its source gives in
+whole_kernels.csv has a row for each: `group`, `case` (the shape), `variant` (whose kernel), `operands` (of its products,
+of `modelling.SUSTAINED`, which the clock depends on), `us` (empty where only a ratio is public) and `source`. A figure that its source gives in
 TFLOP/s is there as the time that follows from it.
 """
 
@@ -35,7 +35,7 @@ class Published:
     group: str
     case: str
     variant: str
-    clock: str
+    operands: str
     us: float | None
     source: str
 
@@ -50,7 +50,7 @@ class Modelled:
     """A row and what the model says of it.
 
     Attributes:
-        us: at `clock_mhz`, the clock that its class sustains; None: it did not run.
+        us: at `clock_mhz`, the clock that power leaves it (modelling.sustained_mhz); None: it did not run.
         peak_us: at `modelling.PEAK_MHZ`.
         why_not: why it did not run.
         note: what its kernel was made from, as the manifest says.
@@ -67,7 +67,7 @@ class Modelled:
 
     @property
     def error(self) -> float:
-        """Relative, at the clock of its class: 0.05 = 5 % above the published time."""
+        """Relative, at its clock: 0.05 = 5 % above the published time."""
         return self.us / self.row.us - 1
 
     @property
@@ -97,7 +97,7 @@ def published() -> list[Published]:
 
 
 def ratio_errors(found: Iterable[Modelled]) -> dict[Published, float]:
-    """Row → error without a clock: of its share of the geometric mean over the rows of its group and class that ran.
+    """Row → error without a clock: of its share of the geometric mean over the rows of its group and operands that ran.
 
     A row that is alone there has none.
     """
@@ -112,7 +112,7 @@ def ratio_errors(found: Iterable[Modelled]) -> dict[Published, float]:
 
 
 def _peers(one: Modelled) -> tuple[str, str]:
-    return one.row.group, one.row.clock
+    return one.row.group, one.row.operands
 
 
 def groups(found: Sequence[Modelled]) -> list[Group]:
@@ -139,6 +139,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def class_errors(found: Sequence[Modelled]) -> dict[str, float]:
+    """Class of modelling.CLASSES → mean absolute error of its rows that ran."""
+    errors = {}
+    for kind, names in modelling.CLASSES.items():
+        if own := [abs(one.error) for one in found if one.us is not None and one.row.group.startswith(names)]:
+            errors[kind] = round(_mean(own), 4)
+    return errors
+
+
 def verdict(sums: Sequence[Group]) -> str:
     """The mean over the groups that count, or that the model is not validated; then that with the added groups."""
     counted = [one for one in sums if not one.name.startswith(ADDED)]
@@ -151,5 +160,5 @@ def verdict(sums: Sequence[Group]) -> str:
 def _over(sums: Sequence[Group]) -> str:
     ratios = [one.ratio_error for one in sums if one.ratio_error is not None]
     without = f", without a clock {_mean(ratios):.1%}" if ratios else ""
-    return (f"over {len(sums)} groups: {_mean([one.error for one in sums]):.1%} at the clocks of "
-            f"the classes, {_mean([one.peak_error for one in sums]):.1%} at {modelling.PEAK_MHZ:.0f} MHz{without}")
+    return (f"over {len(sums)} groups: {_mean([one.error for one in sums]):.1%} at the clocks that "
+            f"power leaves them, {_mean([one.peak_error for one in sums]):.1%} at {modelling.PEAK_MHZ:.0f} MHz{without}")

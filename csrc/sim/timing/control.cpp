@@ -151,11 +151,14 @@ std::string json_of(const ModelledLaunch& m) {
   const std::vector<u32> places = places_of(m);
   for (const ModelledLaunch::Line& line : m.lines) lines.raw(json_of(line, places));
   const EngineResult& r = m.replayed;
-  const double cus = m.cus * m.xcds, simds = 4 * cus, clk = std::max(r.clk, 1.0);
+  const double cus = m.cus * m.xcds, simds = 4 * cus;
+  // Of the launch's time, in which all of its workgroups do what the replayed ones did.
+  const double clk = std::max(m.clk, 1.0) * static_cast<double>(m.recorded) / cus / std::max(m.workgroups_of_cu, 1e-9);
+  const auto share = [&](double busy_clk) { return number(std::min(busy_clk / clk, 1.0)); };
   Object o, busy;
-  busy.raw("matrix", number(r.mfma_busy / simds / clk)).raw("vector", number(r.valu_busy / simds / clk));
-  busy.raw("LDS", number(r.lds_busy / cus / clk)).raw("address", number(r.address_busy / cus / clk));
-  busy.raw("L2", number(r.l2_busy / clk)).raw("beyond L2", number(r.beyond_busy / clk));
+  busy.raw("matrix", share(r.mfma_busy / simds)).raw("vector", share(r.valu_busy / simds));
+  busy.raw("LDS", share(r.lds_busy / cus)).raw("address", share(r.address_busy / cus));
+  busy.raw("L2", share(r.l2_busy)).raw("beyond L2", share(r.beyond_busy));
   o.add("model", std::string_view(kModelVersion)).add("kernel", m.kernel).add("name", demangled(m.kernel));
   o.raw("grid", sizes(m.grid)).raw("block", sizes(m.block)).add("lds_bytes", u64{m.lds_bytes});
   o.raw("occupancy", json_of(m.occupancy)).raw("modelled_clk", number(m.clk)).raw("clock_mhz", number(m.clock_mhz));
@@ -163,6 +166,7 @@ std::string json_of(const ModelledLaunch& m) {
   const GroupTime first = r.groups.empty() ? GroupTime{} : r.groups.front();
   o.add("xcds", u64{m.xcds}).some("met", r.met).some("unmet", r.unmet);
   o.raw("first_workgroup_clk", number(first.end - first.begin));
+  o.raw("sample_error", number(m.sample_error));
   o.add("cus_of_xcd", u64{m.cus}).raw("replayed_clk", number(r.clk)).add("replayed_instructions", r.issued);
   o.raw("busy", busy.str()).raw("traffic", json_of(r.traffic)).raw("instructions", lines.str());
   return o.raw("timeline", timeline_of(m, places)).str();

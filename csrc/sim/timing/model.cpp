@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "isa/mfma_shape.h"
@@ -151,6 +152,8 @@ class LaunchModel final : public LaunchObserver {
     m.clock_mhz = parameters_.clock_mhz;
     if (traces.empty()) return m;
     m.cus = cus_;
+    m.workgroups_of_cu = is_whole_chip ? static_cast<double>(traces.size()) / (parameters_.xcds * parameters_.cus)
+                                       : static_cast<double>(of_xcd_) / parameters_.cus;
     m.xcds = is_whole_chip ? parameters_.xcds : 1;
     const std::vector<std::vector<u32>> meetings = recorder_.ends();
     EngineShape shape{m.cus, m.xcds, active_, slots_, settings_.timeline_events};
@@ -194,23 +197,29 @@ class LaunchModel final : public LaunchObserver {
   }
 
   // A launch of more rounds than were replayed has so many more of the later ones: the first begins with empty caches.
-  double extrapolated(const ModelledLaunch& m) const {
+  double extrapolated(ModelledLaunch& m) const {
     const EngineResult& r = m.replayed;
     const u64 places = u64{m.cus} * slots_, rounds = of_xcd_ / wide_;
     const u64 replayed = (m.recorded - std::min(last_of(m.cus), m.recorded)) / places;
     if (rounds <= replayed || replayed < 2) return r.clk;
-    double later = 0;
-    for (u64 n = places; n < replayed * places; ++n) {
-      later += r.groups[n].end - r.groups[n].begin + parameters_.dispatch_clk;
+    std::vector<double> lengths(replayed);
+    for (u64 n = 0; n < replayed * places; ++n) {
+      lengths[n / places] += (r.groups[n].end - r.groups[n].begin + parameters_.dispatch_clk) / static_cast<double>(places);
     }
-    const double round = later / static_cast<double>((replayed - 1) * places);
+    const auto later = lengths.begin() + 1;
+    const double round = std::accumulate(later, lengths.end(), 0.0) / static_cast<double>(replayed - 1);
+    // Of one later round nothing tells how much it repeats but the first.
+    const auto [least, most] = std::minmax_element(replayed > 2 ? later : lengths.begin(), lengths.end());
+    const double spread = (*most - *least) / 2 * static_cast<double>(rounds - replayed);
     // How much more each modelled CU would have to do. The last workgroups run faster, on CUs that are half empty: no
     // unit is faster than it can be for all that.
     const double more = static_cast<double>(of_xcd_) / parameters_.cus / (static_cast<double>(m.recorded) / m.cus);
     const double simds = m.cus * parameters_.simds;
     const double busiest = std::max({r.mfma_busy / simds, r.valu_busy / simds, r.lds_busy / m.cus,
                                      r.address_busy / m.cus, r.l2_busy, r.beyond_busy});
-    return std::max(r.clk + static_cast<double>(rounds - replayed) * round, more * busiest);
+    const double clk = std::max(r.clk + static_cast<double>(rounds - replayed) * round, more * busiest);
+    m.sample_error = spread / clk;
+    return clk;
   }
 
   const Launch& launch_;

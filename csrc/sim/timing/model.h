@@ -22,8 +22,10 @@ struct ModelledLaunch {
   u32 grid[3], block[3], lds_bytes = 0;
   Occupancy occupancy{};
   u64 workgroups = 0, recorded = 0;            // one XCD's, and those that were replayed
+  double workgroups_of_cu = 0;                 // of a CU of the chip, on average
   u32 cus = 0, xcds = 1;                       // CUs of an XCD that took part; XCDs that were replayed
   double clk = 0, clock_mhz = 0;
+  double sample_error = 0;                     // by how much rounds of a sample differ, of clk
   double mfma_flops = 0;                       // the whole launch's
   EngineResult replayed;
   struct Line {

@@ -21,12 +21,9 @@ _EXPECTED: dict[str, dict[str, tuple[float, str]]] = {
     "flag, round trip to another XCD": {"us": (1.44, "fleet")},
     "flag, round trip in an XCD": {"us": (1.20, "fleet")},
     "flag, round trip to another XCD under load": {"us": (6.76, "fleet")},
-    "clocks under load": {"matrix bf16": (modelling.SUSTAINED_MHZ["matrix bf16"], "SUSTAINED_MHZ"),
-                          "matrix fp16": (modelling.SUSTAINED_MHZ["matrix fp16"], "SUSTAINED_MHZ"),
-                          "matrix fp8": (modelling.SUSTAINED_MHZ["matrix 8-bit"], "SUSTAINED_MHZ"),
-                          "matrix and exp": (modelling.SUSTAINED_MHZ["attention"], "SUSTAINED_MHZ"),
-                          "vector": (modelling.SUSTAINED_MHZ["vector"], "SUSTAINED_MHZ"),
-                          "memory": (modelling.SUSTAINED_MHZ["memory"], "SUSTAINED_MHZ")}}
+    "clocks under load": {what: (modelling.sustained_mhz(operands, *busy), "sustained_mhz") for what, operands, *busy in (
+        ("matrix bf16", "bf16", 1, 0), ("matrix fp16", "fp16", 1, 0), ("matrix fp8", "8-bit", 1, 0),
+        ("matrix and exp", "bf16", 0.8, 0.8), ("vector", "", 0, 1), ("memory", "", 0, 0))}}
 
 
 def lines(answers: Mapping[str, Any]) -> Iterator[str]:
