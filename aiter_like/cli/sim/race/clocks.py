@@ -32,14 +32,12 @@ class Clock(Protocol):
     def place(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors where this clock's calls want them."""
 
-    def mhz(self, row: Row) -> float | None:
-        """The clock of both sides; None where the device has its own."""
-
     def error(self, row: Row) -> float:
         """By how much a time may be off."""
 
-    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> list[float]:
-        """Each call's time in us; with `is_whole` every workgroup runs, so that the results are right."""
+    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], float | None]:
+        """Each call's time in us, and the clock of them all in MHz, None where the device has its own; with `is_whole`
+        every workgroup runs, so that the results are right."""
 
 
 class ModelClock:
@@ -54,20 +52,23 @@ class ModelClock:
         """See Clock."""
         return dict(made)
 
-    def mhz(self, row: Row) -> float:
-        """That which the row's class sustains with busy matrix units, unless a clock is given."""
-        return self._mhz or modelling.sustained_mhz(row.family.clock, modelling.SUSTAINED_SHARE)
-
     def error(self, row: Row) -> float:
         """The class's."""
-        return outcome.class_error(row.family.error)
+        return modelling.class_error(row.family.error)
 
-    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> list[float]:
-        """See Clock."""
-        return [self._time(call, self.mhz(row), not is_whole) for call in calls]
+    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], float]:
+        """See Clock. The clock is the one that power leaves to the first call, ours, unless one is given."""
+        mhz = self._mhz
+        if mhz is None:
+            found = self._launches(calls[0], modelling.PEAK_MHZ, not is_whole)
+            total = sum(one["modelled_us"] for one in found)
+            matrix, vector = (sum(one["modelled_us"] * one["busy"][unit] for one in found) / total
+                              for unit in ("matrix", "vector"))
+            mhz = modelling.sustained_mhz(row.family.operands, matrix, vector)
+        return [sum(one["modelled_us"] for one in self._launches(call, mhz, not is_whole)) for call in calls], mhz
 
     @staticmethod
-    def _time(call: Callable[[], Any], mhz: float, sample: bool) -> float:
+    def _launches(call: Callable[[], Any], mhz: float, sample: bool) -> list[dict]:
         import torch
 
         from aiter_like import sim
@@ -77,7 +78,7 @@ class ModelClock:
             call()
         if not found:
             raise ValueError("the call launched nothing on the simulated MI300X")
-        return sum(one["modelled_us"] for one in found)
+        return found
 
 
 class DeviceClock:
@@ -98,19 +99,16 @@ class DeviceClock:
         """See Clock."""
         return tensors.on_device(made, self._place)
 
-    def mhz(self, row: Row) -> None:
-        """The device's own."""
-
     def error(self, row: Row) -> float:
         """What the tuner takes for no difference."""
         return self._clock.least_gain / 100
 
-    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> list[float]:
+    def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], None]:
         """See Clock."""
         from aiter_like.tuning.clock import Contender
 
         rounds = self._clock.rounds([Contender((call,)) for call in calls], _ROUNDS)
-        return [statistics.median(each) for each in rounds]
+        return [statistics.median(each) for each in rounds], None
 
 
 def here(mhz: float | None) -> Clock:
@@ -152,35 +150,26 @@ def run(row: Row, folder: Path | None, clock: Clock) -> Outcome:
 
 
 def _run(row: Row, folder: Path | None, clock: Clock) -> Outcome:
-    mhz, off = clock.mhz(row), clock.error(row)
-    is_whole = not row.check
-    made = clock.place(tensors.of(row.family, row.sizes, is_whole))
+    made = clock.place(tensors.of(row.family, row.sizes, not row.check))
     by = sides.explained(row, row.sizes, made)
-    ours, why, found = sides.ours(row, row.sizes, made), "", None
+    ours, why = sides.ours(row, row.sizes, made), ""
     try:
         other = None if folder is None else sides.peer(row, row.sizes, made, folder, clock.launcher)
     except sides.NotThere as missing:
         other, why = None, f"not there: {missing}"
-    if other is None:
-        (us,) = clock.times(row, [ours], is_whole)
-        return Outcome(row, us, None, by, mhz, off, why)
-    if not is_whole:
-        found, wrong = _compared(row, row.check, folder, clock)
-        if wrong:
-            return Outcome(row, ours_by=by, why=wrong, failed=True, difference=found)
     results: dict[str, Any] = {}
-    calls = [lambda: results.update(ours()), other]
-    if is_whole and clock.is_modelled:
-        times = clock.times(row, calls, True)
-        found, wrong = outcome.difference(row, results, made)
-    else:
-        wrong = ""
-        if is_whole:
-            found, wrong = _compared(row, row.sizes, folder, clock)
-        times = [] if wrong else clock.times(row, calls, False)
+    calls = [lambda: results.update(ours()), *([other] if other else [])]
+    is_compared_here = not row.check and clock.is_modelled  # the run that is timed leaves the results
+    difference, wrong = None, ""
+    if other and not is_compared_here:
+        difference, wrong = _compared(row, row.check or row.sizes, folder, clock)
+    if not wrong:
+        times, mhz = clock.times(row, calls, not row.check)
+        if other and is_compared_here:
+            difference, wrong = outcome.difference(row, results, made)
     if wrong:
-        return Outcome(row, ours_by=by, why=wrong, failed=True, difference=found)
-    return Outcome(row, *times, by, mhz, off, difference=found)
+        return Outcome(row, ours_by=by, why=wrong, failed=True, difference=difference)
+    return Outcome(row, *[*times, None][:2], by, mhz, clock.error(row), why, difference=difference)
 
 
 def _compared(row: Row, sizes: Mapping[str, Any], folder: Path, clock: Clock) -> tuple[float, str]:

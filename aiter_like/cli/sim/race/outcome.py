@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.cli.sim.race.rows import Row
-from aiter_like.sim import modelling
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_ERRORS = {"attention": 0.25, "product": 0.15, "block_scale": 0.25, "elementwise": 0.25}
-
-
-def class_error(kind: str) -> float:
-    """The model's own error for a class of kernels."""
-    known = getattr(modelling, "class_error", None)  # TODO(46): modelling has it on another branch
-    return known(kind) if known else _ERRORS[kind]
 
 
 @dataclass(frozen=True)

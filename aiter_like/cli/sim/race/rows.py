@@ -27,8 +27,7 @@ PEERS = {
 }
 """Whose kernels there are, and how a user gets the folder."""
 
-ERRORS = ("attention", "product", "block_scale", "elementwise")
-_KEYS = {"family", "error", "clock", "peer", "source", "like", "sizes", "tensors", "ours", "launches", "compare",
+_KEYS = {"family", "error", "operands", "peer", "source", "like", "sizes", "tensors", "ours", "launches", "compare",
          "tolerance", "rows"}
 _STEP_KEYS = {"file", "kernel", "grid", "block", "shared", "arguments"}
 _CALL_KEYS = {"call", "arguments", "results"}
@@ -43,7 +42,7 @@ class Family:
         place: the file, for messages.
         name: of the operators that race, as "int8 product"; several files may have the same.
         error: the class of modelling.class_error.
-        clock: the class of modelling.SUSTAINED_MHZ.
+        operands: of matrix operations, of modelling.SUSTAINED; "": there are none.
         peer: whose kernel it is, of PEERS.
         source: where the facts stand.
         tensors: name → description.
@@ -56,7 +55,7 @@ class Family:
     place: str
     name: str
     error: str
-    clock: str
+    operands: str
     peer: str
     source: str
     tensors: Mapping[str, Mapping[str, Any]]
@@ -135,7 +134,7 @@ def _rows(table: Mapping[str, Any], path: Path) -> list[Row]:
         if not isinstance(table.get(key, {} if key == "sizes" else None), kind):
             raise ValueError(f"{path}: {key} must be {'a table' if kind is dict else 'a list' if kind is list else 'a text'}"
                              f", got {described.GOT.repr(table[key])}")
-    for key, known in (("error", ERRORS), ("clock", modelling.SUSTAINED_MHZ), ("peer", PEERS)):
+    for key, known in (("error", modelling.CLASSES), ("operands", ("", *modelling.SUSTAINED)), ("peer", PEERS)):
         described.one_of(table[key], dict.fromkeys(known, ()), f"{path}: {key}")
     described.require_keys(table["ours"], _CALL_KEYS, f"{path}: ours", needed=("call", "arguments"))
     for index, step in enumerate(table["launches"]):
@@ -145,7 +144,7 @@ def _rows(table: Mapping[str, Any], path: Path) -> list[Row]:
     for name in table["compare"].values():
         if name not in table["tensors"]:
             raise ValueError(f"{path}: compare: no tensor {described.GOT.repr(name)}")
-    family = Family(f"{path}", table["family"], table["error"], table["clock"], table["peer"], table["source"],
+    family = Family(f"{path}", table["family"], table["error"], table["operands"], table["peer"], table["source"],
                     table["tensors"], table["ours"], tuple(table["launches"]), table["compare"],
                     float(table.get("tolerance", 0.0)))
     return [_row(family, table.get("sizes", {}), entry, f"{path}: rows[{index}]")
