@@ -128,7 +128,7 @@ def here(mhz: float | None) -> Clock:
 
 
 def aiters_folder() -> Path | None:
-    """hsa/gfx942 of the installed package aiter; None where there is none. The package's own stand-in has no objects."""
+    """hsa/gfx942 of the installed package aiter; None where there is none: this package's stand-in has no objects."""
     for name in ("aiter_meta", "aiter"):
         spec = importlib.util.find_spec(name)
         for place in (spec.submodule_search_locations or ()) if spec else ():

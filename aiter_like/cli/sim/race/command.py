@@ -13,9 +13,10 @@ from aiter_like.cli.sim.race import outcome, rows
 from aiter_like.cli.sim.race.outcome import Outcome
 from aiter_like.cli.sim.race.rows import Row
 
-_DESCRIPTION = """Times this package's own choice for a call beside other people's kernels for the same call: code objects
-in DIR, whose arguments and grids are facts in configs/race/*.toml. Without a GPU both run on the simulated MI300X, and
-the cycle model replays all that they execute, at one clock: the one that power leaves to ours, or --clock. Nothing of that is measured. On an MI300X both are measured by events, with overwritten caches, medians.
+_DESCRIPTION = """Times this package's own choice for a call beside other people's kernels for the same call: code
+objects in DIR, whose arguments and grids are facts in configs/race/*.toml. Without a GPU both run on the simulated
+MI300X, and the cycle model replays all that they execute, at one clock: the one that power leaves to ours, or --clock.
+Nothing of that is measured. On an MI300X both are measured by events, with overwritten caches, medians.
 
 Results are compared first, by the relative L2 difference; large rows compare at the smaller sizes of their "check". A
 row whose results differ is an error and has no time. ratio is our speed over the other's: from 1 on we win. A ratio
@@ -36,7 +37,8 @@ def add_race(actions: argparse._SubParsersAction) -> None:
                       help="rows with this in their name, large ones too; may be given again")
     race.add_argument("--list", action="store_true", help="name the rows and what each needs, and run nothing")
     race.add_argument("--bar", type=float, metavar="RATIO", help="exit status 1 if a row or a family is below it")
-    race.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: what power leaves to ours)")
+    race.add_argument("--clock", type=float, metavar="MHZ",
+                      help="of the shader engines (default: what power leaves to ours)")
     race.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     race.add_argument("--page", type=Path, metavar="FILE.md",
                       help="write our own times there as a section; without DIR nothing else runs")
@@ -122,5 +124,7 @@ def section(found: Sequence[Outcome]) -> list[str]:
     seen: dict[str, Outcome] = {}
     for one in found:
         seen.setdefault(one.row.name.rsplit(" ", 1)[0], one)
-    return text + [f"| {name} | {one.ours_us:.2f} | {f'{one.clock_mhz:.0f}' if one.clock_mhz else '-'} | {one.ours_by} |"
-                   for name, one in seen.items() if one.ours_us is not None]
+    for name, one in seen.items():
+        clock = f"{one.clock_mhz:.0f}" if one.clock_mhz else "-"
+        text.append(f"| {name} | {one.ours_us:.2f} | {clock} | {one.ours_by} |")
+    return text

@@ -150,5 +150,5 @@ def figures(found: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [{"row": one.row.name, "family": one.row.family.name, "peer": one.row.family.peer, "sizes": one.row.sizes,
              "ours_us": one.ours_us, "peer_us": one.peer_us, "ratio": one.ratio, "verdict": one.verdict or None,
              "error_of_model": one.error, "clock_mhz": one.clock_mhz, "is_modelled": one.clock_mhz is not None,
-             "ours_by": one.ours_by, "why": one.why, "failed": one.failed, "compared_at": one.row.check or one.row.sizes,
-             "difference": one.difference} for one in found]
+             "ours_by": one.ours_by, "why": one.why, "failed": one.failed,
+             "compared_at": one.row.check or one.row.sizes, "difference": one.difference} for one in found]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The rows of a race, from configs/race/*.toml: one file for each kernel of somebody's, whose block of arguments several
-rows of sizes share. configs/race/README.md describes the files; every mistake in one is named by its place.
+"""The rows of a race, from configs/race/*.toml: one file for each kernel of somebody's, whose block of arguments
+several rows of sizes share. configs/race/README.md describes the files; every mistake in one is named by its place.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _KEYS = {"family", "error", "operands", "peer", "source", "like", "sizes", "tens
          "tolerance", "rows"}
 _STEP_KEYS = {"file", "kernel", "grid", "block", "shared", "arguments"}
 _CALL_KEYS = {"call", "arguments", "results"}
+_WORDS = {dict: "table", list: "list", str: "text"}
 _ROW_KEYS = {"name", "is_large", "check"}
 
 
@@ -88,20 +89,22 @@ def text(pattern: str, sizes: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: str(sizes.get(found[1], found[0])), pattern)
 
 
-def read(folder: Path | None = None) -> list[Row]:
-    """All rows, by file; `folder` instead of configs/race.
+def folder() -> Path:
+    """Where the data files are."""
+    return paths.configs() / "race"
+
+
+def read() -> list[Row]:
+    """All rows, by file.
 
     Raises:
         ValueError: a file is damaged.
     """
-    folder = paths.configs() / "race" if folder is None else folder
-    tables = {path.name: _table(path) for path in sorted(folder.glob("*.toml"))}
-    if not tables:
-        raise ValueError(f"{folder}: no file of rows (*.toml)")
-    rows = [row for name, table in tables.items() for row in _rows(_inherited(name, tables, folder), folder / name)]
+    tables = {path.name: _table(path) for path in sorted(folder().glob("*.toml"))}
+    rows = [row for name, table in tables.items() for row in _rows(_inherited(name, tables), folder() / name)]
     names = [row.name for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{folder}: {twice[0]} is there twice")
+        raise ValueError(f"{folder()}: {twice[0]} is there twice")
     return rows
 
 
@@ -114,14 +117,14 @@ def _table(path: Path) -> dict[str, Any]:
     return table
 
 
-def _inherited(name: str, tables: Mapping[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+def _inherited(name: str, tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """A file's table with what it leaves out from the file that it is like; tensors and sizes are added up."""
     table = tables[name]
     if "like" not in table:
         return table
-    base = described.one_of(table["like"], tables, f"{folder / name}: like")
+    base = described.one_of(table["like"], tables, f"{folder() / name}: like")
     if "like" in base:
-        raise ValueError(f"{folder / name}: like: {table['like']} is itself like another")
+        raise ValueError(f"{folder() / name}: like: {table['like']} is itself like another")
     both = {key: {**base.get(key, {}), **table.get(key, {})} for key in ("tensors", "sizes")}
     return {**{key: value for key, value in base.items() if key != "rows"}, **table, **both}
 
@@ -132,8 +135,7 @@ def _rows(table: Mapping[str, Any], path: Path) -> list[Row]:
     for key, kind in (("tensors", dict), ("ours", dict), ("compare", dict), ("sizes", dict), ("launches", list),
                       ("rows", list), ("family", str), ("source", str)):
         if not isinstance(table.get(key, {} if key == "sizes" else None), kind):
-            raise ValueError(f"{path}: {key} must be {'a table' if kind is dict else 'a list' if kind is list else 'a text'}"
-                             f", got {described.GOT.repr(table[key])}")
+            raise ValueError(f"{path}: {key} must be a {_WORDS[kind]}, got {described.GOT.repr(table[key])}")
     for key, known in (("error", modelling.CLASSES), ("operands", ("", *modelling.SUSTAINED)), ("peer", PEERS)):
         described.one_of(table[key], dict.fromkeys(known, ()), f"{path}: {key}")
     described.require_keys(table["ours"], _CALL_KEYS, f"{path}: ours", needed=("call", "arguments"))
