@@ -85,16 +85,16 @@ class Step:
 
     def _block(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
         """The segment of a kernel whose code object does not tell of its arguments; what is not given is 0."""
-        segment = bytearray()
+        size = max((one.offset + one.size for one in kernel.arguments), default=kernel.kernarg_bytes)
+        segment = bytearray(size)
         for at, given in self.arguments.items():
             place, begin = f"{self.place}: arguments.{at}", int(at)
             packed = _argument(given, buffers, place)
-            if begin + len(packed) > kernel.kernarg_bytes:
-                raise ValueError(f"{place}: {len(packed)} bytes here end beyond the {kernel.kernarg_bytes} bytes of "
-                                 f"{kernel.name}'s arguments")
-            segment.extend(bytes(max(begin + len(packed) - len(segment), 0)))
+            if begin + len(packed) > size:
+                raise ValueError(f"{place}: {len(packed)} bytes here end beyond the {size} bytes of {kernel.name}'s "
+                                 "arguments")
             segment[begin:begin + len(packed)] = packed
-        return bytes(segment.ljust(kernel.kernarg_bytes, b"\0"))
+        return bytes(segment)
 
     def _place_of(self, index: int, wanted: code_object.Argument) -> str:
         return f"{self.place}: arguments" + (f"[{index}]" if isinstance(self.arguments, list) else f".{wanted.name}")
