@@ -34,7 +34,7 @@ def add_race(actions: argparse._SubParsersAction) -> None:
                               epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     race.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="where the code objects are; see below")
     race.add_argument("--only", action="append", default=[], metavar="TEXT",
-                      help="rows with this in their name, large ones too; may be given again")
+                      help="rows with this in their name, large ones too ('': all); may be given again")
     race.add_argument("--list", action="store_true", help="name the rows and what each needs, and run nothing")
     race.add_argument("--bar", type=float, metavar="RATIO", help="exit status 1 if a row or a family is below it")
     race.add_argument("--clock", type=float, metavar="MHZ",
@@ -116,10 +116,11 @@ def section(found: Sequence[Outcome]) -> list[str]:
     """Our own times, for the page that the repository keeps: other people's figures are for who has their objects."""
     from aiter_like.sim import modelling
 
-    modelled = any(one.clock_mhz for one in found)
-    text = [f"{'Modelled' if modelled else 'Measured'} times of our own side of `aiter-like sim race`"
-            f"{f', model version {modelling.version()}, all workgroups of an XCD replayed' if modelled else ''}. Who "
-            "brings other", "people's code objects gets theirs beside these from the command.", "",
+    about = ("Modelled, none of it measured: our own side of `aiter-like sim race`, cycle model version "
+             f"{modelling.version()}, with", "nothing left out, at the clock that power leaves.")
+    text = ["## Our side of the race", "",
+            *(about if any(one.clock_mhz for one in found) else ("Measured: our own side of `aiter-like sim race`.",)),
+            "Who brings other people's code objects gets their times beside these from the command.", "",
             "| call | us | at MHz | served by |", "|---|---|---|---|"]
     seen: dict[str, Outcome] = {}
     for one in found:
