@@ -46,7 +46,8 @@ def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
         key = {**_LATENT, "batch": batch, "seqlen_k": keys, "num_heads": heads}
         yield f"mla_decode {batch}x{keys}x{heads}", functools.partial(of_key, "mla_decode", key, "ck", is_whole=True)
     key = {**_UNIFIED, "batch": 64, "seqlen_q": 1, "seqlen_k": 4096}
-    yield "unified_attention decode 64x4096", functools.partial(of_key, "unified_attention", key, "hip")
+    decode = functools.partial(of_key, "unified_attention", key, "hip", is_whole=True)
+    yield "unified_attention decode 64x4096", decode
     for name, rows, keys in (("prefill", 4096, 4096), ("extend 512 of", 512, 8192)):
         key = {**_UNIFIED, "batch": 1, "seqlen_q": rows, "seqlen_k": keys}
         yield f"unified_attention {name} 1x{keys}", functools.partial(_causal, key, "ck")
