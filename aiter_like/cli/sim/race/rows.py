@@ -25,8 +25,8 @@ PEERS = {
                 "-I . -I csrc csrc/attention_kernel.hip -- -ffast-math -fno-math-errno -mllvm "
                 "-amdgpu-early-inline-all=true",
     "HipKittens": "HipKittens (github.com/HazyResearch/HipKittens, branch cdna3): the kernel of "
-                  "kernels/gemm/bf16fp32/mi325x\n    without its Python binding, its 8192 changed to 2048 and 4096, compiled into DIR as "
-                  "hipkittens_2048.co and hipkittens_4096.co:\n"
+                  "kernels/gemm/bf16fp32/mi325x\n    without its Python binding, its 8192 changed to 2048 and 4096, "
+                  "compiled into DIR as hipkittens_2048.co\n    and hipkittens_4096.co:\n"
                   "      sed '/pyutils/d; /^PYBIND11_MODULE/,$d; s/8192/2048/' KERNEL.cpp > hipkittens.hip\n"
                   "      aiter-like sim compile -std c++20 -o DIR/hipkittens_2048.co -D KITTENS_CDNA3 -I include "
                   "-I HIP hipkittens.hip\n"
