@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aiter_like import cli, device
-from aiter_like.cli.sim.race import arithmetic, clocks, outcome, rows, sides, tensors
+from aiter_like.cli.sim.race import arithmetic, clocks, outcome, rows, tensors
 from aiter_like.cli.sim.race.outcome import Outcome
 from aiter_like.sim import modelling
 
@@ -121,7 +121,7 @@ def test_both_sides_are_timed_and_compared(place, objects, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "squares: geometric mean" in printed and "a ratio within the model's own error is a tie" in printed
     assert "hip relu_squared[fp32]" in printed and "large" not in printed
-    assert race(objects, "--only", "large", "--clock", "1500") == 0
+    assert race(objects, "--only", "large", "--clock", "1500", "--budget", "1000") == 0
     assert "1500  hip relu_squared" in capsys.readouterr().out
 
 
@@ -175,7 +175,8 @@ def test_options(place, objects, capsys, monkeypatch):
     assert capsys.readouterr().out == "squares plain AITER: relu_squared beside square.co\n"
     monkeypatch.setattr(clocks, "aiters_folder", lambda: None)
     for arguments, message in (((), "DIR must be given"), ((objects / "none",), "none: no folder"),
-                               ((objects, "--only", "x9"), "no row has x9"), ((objects, "--clock", "1"), "--clock")):
+                               ((objects, "--only", "x9"), "no row has x9"), ((objects, "--clock", "1"), "--clock"),
+                               ((objects, "--budget", "-1"), "--budget must be")):
         assert race(*arguments) == 1
         assert message in capsys.readouterr().err
 
@@ -235,15 +236,40 @@ def test_verdicts_and_means():
     assert outcome.below([win, tie, none], 1.0) == [] and outcome.below([loss], 1.0) == ["A r", "the mean of A"]
 
 
-def test_launches_by_the_runtime_of_the_device(place, objects):
-    """The way of an MI300X: modules and launches of the HIP runtime, here the simulator's."""
-    families(place, ROW.format("plain", ""))
+class Events:
+    """Stands for tuning.clock.GpuClock: makes each call, and says how long it took."""
+
+    least_gain = 3.0
+
+    def __init__(self, target: device.Target):
+        self.made = 0
+
+    def rounds(self, contenders, count):
+        for one in contenders:
+            one.calls[0]()
+        return [[10.0, 11.0, 90.0], [22.0, 22.0, 22.0]]
+
+
+@pytest.mark.parametrize(("options", "verdict", "why"), [("", "win", ""), ("factor = 2", "", "out and y differ")])
+def test_the_way_of_a_real_device(place, objects, monkeypatch, options, verdict, why):
+    """Modules and launches are the HIP runtime's, here the simulator's; times are medians of events, here made up."""
+    families(place, ROW.format("plain", options))
     device.use_simulator(True)
-    (row,) = rows.read()
-    made = tensors.on_device(tensors.of(row.family, row.sizes, True), torch.device("cpu"))
-    launcher = sides.Hardware(device.target_of(torch.device("cpu")))
-    sides.peer(row, row.sizes, made, objects, launcher)()
-    assert torch.equal(made["y"], made["x"].relu() ** 2)
+    monkeypatch.setattr("aiter_like.tuning.clock.GpuClock", Events)
+    clock = clocks.DeviceClock(device.target_of(torch.device("cpu")))
+    clock._place = torch.device("cpu")
+    found = clocks.run(rows.read()[0], objects, clock)
+    assert (found.verdict, found.failed, found.clock_mhz) == (verdict, bool(why), None) and why in found.why
+    assert found.difference == 0 and (found.ours_us, found.peer_us, found.error) == (11, 22, 0.03) if not why else True
+
+
+def test_objects_of_an_installed_aiter_are_found(tmp_path, monkeypatch):
+    """A wheel has them beside the package, as aiter_meta; this package's stand-in `aiter` has none."""
+    objects = tmp_path / "aiter_meta" / "hsa" / "gfx942"
+    (objects / "fmha_v3_fwd").mkdir(parents=True)
+    assert clocks.aiters_folder() is None
+    monkeypatch.syspath_prepend(tmp_path)
+    assert clocks.aiters_folder() == objects
 
 
 def test_tensors_of_rows():

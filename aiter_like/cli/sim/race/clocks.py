@@ -41,12 +41,12 @@ class Clock(Protocol):
 
 
 class ModelClock:
-    """The cycle model with budget 0: all that an XCD executes is replayed."""
+    """The cycle model; with budget 0 all that a launch executes is replayed."""
 
     launcher, is_modelled = staticmethod(sides.simulated), True
 
-    def __init__(self, mhz: float | None = None):
-        self._mhz = mhz
+    def __init__(self, mhz: float | None = None, budget: int = 0):
+        self._mhz, self._budget = mhz, budget
 
     def place(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """See Clock."""
@@ -67,14 +67,14 @@ class ModelClock:
             mhz = modelling.sustained_mhz(row.family.operands, matrix, vector)
         return [sum(one["modelled_us"] for one in self._launches(call, mhz, not is_whole)) for call in calls], mhz
 
-    @staticmethod
-    def _launches(call: Callable[[], Any], mhz: float, sample: bool) -> list[dict]:
+    def _launches(self, call: Callable[[], Any], mhz: float, sample: bool) -> list[dict]:
         import torch
 
         from aiter_like import sim
 
         found: list[dict] = []
-        with torch.no_grad(), sim.enabled(checks=False), modelling.modelled(found, sample, mhz, 0, 0):
+        with torch.no_grad(), sim.enabled(checks=False), modelling.modelled(
+                found, sample, mhz, 0, self._budget):
             call()
         if not found:
             raise ValueError("the call launched nothing on the simulated MI300X")
@@ -111,7 +111,7 @@ class DeviceClock:
         return [statistics.median(each) for each in rounds], None
 
 
-def here(mhz: float | None) -> Clock:
+def here(mhz: float | None = None, budget: int = 0) -> Clock:
     """The device's clock where torch has an MI300X, else the model's."""
     import torch
 
@@ -120,11 +120,11 @@ def here(mhz: float | None) -> Clock:
     if torch.cuda.is_available():
         target = device.target_of(torch.device("cuda", torch.cuda.current_device()))
         if target.arch == "gfx942" and not target.simulated:
-            if mhz:
-                raise ValueError("--clock is for the cycle model; a real MI300X has its own")
+            if mhz or budget:
+                raise ValueError("--clock and --budget are for the cycle model; a real MI300X has its own clock")
             return DeviceClock(target)
     device.use_simulator(True)
-    return ModelClock(mhz)
+    return ModelClock(mhz, budget)
 
 
 def aiters_folder() -> Path | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiter_like.cli.outputs import put_section, require_writable
-from aiter_like.cli.sim.race import outcome, rows
+from aiter_like.cli.sim.race import clocks, outcome, rows
 from aiter_like.cli.sim.race.outcome import Outcome
 from aiter_like.cli.sim.race.rows import Row
 
@@ -39,6 +39,8 @@ def add_race(actions: argparse._SubParsersAction) -> None:
     race.add_argument("--bar", type=float, metavar="RATIO", help="exit status 1 if a row or a family is below it")
     race.add_argument("--clock", type=float, metavar="MHZ",
                       help="of the shader engines (default: what power leaves to ours)")
+    race.add_argument("--budget", type=int, default=0, metavar="COUNT",
+                      help="replay about so many wave instructions of a launch, for large rows (default: 0, all)")
     race.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     race.add_argument("--page", type=Path, metavar="FILE.md",
                       help="write our own times there as a section; without DIR nothing else runs")
@@ -54,8 +56,10 @@ def _run(args: argparse.Namespace) -> int:
         require_writable(path, option)
     if args.clock is not None and not 100 <= args.clock <= 10000:
         raise ValueError(f"--clock must be from 100 to 10000, got {args.clock:g}")
+    if args.budget < 0:
+        raise ValueError(f"--budget must be 0 or more, got {args.budget}")
     folder = _folder(args)
-    found = race(chosen, folder, args.clock)
+    found = race(chosen, folder, clocks.here(args.clock, args.budget))
     print("\n".join(outcome.lines(found)))
     if args.json:
         args.json.write_text(json.dumps(outcome.figures(found), indent=1) + "\n")
@@ -70,13 +74,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _folder(args: argparse.Namespace) -> Path | None:
     """The folder of objects; None: ours alone."""
-    from aiter_like.cli.sim.race.clocks import aiters_folder
-
     if args.folder is not None:
         if not args.folder.is_dir():
             raise ValueError(f"{args.folder}: no folder")
         return args.folder
-    folder = None if args.page else aiters_folder()
+    folder = None if args.page else clocks.aiters_folder()
     if folder is None and not args.page:
         raise ValueError("DIR must be given where no package aiter is installed; aiter-like sim race --help says what "
                          "it holds")
@@ -91,12 +93,11 @@ def chosen_rows(every: Sequence[Row], only: Sequence[str]) -> list[Row]:
     return chosen
 
 
-def race(chosen: Sequence[Row], folder: Path | None, mhz: float | None = None) -> list[Outcome]:
-    """Runs the rows, one after the other. Ours alone runs once where several peers have the same call."""
-    from aiter_like.cli.sim.race import clocks
+def race(chosen: Sequence[Row], folder: Path | None, clock: clocks.Clock) -> list[Outcome]:
+    """Runs the rows, one after the other."""
     from aiter_like.modules import progress
 
-    clock, found = clocks.here(mhz), []
+    found: list[Outcome] = []
     with progress.shown(lambda: f"racing: {len(found)}/{len(chosen)}, {chosen[len(found) - len(chosen)].name}"):
         for row in chosen:
             found.append(clocks.run(row, folder, clock))
@@ -117,7 +118,7 @@ def section(found: Sequence[Outcome]) -> list[str]:
     from aiter_like.sim import modelling
 
     about = ("Modelled, none of it measured: our own side of `aiter-like sim race`, cycle model version "
-             f"{modelling.version()}, with", "nothing left out, at the clock that power leaves.")
+             f"{modelling.version()}, at the", "clock that power leaves.")
     text = ["## Our side of the race", "",
             *(about if any(one.clock_mhz for one in found) else ("Measured: our own side of `aiter-like sim race`.",)),
             "Who brings other people's code objects gets their times beside these from the command.", "",
