@@ -34,7 +34,7 @@ RUN_BY = {  # the tests that run a page's Python, block after block; those of vL
     "aiter_like/modules/README.md": "tests/cli/test_build_served.py", "aiter_like/dispatch/README.md": HERE,
     "aiter_like/tuning/README.md": "tests/tuning/test_bench.py", "CHANGELOG.md": HERE,
     "op_tests/bench/MEASURED.md": "tests/ops/test_measured_page.py",
-    "hsa/README.md": HERE,
+    "hsa/README.md": HERE, "configs/race/README.md": HERE,
     "csrc/include/aiter_like/tile/README.md": "tests/sim/test_tutorials.py",
     **{f"op_tests/bench/{page}.md": HERE for page in ("HOT_LIST", "MODELLED", "MODELLED_CASES")},
     **{f"csrc/sim/{page}.md": HERE

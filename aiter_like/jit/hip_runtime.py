@@ -68,7 +68,8 @@ class ModuleRuntime:
             self._check(self._find(ctypes.byref(function), module, symbol.encode()))
         return function
 
-    def launch(self, function: ctypes.c_void_p, grid: Sequence[int], block: Sequence[int], kernargs: bytes) -> None:
+    def launch(self, function: ctypes.c_void_p, grid: Sequence[int], block: Sequence[int], kernargs: bytes,
+               shared_bytes: int = 0) -> None:
         """Launches on the device's current stream.
 
         Raises:
@@ -81,7 +82,7 @@ class ModuleRuntime:
         extra = (ctypes.c_void_p * 5)(1, ctypes.cast(kernargs, ctypes.c_void_p), 2, ctypes.addressof(size), 3)
         stream = 0 if self._target.simulated else torch.cuda.current_stream(self._target.index).cuda_stream
         with self._device():
-            self._check(self._launch(function, *grid, *block, 0, stream, None, extra))
+            self._check(self._launch(function, *grid, *block, shared_bytes, stream, None, extra))
 
     def versions(self) -> dict[str, int]:
         """hipRuntimeGetVersion's and hipDriverGetVersion's numbers."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim`: `run` launches kernels of any gfx942 code object on the simulated MI300X. The other actions have a
 module each: sim/check.py, sim/compare.py, sim/compile.py, sim/coverage.py, sim/debug.py, sim/profile.py,
-sim/script.py, sim/trace.py, sim/validate.py.
+sim/race/, sim/script.py, sim/trace.py, sim/validate.py.
 
 What the kernels get is described in a file: sim/spec.py, sim/steps.py; sim/init.py writes one.
 """
@@ -23,6 +23,7 @@ from aiter_like.cli.sim import compile as sim_compile
 from aiter_like.cli.sim import init as sim_init
 from aiter_like.cli.sim import launch as sim_launch
 from aiter_like.cli.sim import spec as sim_spec
+from aiter_like.cli.sim.race import command as race
 from aiter_like.cli.sim.spec import Buffer
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import counting, modelling, names
@@ -84,6 +85,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     sim_check.add_check(actions)
     coverage.add_coverage(actions)
     validate.add_validate(actions)
+    race.add_race(actions)
     profile.add_profile(actions)
     debug.add_debug(actions)
     trace.add_trace(actions)

@@ -42,7 +42,8 @@ DESCRIPTION = f"""SPEC.json has two keys (--init writes one for a code object, t
              fill: "zeros", "random" (normal, integers over their range; "seed": 0) or a number
              "output": true: the kernel may write it, and it becomes DIR/<name>.npy (bf16 as uint16, fp8 as uint8)
              "scratch": true: the kernel may write it
-  arguments  the kernel's explicit arguments in order, or by name; hidden ones are filled in:
+  arguments  the kernel's explicit arguments in order, or by name; hidden ones are filled in; or by place in bytes,
+             {{"0": …, "16": …}}, where the code object does not tell of them (what is not given is 0):
              {{"buffer": name or null, "offset": bytes}}, {{"type", "value"}}, or for a struct {{"hex": "00ff…"}} and,
              where it holds addresses, "pointers": {{"8": name}}, the place in bytes of each
              type: {', '.join(SCALARS)}
@@ -152,13 +153,14 @@ def _buffer(name: str, entry: Any, folder: Path, place: str) -> Buffer:
             raise ValueError(f"{place}.file must be a path, got {described.GOT.repr(entry['file'])}")
         data = _load(folder / entry["file"], place)
     else:
-        data = _filled(entry, place)
+        data = filled(entry, place)
     if data.numel() == 0:
         raise ValueError(f"{place}: a buffer must have at least one element")
     return Buffer(data, flags[0], any(flags))
 
 
-def _filled(entry: Mapping[str, Any], place: str) -> Tensor:
+def filled(entry: Mapping[str, Any], place: str) -> Tensor:
+    """A buffer of a description that has a dtype, a shape and what it is filled with."""
     import torch
 
     from aiter_like import dtypes
@@ -174,7 +176,7 @@ def _filled(entry: Mapping[str, Any], place: str) -> Tensor:
         fill = _number(fill, kind, place)
     _require_memory(math.prod(shape), kind.itemsize, place)
     try:
-        data = _zeros(shape, kind)
+        data = zeros(shape, kind)
         if fill == "random":
             return data.copy_(_random(shape, kind, torch.Generator().manual_seed(seed)))
         return data if fill == "zeros" else data.fill_(fill)
@@ -182,7 +184,7 @@ def _filled(entry: Mapping[str, Any], place: str) -> Tensor:
         raise ValueError(f"{place}: cannot be filled: {str(error).splitlines()[0]}") from error
 
 
-def _zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
+def zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
     """A buffer that begins on a page, as hipMalloc's do: torch's own begin anywhere, and cross more cache lines."""
     import torch
 
@@ -266,7 +268,7 @@ def _load(path: Path, place: str) -> Tensor:
         if status.st_size > _available_bytes() // 4:  # the file's array and its copy
             raise ValueError(f"{status.st_size} bytes are too many for the free memory")
         data = torch.from_numpy(numpy.load(path, allow_pickle=False))
-        return _zeros(data.shape, data.dtype).copy_(data)
+        return zeros(data.shape, data.dtype).copy_(data)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror or error}") from error
     except damage as error:

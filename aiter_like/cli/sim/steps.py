@@ -43,7 +43,7 @@ class Step:
 
     Attributes:
         place: what messages call it.
-        arguments: as the description has them: a list in the kernel's order, or by name.
+        arguments: as the description has them: a list in the kernel's order, or by name, or by place in bytes.
         kernel: its name; "" = the command line has it, like each of the next that is None.
         grid, block: workgroups, and work-items of each.
         shared_bytes: dynamic LDS.
@@ -58,12 +58,14 @@ class Step:
 
     def used(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> list[Buffer | None]:
         """The buffer of each argument, then those in structs: reports count in this order."""
-        given = self._in_order(kernel)
+        given = [*self.arguments.values()] if self._has_places else self._in_order(kernel)
         inside = [name for one in given for name in one.get("pointers", {}).values()]
         return [buffers.get(name) for name in [*(one.get("buffer") for one in given), *inside]]
 
     def kernargs(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
         """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`."""
+        if self._has_places:
+            return self._block(kernel, buffers)
         arguments = self._in_order(kernel)
         segment = bytearray(max((wanted.offset + wanted.size for wanted in kernel.arguments), default=0))
         for index, (wanted, given) in enumerate(zip(kernel.arguments, arguments, strict=True)):
@@ -74,6 +76,24 @@ class Step:
                 raise ValueError(f"{place}: {kernel.name} takes {wanted.name or 'an argument'} of {wanted.size} bytes "
                                  f"({wanted.kind}) here, got {len(packed)} bytes{' (a buffer)' if is_pointer else ''}")
             segment[wanted.offset:wanted.offset + wanted.size] = packed
+        return bytes(segment)
+
+    @property
+    def _has_places(self) -> bool:
+        """Whether the arguments are given by their places in the segment: no argument has a number as its name."""
+        return isinstance(self.arguments, dict) and bool(self.arguments) and all(map(str.isdecimal, self.arguments))
+
+    def _block(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
+        """The segment of a kernel whose code object does not tell of its arguments; what is not given is 0."""
+        size = max((one.offset + one.size for one in kernel.arguments), default=kernel.kernarg_bytes)
+        segment = bytearray(size)
+        for at, given in self.arguments.items():
+            place, begin = f"{self.place}: arguments.{at}", int(at)
+            packed = _argument(given, buffers, place)
+            if begin + len(packed) > size:
+                raise ValueError(f"{place}: {len(packed)} bytes here end beyond the {size} bytes of {kernel.name}'s "
+                                 "arguments")
+            segment[begin:begin + len(packed)] = packed
         return bytes(segment)
 
     def _place_of(self, index: int, wanted: code_object.Argument) -> str:
