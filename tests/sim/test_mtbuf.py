@@ -256,4 +256,4 @@ def test_every_row_is_tested():
     tested = {f"{prefix(typed, action)}_{d16}{name}" for typed in (False, True) for action in ("load", "store")
               for d16 in ("", "d16_") for name in names}
     tested |= {"buffer_load_format_d16_hi_x", "buffer_store_format_d16_hi_x"}
-    assert tested == table_names("mtbuf.cpp")
+    assert tested == table_names("mtbuf")

@@ -147,4 +147,4 @@ def test_every_smem_row_is_tested():
                for width in ("", "_x2")}
     tested |= {"s_atc_probe", "s_atc_probe_buffer"}
     tested |= {"s_memtime", "s_memrealtime", "s_dcache_wb", "s_dcache_inv", "s_dcache_inv_vol", "s_dcache_wb_vol"}
-    assert tested == table_names("smem.cpp")
+    assert tested == table_names("smem")
