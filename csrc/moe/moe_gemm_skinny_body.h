@@ -269,7 +269,8 @@ class Reader {
     for (int u = 0; u < Shape::kUnitsN; ++u) {
 #pragma unroll
       for (int run = 0; run < Unit::kColumnRuns; ++run) {
-        f(step.weights[u][run], b_ + unit_[u], of_column_[run], k + Order::template depth<Unit>(run));
+        const uint32_t depth = Order::template depth<Unit>(run);
+        f(step.weights[u][run], b_ + unit_[u], of_column_[run], k + depth);
       }
     }
   }
