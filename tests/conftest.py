@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
+import children
 import pytest
 import rotation
 import torch
 from jit_project import Compiler, Project, fake_compiler, forget, make_hip_project
 from toys import HARDWARE
 
-from aiter_like import device, dispatch, paths
+from aiter_like import device, dispatch, paths, sim
 from aiter_like.dispatch import self_check, table
 from aiter_like.jit import JitFunction
+from aiter_like.modules import cache
+
+CACHES = {"AITER_LIKE_CACHE_DIR": str(cache.cache_root()), "TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
 
 
 def pytest_addoption(parser):
@@ -47,6 +52,30 @@ def simulated():
     yield
     dispatch.reset()
     device.reset()
+
+
+@pytest.fixture
+def gpu():
+    """torch's "cuda" is the simulated MI300X; the test gets its device."""
+    with sim.as_gpu() as device:
+        yield device
+
+
+@pytest.fixture
+def simulated_triton():
+    """Triton compiles for the simulated MI300X and runs on it."""
+    pytest.importorskip("triton")
+    sim.enable_triton()
+    yield
+    sim.disable_triton()
+
+
+@pytest.fixture
+def caches(pytester, monkeypatch):
+    """The programs of `pytester`, which moves HOME, are forks and find what has been built, the simulator too."""
+    monkeypatch.setattr(pytester, "popen", children.of_pytester)
+    for name, folder in CACHES.items():
+        monkeypatch.setenv(name, os.environ.get(name, folder))
 
 
 @pytest.fixture

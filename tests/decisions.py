@@ -51,7 +51,7 @@ class Decisions:
         monkeypatch.setattr(Backend, "bind", bound)
         for kind, name, method in ((JitFunction, "_resolve", self._resolve), (asm.AsmFunction, "bind", self._bind_asm),
                                    (triton_launch.Launch, "_run", self._run)):
-            monkeypatch.setattr(kind, name, lambda *args, method=method: method(*args))
+            monkeypatch.setattr(kind, name, lambda *args, method=method, **named: method(*args, **named))
         monkeypatch.setattr(seam, "checking", lambda: False)
         if opens:
             monkeypatch.setattr(Classes, "opened", lambda classes, chosen, args: self.opened)

@@ -8,6 +8,7 @@ import ast
 import functools
 import importlib.util
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -53,10 +54,16 @@ RUN_BY = {  # the tests that run a page's Python, block after block; those of vL
 
 
 @functools.cache
+def tracked(*patterns: str) -> list[str]:
+    """Paths of tracked files."""
+    listed = ["git", "-C", ROOT, "ls-files", *patterns]
+    return subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+
+
+@functools.cache
 def pages() -> dict[str, str]:
     """Path → text of every tracked page."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout
-    return {name: (ROOT / name).read_text() for name in listed.split()}
+    return {name: (ROOT / name).read_text() for name in tracked("*.md")}
 
 
 @functools.cache
@@ -70,10 +77,18 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", pages()[page], re.DOTALL | re.MULTILINE)
 
 
+def prose(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", pages()[page], flags=re.DOTALL | re.MULTILINE)
+
+
+def prose_code(page: str) -> list[str]:
+    """Code within sentences."""
+    return re.findall(r"`([^`]+)`", prose(page))
+
+
 def code(page: str) -> list[str]:
     """Lines of shell blocks, and code within sentences."""
-    text = re.sub(r"^```.*?^```", "", pages()[page], flags=re.DOTALL | re.MULTILINE)
-    return [*"\n".join(blocks(page, "sh")).splitlines(), *re.findall(r"`([^`]+)`", text)]
+    return [*"\n".join(blocks(page, "sh")).splitlines(), *prose_code(page)]
 
 
 @functools.cache
@@ -109,6 +124,22 @@ def faults_of(line: str) -> list[str]:
     return faults
 
 
+def script_faults(line: str) -> list[str]:
+    """What is wrong with the options that a line gives to pytest, or to a script of this project: none of the folder's
+    files has them.
+    """
+    faults = []
+    for script, rest in re.findall(r"\b(pytest|python [\w/.]+\.py)\b((?: [^\s#|&;)]+)*)", line):
+        file = script.removeprefix("python ")
+        if script != "pytest" and "/" not in file:
+            continue  # the reader's own
+        named = [f"{Path(file).parent}/*.py"] if file != script else ["pytest_aiter_like.py", "*conftest.py"]
+        texts = "".join((ROOT / path).read_text() for path in tracked(*named))
+        faults += [f"{script} has no option {option}" for option in re.findall(r" (--[a-z][a-z-]*)", rest)
+                   if f'"{option}"' not in texts]
+    return faults
+
+
 def order_faults(text: str) -> list[str]:
     """What is wrong with a page's order: what it is in one or two sentences, an example, then reference."""
     what = re.match(r"# .+\n\n((?:.+\n)+)", text)
@@ -121,6 +152,12 @@ def order_faults(text: str) -> list[str]:
     if example < 0 or (reference and reference.start() < example):
         faults.append("no example before the first table or list")
     return faults
+
+
+def headings(page: str) -> set[str]:
+    """The headings of a page as links name them."""
+    found = re.findall(r"^#+ (.*)", pages()[page], re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in found}
 
 
 def linked(page: str) -> set[str]:
@@ -144,6 +181,12 @@ def has(module: ModuleType, name: str) -> bool:
     """Whether `from module import name` works: also of a module that nobody has imported yet."""
     is_package = hasattr(module, "__path__")
     return hasattr(module, name) or (is_package and importlib.util.find_spec(f"{module.__name__}.{name}") is not None)
+
+
+def is_there(place: str) -> bool:
+    """Whether a dotted name leads to a module or to what one has."""
+    owner, _, name = place.rpartition(".")
+    return not owner or is_there(owner) and has(pkgutil.resolve_name(owner), name)
 
 
 @pytest.mark.parametrize("page", pages())
@@ -192,12 +235,25 @@ def test_commands_are_called_by_a_test(page):
 
 @pytest.mark.parametrize("page", pages())
 def test_links_and_files_exist(page):
-    text, folder = pages()[page], (ROOT / page).parent
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)  # Triton's launches look like links
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in link]
-    assert not [link for link in links if not (folder / link).exists()]
+    text, folder = pages()[page], (ROOT / page).parent  # of blocks no links: Triton's launches look like them
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", prose(page)) if "://" not in link]
+    assert not [link for link, _, _ in links if not (folder / link).exists()]
+    assert not [(link, place) for link, _, place in links
+                if place and place not in headings(os.path.normpath(Path(page).parent / link))]
     named = set(re.findall(r"`((?:aiter_like|csrc|hsa|configs|tests|op_tests|tuned_csv)/[\w./]+)`", text))
     assert not [name for name in named if not (ROOT / name).exists() and not (ROOT / "csrc/include" / name).exists()]
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if "aiter_runs" not in page])  # those name AITER's files
+def test_sentences_name_files_and_names_that_are_there(page):
+    """Files by the ends of their paths, functions and modules by where they are imported from."""
+    named = [re.sub(r"\s+", " ", text) for text in prose_code(page)]
+    files = {name for name in named if re.fullmatch(r"[\w/-]+\.(py|cpp|h|hip|s|md|csv|toml)", name)}
+    files -= set(re.findall(r"Save as `([^`]+)`", pages()[page]))
+    assert not [name for name in files if not any(f"/{path}".endswith(f"/{name}") for path in tracked())]
+    places = {place for text in named for place in re.findall(r"(?<![\w.])aiter_like(?:\.\w+)+", text)}
+    places |= {f"aiter_like.{place}" for text in named for place in re.findall(r"(?<![\w.])sim\.\w+", text)}
+    assert not [place for place in places if not is_there(place)]
 
 
 def test_headings_that_sources_name_exist():
@@ -226,7 +282,7 @@ def test_every_block_says_what_it_is_and_is_held_to_it(page):
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_options_and_variables_exist(page):
-    faults = [fault for line in code(page) for fault in faults_of(line)]
+    faults = [fault for line in code(page) for fault in (*faults_of(line), *script_faults(line))]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     faults += [f"no target {target}" for line in code(page) for target in re.findall(r"^make ([a-z-]+)", line)
                if target not in targets]
@@ -245,4 +301,7 @@ def test_faults_are_found():
     assert faults_of("AITER_LIKE=1 aiter-like docter --engine vllm # x") == ["no command docter"]
     assert faults_of("x && aiter-like tune rms_norm --shpae rows=1") == ["tune has no option --shpae"]
     assert faults_of("aiter-like sim check --sedes 4 x.py --its-own") == ["sim check has no option --sedes"]
+    assert script_faults("pytest --sim-chekc && python mine.py --own; python op_tests/bench/run.py rms_norm --pears") \
+        == ["pytest has no option --sim-chekc", "python op_tests/bench/run.py has no option --pears"]
+    assert script_faults("pytest --sim-check=bounds --sim-fuzz 1") == []
     assert faults_of("aiter-like sim run FILE.co --kernel NAME --grid 4 --block 256 --args SPEC.json --check") == []

@@ -140,16 +140,6 @@ def test_functions_keep_their_budgets():
     assert not over, "\n".join(over)
 
 
-# Functions over the budget, which are to be cut: nothing is added here.
-LONG_IN_CPP = {
-    "csrc/attention/paged_attention.hip",
-    "csrc/attention/paged_attention_merge.h", "csrc/gemm/gemm_loop.h",
-    "csrc/kv_cache/reshape_and_cache_with_block_quant.hip", "csrc/kv_cache/reshape_and_cache_with_pertoken_quant.hip",
-    "csrc/mla/mla_plan.h", "csrc/moe/moe_sorting_body.h", "csrc/moe/topk_gating_body.h",
-    "csrc/rope/fused_qk_norm_rope_group_quant.hip", "csrc/rope/fused_qk_rope_cache.hip", "csrc/rope/rope_kernel.h",
-    "csrc/sim/checks/uninit_rules.cpp", "tests/sim/hip_process.hip"}
-
-
 def blocks(code: str) -> Iterator[tuple[int, str, int]]:
     """First line, its text and the lines inside of each block in braces of C++, whose ends are indented alike."""
     heads: list[tuple[int, int, str]] = []  # of what is open: indentation, number, text
@@ -169,10 +159,10 @@ def blocks(code: str) -> Iterator[tuple[int, str, int]]:
 def test_functions_of_cpp_keep_their_budgets():
     """The longest block of a function is the function."""
     no_function = re.compile(r" *(template *<.*> )?(struct|class|enum|union|namespace|typedef|extern)\b|.*= *\{$")
-    over = {name: f"{name}:{start}: {lines} lines, budget {FUNCTION_LINES}: {head.strip()}"
+    over = [f"{name}:{start}: {lines} lines, budget {FUNCTION_LINES}: {head.strip()}"
             for name in files(*CPP) for start, head, lines in blocks(text(name))
-            if lines > FUNCTION_LINES and not no_function.match(head)}
-    assert over.keys() == LONG_IN_CPP, "\n".join(over[name] for name in over.keys() - LONG_IN_CPP) or "cut: take it out"
+            if lines > FUNCTION_LINES and not no_function.match(head)]
+    assert not over, "\n".join(over)
 
 
 def test_public_functions_have_few_parameters():

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The command line, `aiter-like`. It configures logging and imports the module of the command that was asked for."""
+"""The command line, `aiter-like`. It configures logging and imports the module of the command that was asked for.
+
+A user's mistake is a ValueError or an AiterLikeError in all of this folder: one line that names its place, which `main`
+prints.
+"""
 
 from __future__ import annotations
 

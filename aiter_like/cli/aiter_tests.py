@@ -76,11 +76,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace) -> list[Path]:
-    """The files that run.
-
-    Raises:
-        ValueError: there is no folder, or no file in it; or a place for results that cannot be written.
-    """
+    """The files that run."""
     if not args.folder.is_dir():
         raise ValueError(f"{args.folder} is no folder")
     files = sorted(file for file in args.folder.glob("test_*.py")
@@ -98,11 +94,7 @@ def _files(args: argparse.Namespace) -> list[Path]:
 
 
 def _settings(args: argparse.Namespace, files: Sequence[Path]) -> tuple[object, dict[str, object]]:
-    """The settings of the run, and what its results say of it.
-
-    Raises:
-        ValueError: an option has a value that is none.
-    """
+    """The settings of the run, and what its results say of it."""
     import torch
 
     from aiter_like import device

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template
@@ -79,16 +80,30 @@ def _module_names(root: Path) -> Iterator[str]:
 
 
 def _index(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> str:
-    home = {op.name: op.home.removeprefix("aiter_like.ops.") for op in operators.values()}
-    public = {name: module for module, loaded in modules.items() for name in getattr(loaded, "__all__", ())}
+    public = {module: list(getattr(loaded, "__all__", ())) for module, loaded in modules.items()}
+    declared: dict[str, list[str]] = {module.partition(".")[0]: [] for module in modules}
+    for op in sorted(operators.values(), key=lambda op: op.name):
+        family, _, stem = op.home.removeprefix("aiter_like.ops.").partition(".")
+        if stem != op.name:
+            raise ValueError(f"{op.name}: an operator's file must have its name, got {op.home}")
+        declared[family].append(op.name)
 
-    def lines(table: dict[str, str]) -> str:
-        return "".join(f'    "{name}": "{module}",\n' for name, module in sorted(table.items()))
+    def table(of: dict[str, list[str]]) -> str:
+        return "".join(_entry(home, names) for home, names in of.items() if names)
 
     return ("# SPDX-License-Identifier: MIT\n"
             '"""The module of ops/ that declares an operator, and the one of a public function. Written by '
             '`aiter-like generate`."""\n\n'
-            f"OPERATORS = {{\n{lines(home)}}}\n\nPUBLIC = {{\n{lines(public)}}}\n")
+            f'OPERATORS = {{name: f"{{family}}.{{name}}" for family, names in {{\n{table(declared)}'
+            "}.items() for name in names.split()}\n\n"
+            f"PUBLIC = {{name: module for module, names in {{\n{table(public)}"
+            "}.items() for name in names.split()}\n")
+
+
+def _entry(home: str, names: list[str]) -> str:
+    """One line, or a text in several."""
+    first, *more = textwrap.wrap(" ".join(names), 108 - len(home))
+    return ' "\n'.join([f'    "{home}": "{first}', *(f'{" " * (len(home) + 8)}"{row}' for row in more)]) + '",\n'
 
 
 def _backends(operators: dict[str, Declaration], prefix: str) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import as_completed
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _DESCRIPTION = """Builds modules ahead of their first use; needs a compiler, no GPU. With --model or --recorded, those
 that calls of these shapes load, with the tiles that tuned rows and heuristics choose for them; operators that declare
 no shapes give the modules of their cases."""
-_BAR_WIDTH = 24  # characters
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
@@ -100,18 +98,16 @@ def _build(args: argparse.Namespace) -> int:
     digits = len(str(len(specs)))
     start = time.perf_counter()
     done = build_all(specs, args.jobs, root=args.output, rebuild=args.rebuild, lock_timeout=args.lock_timeout)
-    # The lines and the bar tell how far many modules are; one alone shows its own steps.
+    # The lines tell how far many modules are; one alone shows its own steps.
     with contextlib.closing(done), progress.left_to_caller() if len(specs) > 1 else contextlib.nullcontext():
-        _progress(0, len(specs))
         for count, (spec, seconds, error) in enumerate(done, 1):
-            _say(f"{count:{digits}} of {len(specs)}  {spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  "
-                 f"{'FAILED' if error else 'ok'}")
-            _progress(count, len(specs))
+            print(f"{count:{digits}} of {len(specs)}  {spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  "
+                  f"{'FAILED' if error else 'ok'}", flush=True)
             if error:
                 failures.append(error)
     for error in failures:
-        _say(f"\n{error}")
-    _say(f"{len(specs) - len(failures)} of {len(specs)} modules in {time.perf_counter() - start:.1f} s")
+        print(f"\n{error}")
+    print(f"{len(specs) - len(failures)} of {len(specs)} modules in {time.perf_counter() - start:.1f} s")
     return 1 if failures else 0
 
 
@@ -131,9 +127,6 @@ def selected(names: list[str], arch: str, keys: Callable[[Op], list[dict[str, An
     Args:
         keys: of an operator: the tune keys of calls whose modules are wanted, or None: those of its cases. With these
             the simulator's names are added to what the calls take.
-
-    Raises:
-        ValueError: a name means nothing; the message lists what there is.
     """
     from aiter_like import device
     from aiter_like.jit.compile_ops import registered
@@ -204,14 +197,14 @@ def _of_cases(op: Op, functions: Collection[Any], target: Target) -> Iterator[Mo
 
 def _list(args: argparse.Namespace) -> int:
     root = cache.cache_root()
-    _say(f"{root}")
+    print(root)
     for entry in cache.entries(root):
         if isinstance(entry, Path):
-            _say(f"{entry.parent.name}  {entry.name[:12]}  damaged: no readable {cache.META}")
+            print(f"{entry.parent.name}  {entry.name[:12]}  damaged: no readable {cache.META}")
             continue
         meta, size = entry.meta, sum(file.stat().st_size for file in entry.directory.iterdir())
-        _say(f"{meta['module']}  {meta['inputs']['arch']}  {entry.key[:12]}  {size / 1024:.0f} KiB  "
-             f"built {meta['time']} in {meta['seconds']:.1f} s by {meta['toolchain']}")
+        print(f"{meta['module']}  {meta['inputs']['arch']}  {entry.key[:12]}  {size / 1024:.0f} KiB  "
+              f"built {meta['time']} in {meta['seconds']:.1f} s by {meta['toolchain']}")
     return 0
 
 
@@ -222,8 +215,8 @@ def _verify(args: argparse.Namespace) -> int:
         fault = f"no readable {cache.META}" if isinstance(entry, Path) else cache.damage(entry)
         if fault:
             faults += 1
-            _say(f"{entry if isinstance(entry, Path) else entry.directory}: {fault}")
-    _say(f"{count - faults} of {count} modules intact; damaged ones are built again at their next use")
+            print(f"{entry if isinstance(entry, Path) else entry.directory}: {fault}")
+    print(f"{count - faults} of {count} modules intact; damaged ones are built again at their next use")
     return 1 if faults else 0
 
 
@@ -231,21 +224,5 @@ def _prune(args: argparse.Namespace) -> int:
     if args.days < 0:
         raise ValueError(f"--days must be at least 0, got {args.days:g}; --all removes every module")
     removed, freed = cache.prune(cache.cache_root(), 0 if args.all else args.days)
-    _say(f"removed {removed} directories, {freed / 2**20:.1f} MiB")
+    print(f"removed {removed} directories, {freed / 2**20:.1f} MiB")
     return 0
-
-
-def _say(line: str) -> None:
-    clear = "\r\033[K" if sys.stderr.isatty() else ""  # the progress bar's line
-    sys.stderr.write(clear)
-    sys.stderr.flush()
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and total > 1:
-        filled = _BAR_WIDTH * done // total
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {done}/{total}")
-        sys.stderr.write("\n" if done == total else "")
-        sys.stderr.flush()

@@ -7,20 +7,18 @@ Read by cli.py. Prints what it does, writes demo.json, and exits with 1 when a c
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from aiter_like import __version__, device, sim
 from aiter_like.dispatch import explain
 from aiter_like.errors import AiterLikeError
-from aiter_like.modules import build, progress
+from aiter_like.modules import build
 from aiter_like.ops.attention.flash_attn import flash_attn_func
 from aiter_like.testing.attention import attention_float64, check_attention
 
@@ -175,8 +173,8 @@ def _measure_kernel(qkv: list[torch.Tensor], causal: bool) -> dict:
     """First call (compiles where the cache has nothing), warm call, counted and checked call; prints a paragraph."""
     where = qkv[0].device
     before = len(build.built)
-    with _progress(f"flash_attn_func {'x'.join(map(str, qkv[0].shape))}: compiling, first call"):
-        first = _seconds(lambda: flash_attn_func(*qkv, causal=causal), where)
+    print(f"   flash_attn_func {'x'.join(map(str, qkv[0].shape))}: compiling, first call ...", flush=True)
+    first = _seconds(lambda: flash_attn_func(*qkv, causal=causal), where)
     modules = [built for built in build.built[before:] if built.spec.name != "sim"]
     warm = min(_seconds(lambda: flash_attn_func(*qkv, causal=causal), where) for _ in range(3))
     _, checked = _checked(lambda: flash_attn_func(*qkv, causal=causal), where)
@@ -261,27 +259,3 @@ def _build_simulator(where: torch.device) -> dict | None:
 
 def _when(compiled: bool) -> str:
     return "now" if compiled else "earlier"
-
-
-@contextlib.contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """Shows that something is going on: seconds that count up on a terminal, one line elsewhere."""
-    if not sys.stdout.isatty():
-        print(f"   {text} ...", flush=True)
-        yield
-        return
-    done, start = threading.Event(), time.perf_counter()
-
-    def tick() -> None:
-        while not done.wait(0.2):
-            print(f"\r   {text} ... {time.perf_counter() - start:.0f} s", end="", flush=True)
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        with progress.left_to_caller():
-            yield
-    finally:
-        done.set()
-        ticker.join()
-        print("\r\033[K", end="", flush=True)

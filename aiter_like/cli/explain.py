@@ -68,11 +68,7 @@ def _count(function: Callable, values: dict[str, Any], device_name: str) -> None
 
 
 def function_of(name: str) -> Callable:
-    """A public function.
-
-    Raises:
-        ValueError: there is none of that name; the message says what comes near.
-    """
+    """A public function."""
     import aiter_like
 
     function = getattr(aiter_like, name, None)
@@ -82,11 +78,7 @@ def function_of(name: str) -> Callable:
 
 
 def arguments_of(function: Callable, texts: Sequence[str], device: Any) -> dict[str, Any]:
-    """`["x=bf16[32,4096]", "causal=True"]` as keyword arguments of a function, tensors uninitialised.
-
-    Raises:
-        ValueError: one of them is none of its arguments, is there twice, or one is missing; the message lists all.
-    """
+    """`["x=bf16[32,4096]", "causal=True"]` as keyword arguments of a function, tensors uninitialised."""
     values = dict(_argument(text, device) for text in texts)
     known = inspect.signature(function).parameters
     free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())

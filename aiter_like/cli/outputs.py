@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def require_writable(path: Path, option: str) -> None:
-    """Makes the folder of `path` and tries to write the file; what is in it stays, and no new one is left behind.
+def require_writable(path: Path | None, option: str) -> None:
+    """Makes the folder of `path` and tries to write the file; what is in it stays, and no new one is left behind. None:
+    nothing is to be written.
 
     Raises:
         ValueError: it cannot be written; the message begins with `option`.
     """
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         exists = path.exists()

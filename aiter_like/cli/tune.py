@@ -84,11 +84,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _keys(args: argparse.Namespace, op: Op) -> tuple[list[dict[str, Any]], dict[tuple, dict[str, str]]]:
-    """The shapes of all sources, and the hints that shape files give.
-
-    Raises:
-        ValueError: there is no source.
-    """
+    """The shapes of all sources, and the hints that shape files give."""
     from aiter_like.tuning import hot_list, models, shapes
 
     keys = [shapes.parse(text, op.name, op.tune_fields) for text in args.shape]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
     import torch
 
     from aiter_like.sim.debugging import debug
+    from aiter_like.sim.triton import disable_triton, enable_triton
 
 __all__ = ["CHECKS", "DEFAULT_CHECKS", "Session", "Settings", "as_gpu", "as_simulator_error", "checked_call",
            "checking", "counters", "debug", "disable_triton", "enable_triton", "enabled", "inspect", "launch", "load",
            "load_rtc", "module_spec", "parse_checks", "parse_settings", "reset_counters", "take_reports"]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports the debugger when it is asked for."""
-    if name != "debug":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from aiter_like.sim.debugging import debug
+_LATER = {"debug": "debugging", "enable_triton": "triton", "disable_triton": "triton"}
 
-    return debug
+
+def __getattr__(name: str) -> Any:
+    """Imports the debugger, or what needs Triton, when it is asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"aiter_like.sim.{_LATER[name]}"), name)
 
 
 @contextlib.contextmanager
@@ -63,22 +66,3 @@ def as_gpu() -> Iterator[torch.device]:
             stack.enter_context(triton.enabled())
             stack.enter_context(triton.short_benchmarks())
         yield stack.enter_context(torch_cuda.as_gpu())
-
-
-def enable_triton() -> None:
-    """Triton compiles kernels for gfx942 and runs them on the simulator, on CPU tensors, until `disable_triton`.
-
-    Raises:
-        ImportError: Triton is not installed.
-        BuildError: the simulator cannot be built or loaded.
-    """
-    from aiter_like.sim import triton
-
-    triton.enable()
-
-
-def disable_triton() -> None:
-    """Triton uses what it used before `enable_triton`."""
-    from aiter_like.sim import triton
-
-    triton.disable()

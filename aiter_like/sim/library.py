@@ -26,14 +26,9 @@ _OWN_FLAGS = {"sim/hip": ("-O1",), "sim/load": ("-O1",), "sim/run": ("-O3",), "s
               "sim/isa/valu.cpp": ("-O3",)}
 
 
-# hipRTC's linker of bitcode, which hipLink* are names for as well.
-_LINKER = ("sim/rtc/compiler.cpp", "sim/rtc/linker.cpp")
-
-
 def module_spec(arch: str = "") -> ModuleSpec:
     """The simulator as a module of the JIT, for an x86-64 level (default: that of this machine)."""
-    sources = [name for name in _sources("sim")
-               if not name.startswith(("sim/timing/", "sim/debug/", "sim/rtc/")) or name in _LINKER]
+    sources = [name for name in _sources("sim") if not name.startswith(("sim/timing/", "sim/debug/", "sim/rtc/"))]
     return ModuleSpec(name="sim", kind="host", arch=arch, sources=tuple(sources), output="libamdhip64.so",
                       flags=("-O2", "-fvisibility=hidden"), link_flags=("-Wl,-soname,libamdhip64.so",),
                       precompiled="sim/precompiled.h", own_flags=_OWN_FLAGS)

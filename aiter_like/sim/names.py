@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Names of kernels as people read them; csrc/sim/names.h has the same for reports. Loads nothing."""
+"""Names of kernels as people read them, which csrc/sim/names.h has for reports, and lists of lanes. Loads nothing."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache
 
 
@@ -32,3 +33,14 @@ def short(name: str) -> str:
         if depth == 0 and text[at] == "(":
             return text[:at]
     return text
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """"0-3,8" of lanes, waves or bits by their numbers; "none" where there are none."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A folder laid out as ROCm is, whose runtime is the simulator: clang, CMake and makefiles that know ROCm's layout
-compile and link HIP programs by it, unchanged. Read by cli/sim/compile.py.
+compile and link HIP programs by it, unchanged. Read by cli/sim/compile.py. A BuildError says what cannot be built.
 
     include/            csrc/sim/include: HIP headers of this project
     lib/                libamdhip64.so, the simulator, and its libhiprtc.so; CMake's packages hip and hip-lang
@@ -53,20 +53,12 @@ def include_folder() -> Path:
 
 
 def library_path() -> Path:
-    """The simulator as a file, `libamdhip64.so`, built when necessary.
-
-    Raises:
-        BuildError: it cannot be built.
-    """
+    """The simulator as a file, `libamdhip64.so`, built when necessary."""
     return load_or_build(module_spec())
 
 
 def run_path() -> str:
-    """The folders of the simulator and of its hipRTC, for a program that is linked to them.
-
-    Raises:
-        BuildError: they cannot be built.
-    """
+    """The folders of the simulator and of its hipRTC, for a program that is linked to them."""
     return ":".join(str(path.parent) for path in (library_path(), load_or_build(rtc_spec())))
 
 
@@ -84,11 +76,7 @@ def device_libraries() -> tuple[Path | None, str]:
 
 @functools.cache
 def folder() -> Path:
-    """The folder, made when it is not there yet.
-
-    Raises:
-        BuildError: no compiler, or the simulator cannot be built.
-    """
+    """The folder, made when it is not there yet."""
     compiler, (bitcode, _) = toolchain.find("hip"), device_libraries()
     libraries = (library_path(), load_or_build(rtc_spec()))
     parts = [compiler.identity, compiler.host_compiler, *map(str, libraries), str(include_folder()), str(bitcode)]

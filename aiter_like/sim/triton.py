@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Triton on the simulated MI300X: its own AMD driver and launcher, on CPU tensors, without torch.cuda.
 
-Behind `sim.enable_triton()` and jit/triton_launch.py. Triton's interpreter is never used: its bf16 dot product
+Read through seam.py by jit/triton_launch.py. Triton's interpreter is never used: its bf16 dot product
 is wrong, and it tests nothing that a GPU executes.
 """
 
@@ -46,7 +46,7 @@ class SimulatorDriver(HIPDriver):
 
     @staticmethod
     def is_active() -> bool:
-        """Never chosen by Triton itself: `enable` sets it."""
+        """Never chosen by Triton itself: `enable_triton` sets it."""
         return False
 
     def get_active_torch_device(self) -> torch.device:
@@ -172,20 +172,24 @@ def active() -> Iterator[None]:
             _drivers.set_active(before)
 
 
-def enable() -> None:
-    """Behind `sim.enable_triton`."""
+def enable_triton() -> None:
+    """Triton compiles kernels for gfx942 and runs them on the simulator, on CPU tensors, until `disable_triton`.
+
+    Raises:
+        BuildError: the simulator cannot be built or loaded.
+    """
     _hold("enable")
 
 
-def disable() -> None:
-    """Behind `sim.disable_triton`."""
+def disable_triton() -> None:
+    """Triton uses what it used before `enable_triton`."""
     _release("enable")
 
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
     """Triton uses the simulator in the block, on every thread; afterwards what it used before, unless the block has
-    called `enable`."""
+    called `enable_triton`."""
     block = object()
     _hold(block)
     try:

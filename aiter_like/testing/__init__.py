@@ -13,7 +13,7 @@ from aiter_like.testing.compare import (
     rms_norm_float64,
     strided_like,
 )
-from aiter_like.testing.timing import host_time_us, time_us
+from aiter_like.testing.timing import host_time_us
 
 __all__ = ["HIDDEN_SIZES", "LENGTHS", "ROUNDINGS", "TOLERANCES", "Tolerance", "assert_within", "check_rms_norm",
-           "host_time_us", "relative_l2", "rms_norm_float64", "strided_like", "time_us"]
+           "host_time_us", "relative_l2", "rms_norm_float64", "strided_like"]

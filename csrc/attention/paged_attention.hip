@@ -132,6 +132,82 @@ int64_t best_share(int64_t batch, int64_t longest, int64_t at_once) {
   return best;
 }
 
+void set_lengths(ffi::Match& match, Args& args, Sizes& sizes, const OptionalTensor& cu_seqlens_q,
+                 const OptionalTensor& seqlens_k, const OptionalTensor& page_starts, int64_t max_seqlen_q,
+                 int64_t capacity) {
+  auto& [total_q, heads, head_dim, head_dim_v, pages, page_size, kv_heads, batch, entries] = sizes;
+  ffi::Size starts{"batch + 1, or batch"};
+  auto& lengths = args.plan.lengths;
+  lengths = {match.take<const int32_t>(cu_seqlens_q, {starts}, "cu_seqlens_q"),
+             match.take<const int32_t>(seqlens_k, {batch}, "seqlens_k"),
+             match.take<const int32_t>(page_starts, {batch + 1}, "page_starts"),
+             static_cast<int>(batch), cu_seqlens_q.has_value() ? static_cast<int>(starts) : 0,
+             static_cast<int>(total_q), static_cast<int>(max_seqlen_q), static_cast<int>(page_size),
+             static_cast<int>(capacity)};
+  match.require((page_starts.has_value() || seqlens_k.has_value()) &&
+                    (cu_seqlens_q.has_value() ? starts == batch || starts == batch + 1
+                                              : total_q == batch * max_seqlen_q),
+                "lengths must be those of the batch");
+}
+
+void set_scales(ffi::Match& match, Args& args, Sizes& sizes, const OptionalTensor& q_scale,
+                const OptionalTensor& k_scale, const OptionalTensor& v_scale, const OptionalTensor& out_scale) {
+  const auto query_scale = scales_of(match, q_scale, {sizes.total_q, sizes.heads}, "q_scale");
+  args.q_scale = query_scale, args.q_scale_row = query_scale.stride(0), args.q_scale_head = query_scale.stride(1);
+  args.k_scale = cache_scales(match, k_scale, sizes, "k_scale");
+  args.v_scale = cache_scales(match, v_scale, sizes, "v_scale");
+  args.out_scale = match.elements<const float>(out_scale, 1, "out_scale");
+}
+
+/// What is added to the scores, and what hides some.
+void set_scores(ffi::Match& match, Args& args, Sizes& sizes, const OptionalTensor& alibi_slopes,
+                const OptionalTensor& sink, const OptionalTensor& tree_mask, int64_t max_seqlen_q) {
+  auto& [total_q, heads, head_dim, head_dim_v, pages, page_size, kv_heads, batch, entries] = sizes;
+  if (sink.has_value())
+    args.sink = {match.elements<const void>(sink, heads, "sink"), match.one_of<float, bf16, f16>(*sink, "sink")};
+  const ffi::Slopes slopes = ffi::slopes_of(match, alibi_slopes, batch, heads);
+  args.alibi_slopes = slopes.data, args.alibi_batch = slopes.batch;
+  if (!tree_mask.has_value()) return;
+  const int last = (*tree_mask).ndim() - 1;
+  const ffi::Dim queries = ffi::at_least(max_seqlen_q);
+  const ffi::Shape shape = last == 2 ? ffi::Shape{batch, queries, queries} : ffi::Shape{queries, queries};
+  const auto mask = match.take<const bool>(tree_mask, shape, "tree_mask", ffi::kStrided);
+  args.tree = reinterpret_cast<const uint8_t*>(mask.data);
+  args.tree_batch = last == 2 ? mask.stride(0) : 0;
+  args.tree_row = mask.stride(last - 1), args.tree_column = mask.stride(last);
+}
+
+void set_sizes(Args& args, const Sizes& sizes, int64_t max_seqlen_q) {
+  const int64_t heads = sizes.heads, group = heads / sizes.kv_heads;
+  args.page_size = Divider(sizes.page_size), args.num_pages = sizes.pages;
+  args.kv_heads = Divider(sizes.kv_heads), args.group = Divider(group), args.num_heads = heads;
+  args.queries = Divider(max_seqlen_q), args.blocks = Divider(ceil_div(max_seqlen_q * group, BLOCK_ROWS));
+  args.merged_rows = Divider(max_seqlen_q * heads);
+}
+
+/// Parts of a sequence at most; parts that all are to have together, or 0; workgroups of a head; parts with results of
+/// their own.
+struct Parts {
+  int64_t most, share, grid, slots;
+};
+
+/// Parts of ops/attention/paged_attention_call.py, whose constants these macros are.
+Parts parts_of(int64_t batch, int64_t kv_heads, int64_t max_seqlen_k, int64_t num_splits, int64_t compute_units) {
+  const int64_t longest = max_seqlen_k > 1 ? max_seqlen_k : 1;
+  Parts parts;
+  auto& [most, share, grid, slots] = parts;
+  most = num_splits > 0 ? num_splits : ceil_div(longest, LEAST_KEYS);
+  share = 0, grid = batch * most;
+  slots = most > 1 ? grid : 0;
+  if (num_splits == 0) {
+    const int64_t at_once = int64_t{PARTS_PER_CU} * compute_units / kv_heads;
+    share = best_share(batch, longest, at_once > 0 ? at_once : 1);
+    grid = least_of(batch + share, grid);
+    slots = least_of(2 * share, slots);
+  }
+  return parts;
+}
+
 }  // namespace
 
 void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
@@ -164,57 +240,18 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   if (batch <= 0 || max_seqlen_q == 0 || total_q == 0 || heads == 0 || pages == 0) return;
 
   args.table_row = is_ragged ? 0 : block_table.stride(0);
-  ffi::Size starts{"batch + 1, or batch"};
-  auto& lengths = args.plan.lengths;
-  lengths = {match.take<const int32_t>(cu_seqlens_q, {starts}, "cu_seqlens_q"),
-             match.take<const int32_t>(seqlens_k, {batch}, "seqlens_k"),
-             match.take<const int32_t>(page_starts, {batch + 1}, "page_starts"),
-             static_cast<int>(batch), cu_seqlens_q.has_value() ? static_cast<int>(starts) : 0,
-             static_cast<int>(total_q), static_cast<int>(max_seqlen_q), static_cast<int>(page_size),
-             static_cast<int>(capacity)};
-  match.require((is_ragged || seqlens_k.has_value()) &&
-                    (cu_seqlens_q.has_value() ? starts == batch || starts == batch + 1
-                                              : total_q == batch * max_seqlen_q),
-                "lengths must be those of the batch");
+  set_lengths(match, args, sizes, cu_seqlens_q, seqlens_k, page_starts, max_seqlen_q, capacity);
   args.q_row = q.stride(0), args.q_head = q.stride(1), args.out_row = out.stride(0), args.out_head = out.stride(1);
   const auto sums = match.take<float>(lse, {heads, total_q}, "lse", ffi::kStrided);
   args.lse = sums, args.lse_head = sums.stride(0), args.lse_row = sums.stride(1);
-  const auto query_scale = scales_of(match, q_scale, {total_q, heads}, "q_scale");
-  args.q_scale = query_scale, args.q_scale_row = query_scale.stride(0), args.q_scale_head = query_scale.stride(1);
-  args.k_scale = cache_scales(match, k_scale, sizes, "k_scale");
-  args.v_scale = cache_scales(match, v_scale, sizes, "v_scale");
-  args.out_scale = match.elements<const float>(out_scale, 1, "out_scale");
-  if (sink.has_value())
-    args.sink = {match.elements<const void>(sink, heads, "sink"), match.one_of<float, bf16, f16>(*sink, "sink")};
-  const ffi::Slopes slopes = ffi::slopes_of(match, alibi_slopes, batch, heads);
-  args.alibi_slopes = slopes.data, args.alibi_batch = slopes.batch;
-  if (tree_mask.has_value()) {
-    const int last = (*tree_mask).ndim() - 1;
-    const ffi::Dim queries = ffi::at_least(max_seqlen_q);
-    const ffi::Shape shape = last == 2 ? ffi::Shape{batch, queries, queries} : ffi::Shape{queries, queries};
-    const auto mask = match.take<const bool>(tree_mask, shape, "tree_mask", ffi::kStrided);
-    args.tree = reinterpret_cast<const uint8_t*>(mask.data);
-    args.tree_batch = last == 2 ? mask.stride(0) : 0;
-    args.tree_row = mask.stride(last - 1), args.tree_column = mask.stride(last);
-  }
-  const int64_t group = heads / kv_heads, blocks = ceil_div(max_seqlen_q * group, BLOCK_ROWS);
-  args.page_size = Divider(page_size), args.num_pages = pages;
-  args.kv_heads = Divider(kv_heads), args.group = Divider(group), args.num_heads = heads;
-  args.queries = Divider(max_seqlen_q), args.blocks = Divider(blocks);
-  args.merged_rows = Divider(max_seqlen_q * heads);
+  set_scales(match, args, sizes, q_scale, k_scale, v_scale, out_scale);
+  set_scores(match, args, sizes, alibi_slopes, sink, tree_mask, max_seqlen_q);
+  set_sizes(args, sizes, max_seqlen_q);
   args.softmax_scale = softmax_scale, args.softcap = softcap;
   args.plan.window_left = window_left < 0 ? -1 : static_cast<int>(least_of(window_left, kMost));
 
-  // Parts of ops/attention/paged_attention_call.py, whose constants these macros are.
-  const int64_t longest = max_seqlen_k > 1 ? max_seqlen_k : 1;
-  int64_t most = num_splits > 0 ? num_splits : ceil_div(longest, LEAST_KEYS), share = 0, grid = batch * most;
-  int64_t slots = most > 1 ? grid : 0;
-  if (num_splits == 0) {
-    const int64_t at_once = int64_t{PARTS_PER_CU} * num_compute_units(q.device().device_id) / kv_heads;
-    share = best_share(batch, longest, at_once > 0 ? at_once : 1);
-    grid = least_of(batch + share, grid);
-    slots = least_of(2 * share, slots);
-  }
+  const auto [most, share, grid, slots] =
+      parts_of(batch, kv_heads, max_seqlen_k, num_splits, num_compute_units(q.device().device_id));
   args.plan.share = share, args.plan.most = most, args.plan.least = LEAST_KEYS;
   args.plan.by_share = Divider(share > 0 ? share : 1);
   args.plan.is_split = most > 1;
@@ -226,7 +263,7 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   const bool is_wide = most > kPartsPerWave && (share == 0 || share > kPartsPerWave) &&
                        merged_rows <= int64_t{kMergesPerCu} * num_compute_units(q.device().device_id);
   args.merge_shift = is_wide ? 2 : 0;
-  const int64_t workgroups = grid * kv_heads * blocks;
+  const int64_t workgroups = grid * kv_heads * args.blocks.divisor;
   const int64_t merges = is_wide ? merged_rows : ceil_div(merged_rows, paged::kWaves);
   match.require(workgroups < kMost && merges < kMost, "too many rows and parts for one launch");
   const ffi::Scratch memory(bytes, q.device(), match.memory(workspace, bytes, 4));

@@ -26,6 +26,46 @@ __device__ auto part_of(const Left& left, const typename Left::Memory& lds, int 
     return left.template slice<ROWS>(lds, s, row);
 }
 
+/// The loop with two steps under way. Loads beyond the end read nothing, so that no branch hides from the compiler
+/// which ones are under way. Weights are fetched to where the last ones were: registers that the loop would copy would
+/// be waited for.
+template <int DEPTH, class Step, class Publish, class Add>
+__device__ __forceinline__ void alternate(Step (&steps)[2], Span span, const Publish& publish, const Add& add) {
+  constexpr int kSteps = 2;
+  const auto fetch_rows = [](Step& step, int64_t k) {
+    step.left.fetch(k);
+    step.accumulate.fetch(k);
+    keep_order();
+  };
+  const auto fetch_weights = [](Step& step, int64_t k) {
+    step.right.fetch(k);
+    keep_order();
+  };
+  int64_t k = span.first;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    fetch_rows(steps[i], k + i * DEPTH);
+    fetch_weights(steps[i], k + i * DEPTH);
+  }
+  for (; k + (kSteps - 1) * DEPTH < span.end; k += kSteps * DEPTH) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      publish(steps[i]);
+      auto current = steps[i].accumulate;
+      fetch_rows(steps[i], k + (kSteps + i) * DEPTH);
+      add(steps[i], current);
+      keep_order();
+      fetch_weights(steps[i], k + (kSteps + i) * DEPTH);
+      workgroup_barrier();  // All waves have read it.
+    }
+  }
+  if (k < span.end) {
+    publish(steps[0]);
+    add(steps[0], steps[0].accumulate);
+    workgroup_barrier();
+  }
+}
+
 /// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has fetch(k)
 /// and publish(), called with those of the operands, and add(sums, products): products(tile) adds the products of the
 /// current step to a tile like the sums, or with more arguments those of its slices `first` to `last`, and of the rows
@@ -75,40 +115,7 @@ __device__ typename Shape::Sums multiply(const Left& left, const Right& right, c
   } else {
     static_assert(kSteps == 2, "as many as are made here");
     Step steps[kSteps] = {{left, right, accumulate}, {left, right, accumulate}};
-    const auto fetch_rows = [](Step& step, int64_t k) {
-      step.left.fetch(k);
-      step.accumulate.fetch(k);
-      keep_order();
-    };
-    const auto fetch_weights = [](Step& step, int64_t k) {
-      step.right.fetch(k);
-      keep_order();
-    };
-    int64_t k = span.first;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      fetch_rows(steps[i], k + i * kDepth);
-      fetch_weights(steps[i], k + i * kDepth);
-    }
-    // Loads beyond the end read nothing, so that no branch hides from the compiler which ones are under way. Weights
-    // are fetched to where the last ones were: registers that the loop would copy would be waited for.
-    for (; k + (kSteps - 1) * kDepth < span.end; k += kSteps * kDepth) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        publish(steps[i]);
-        Accumulate current = steps[i].accumulate;
-        fetch_rows(steps[i], k + (kSteps + i) * kDepth);
-        add(steps[i], current);
-        keep_order();
-        fetch_weights(steps[i], k + (kSteps + i) * kDepth);
-        workgroup_barrier();  // All waves have read it.
-      }
-    }
-    if (k < span.end) {
-      publish(steps[0]);
-      add(steps[0], steps[0].accumulate);
-      workgroup_barrier();
-    }
+    alternate<kDepth>(steps, span, publish, add);
   }
   return sums;
 }

@@ -101,6 +101,21 @@ __device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& arg
   }
 }
 
+/// Multiplies what a block has before `first`, whose scale grows.
+template <Pack kLayout, bool kContiguous>
+__device__ __forceinline__ void rescale(const BlockPlane& plane, const BlockArgs& args, CachePlace first, uint32_t head,
+                                        float factor) {
+  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  for (uint32_t item = thread_index(); item < first.offset * plane.dims; item += kThreads) {
+    const uint32_t inner = kContiguous ? plane.dims : first.offset;
+    const uint32_t high = item / inner, low = item - high * inner;
+    const uint32_t begin = first.block * args.blocks.page_size.divisor;  // the block's first slot
+    const CachePlace before = args.slots.place(begin + (kContiguous ? high : low));
+    CACHE* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
+    *at = from_float<CACHE>(before_rounding(to_float(*at) * factor));
+  }
+}
+
 template <int kVec, Pack kLayout, bool kContiguous>
 __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args, uint32_t token, uint32_t head,
                                  Scratch& scratch) {
@@ -133,15 +148,7 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
 
   CACHE* cache = static_cast<CACHE*>(plane.cache.data);
   if (first.offset > 0 && !(scale == old)) {
-    const float factor = old / scale;
-    for (uint32_t item = thread_index(); item < first.offset * plane.dims; item += kThreads) {
-      const uint32_t inner = kContiguous ? plane.dims : first.offset;
-      const uint32_t high = item / inner, low = item - high * inner;
-      const uint32_t begin = first.block * args.blocks.page_size.divisor;  // the block's first slot
-      const CachePlace before = args.slots.place(begin + (kContiguous ? high : low));
-      CACHE* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
-      *at = from_float<CACHE>(before_rounding(to_float(*at) * factor));
-    }
+    rescale<kLayout, kContiguous>(plane, args, first, head, old / scale);
     workgroup_barrier();  // a run whose slots do not ascend writes some of these again
   }
 

@@ -41,6 +41,30 @@ struct Tile {
   float scales[kTileTokens];
 };
 
+/// Step 3: the quantised rows from LDS into the cache, 16 bytes at once.
+template <Pack kLayout>
+__device__ __forceinline__ void store_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t head, Tile& tile) {
+  constexpr bool kIsKey = kLayout == Pack::kDims;
+  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+#pragma unroll
+  for (uint32_t i = 0; i < kTileTokens * kColumns / kPack / kThreads; ++i) {
+    const uint32_t item = i * kThreads + thread_index();
+    if constexpr (kIsKey) {
+      const uint32_t row = item / (kColumns / kPack), vector = item % (kColumns / kPack);
+      const uint32_t to = tile.packs.single[row];
+      if (to == SlotMapping::kNowhere || vector * kPack >= plane.dims) continue;
+      store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(to), head, vector * kPack),
+                  tile.rows.data[row][vector]);
+    } else {
+      const TileItem<kLayout, kColumns> place(item);
+      const uint32_t to = tile.packs.pack_slot[place.pack];
+      if (to == SlotMapping::kNowhere || place.column >= plane.dims) continue;
+      store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(to), head, place.column),
+                  tile.rows.column(tile.packs.pack_row[place.pack], place.column));
+    }
+  }
+}
+
 /// kTileTokens tokens of one head.
 template <Pack kLayout>
 __device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t index, Tile& tile) {
@@ -88,23 +112,7 @@ __device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args
     const int64_t to = plane_offset<Pack::kNone>(plane.scales, args.slots.place(slot), head, 0);
     static_cast<float*>(plane.scales.data)[to] = tile.scales[thread_index()];
   }
-#pragma unroll
-  for (uint32_t i = 0; i < kTileTokens * kColumns / kPack / kThreads; ++i) {
-    const uint32_t item = i * kThreads + thread_index();
-    if constexpr (kIsKey) {
-      const uint32_t row = item / (kColumns / kPack), vector = item % (kColumns / kPack);
-      const uint32_t to = tile.packs.single[row];
-      if (to == SlotMapping::kNowhere || vector * kPack >= plane.dims) continue;
-      store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(to), head, vector * kPack),
-                  tile.rows.data[row][vector]);
-    } else {
-      const TileItem<kLayout, kColumns> place(item);
-      const uint32_t to = tile.packs.pack_slot[place.pack];
-      if (to == SlotMapping::kNowhere || place.column >= plane.dims) continue;
-      store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(to), head, place.column),
-                  tile.rows.column(tile.packs.pack_row[place.pack], place.column));
-    }
-  }
+  store_tile<kLayout>(plane, args, head, tile);
 }
 
 template <KvLayout kLayout>

@@ -82,7 +82,15 @@ __device__ inline bool widen(const MlaPlanArgs& args, const Sequence& early, int
   return false;
 }
 
-__device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
+/// How the line is cut: sequences, or tokens of as many each that are sequences; blocks of a part; whether a part holds
+/// blocks of one sequence only.
+struct Cut {
+  int tokens, count, share;
+  bool is_whole;
+};
+
+/// Step 1. `early` becomes the work-item's first sequence.
+__device__ __forceinline__ Cut cut(const MlaPlanArgs& args, Sequence& early, Lds& lds) {
   const int thread = thread_index();
   int tokens = 1, count = args.batch;
   if (args.topk >= 0) {
@@ -91,7 +99,7 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
     tokens = each > 1 ? each : 1;
     count = count < args.total_q / tokens ? count * tokens : args.total_q;
   }
-  const Sequence early = sequence(args, thread, count, tokens);
+  early = sequence(args, thread, count, tokens);
   int total = 0, longest = 0;
   for (int first = 0; first < count; first += kThreads) {
     const Sequence own = first == 0 ? early : sequence(args, first + thread, count, tokens);
@@ -107,7 +115,14 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
   share = share > args.least_blocks ? share : args.least_blocks;
   if (args.most > 0 && share < ceil_div(longest, args.most)) share = ceil_div(longest, args.most);
   const bool is_whole = !args.is_even && widen(args, early, count, tokens, share, lds);
+  return {tokens, count, share, is_whole};
+}
 
+/// Steps 2 and 3.
+__device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
+  const int thread = thread_index();
+  Sequence early;
+  const auto [tokens, count, share, is_whole] = cut(args, early, lds);
   int line = 0, items = 0, slots = 0, rows = 0, mine = 0;
   for (int first = 0; first < count; first += kThreads) {
     const int index = first + thread;

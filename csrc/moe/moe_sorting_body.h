@@ -195,25 +195,18 @@ struct MoeSortingBody {
     }
   }
 
-  /// The second launch, or the only one.
-  __device__ __forceinline__ static void run_place(const Args& args) {
-    __shared__ Lds lds;
-    const int chunk = static_cast<int>(workgroup_index().x);
-    if (kIsPacked && chunk >= args.chunks) {
-      for (int64_t i = int64_t{chunk - args.chunks} * kThreads + thread_index(); i < args.buffer_words;
-           i += int64_t{args.clearing} * kThreads)
-        args.buffer[i] = 0;
-      return;
-    }
-    const int thread = thread_index(), wave = wave_index(), lane = lane_index();
-    const uint32_t end = valid_pairs(args), part = args.chunk / kWaves;
-    const uint32_t begin = static_cast<uint32_t>(chunk) * args.chunk + wave * part;
+  /// Counts the pairs of each wave's part of the chunk; then `next` is how many pairs of an expert come before those of
+  /// the wave, and `total` how many it has.
+  __device__ __forceinline__ static void count_pairs(const Args& args, Lds& lds, int chunk, uint32_t begin,
+                                                     uint32_t end) {
+    const int thread = thread_index(), wave = wave_index();
+    const uint32_t part = args.chunk / kWaves;
     for (int e = thread; e < args.experts; e += kThreads) {
       for (int w = 0; w < kWaves; ++w) lds.next[w][e] = 0;
       lds.total[e] = lds.first[e] = 0;
     }
     workgroup_barrier();
-    for (uint32_t i = lane; i < part; i += kWaveSize) {
+    for (uint32_t i = lane_index(); i < part; i += kWaveSize) {
       const int expert = expert_of(args, begin + i, end);
       if (expert >= 0) lds_add(&lds.next[wave][expert], 1);
     }
@@ -240,9 +233,12 @@ struct MoeSortingBody {
       for (int w = 0; w < kWaves; ++w) lds.next[w][e] += before;
     }
     workgroup_barrier();
-    place_experts(args, lds);
-    write_blocks(args, lds, chunk);
-    for (uint32_t step = 0; step < part; step += kWaveSize) {
+  }
+
+  /// Writes the pairs of this wave's part, which begins at `begin`, to their places.
+  __device__ __forceinline__ static void write_pairs(const Args& args, Lds& lds, uint32_t begin, uint32_t end) {
+    const int wave = wave_index(), lane = lane_index();
+    for (uint32_t step = 0; step < args.chunk / kWaves; step += kWaveSize) {
       const uint32_t pair = begin + step + lane;
       const int expert = expert_of(args, pair, end);
       const uint64_t same = lanes_like<kBits>(static_cast<uint32_t>(expert)) & lanes_with(expert >= 0);
@@ -265,6 +261,24 @@ struct MoeSortingBody {
       if (!kIsPacked && args.inverse && pair < end) args.inverse[pair] = expert >= 0 ? static_cast<int32_t>(place) : -1;
       wave_barrier();
     }
+  }
+
+  /// The second launch, or the only one.
+  __device__ __forceinline__ static void run_place(const Args& args) {
+    __shared__ Lds lds;
+    const int chunk = static_cast<int>(workgroup_index().x);
+    if (kIsPacked && chunk >= args.chunks) {
+      for (int64_t i = int64_t{chunk - args.chunks} * kThreads + thread_index(); i < args.buffer_words;
+           i += int64_t{args.clearing} * kThreads)
+        args.buffer[i] = 0;
+      return;
+    }
+    const uint32_t end = valid_pairs(args);
+    const uint32_t begin = static_cast<uint32_t>(chunk) * args.chunk + wave_index() * (args.chunk / kWaves);
+    count_pairs(args, lds, chunk, begin, end);
+    place_experts(args, lds);
+    write_blocks(args, lds, chunk);
+    write_pairs(args, lds, begin, end);
   }
 };
 

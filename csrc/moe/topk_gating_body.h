@@ -156,13 +156,11 @@ struct TopkGatingBody {
     }
   }
 
-  __device__ __forceinline__ static void run(const Args& args) {
-    const int64_t token = int64_t{workgroup_index().x} * kWaves + wave_index();
-    if (token >= args.tokens) return;
+  /// Reads a token's logits; NaN beyond the last expert, whose key is 0. Scores rise with logits, so that keys of
+  /// logits tell which is the best.
+  __device__ __forceinline__ static void load(const Args& args, const Element* row, float (&x)[kEach],
+                                              uint32_t (&keys)[kEach]) {
     const int lane = lane_index();
-    const Element* row = args.gating + token * args.gating_stride;
-    float x[kEach];
-    uint32_t keys[kEach];
 #if defined(__HIP__)
     Element logits[kEach];  // loaded without a branch, at whose end each would be waited for
 #pragma unroll
@@ -179,24 +177,29 @@ struct TopkGatingBody {
 #else
       x[i] = expert < args.experts ? to_float(row[expert]) : bits_float(0x7FC00000u);
 #endif
-      const uint32_t key = ordered_key(x[i]);  // scores rise with logits, so that these tell which is the best
+      const uint32_t key = ordered_key(x[i]);
       keys[i] = expert >= args.experts ? 0 : key > kNanKey ? key : kNanKey;
     }
-    await_arguments(args.weights, args.weights_stride, args.ids, args.ids_stride, args.bias_kind, args.scale,
-                    int{args.has_sum_of_two}, args.shared_weight);
-    to_scores(args, x);
-    if (args.bias_kind != Bias::kNone) {
+  }
+
+  /// Makes keys of scores and biases, where there are biases.
+  __device__ __forceinline__ static void add_bias(const Args& args, const float (&x)[kEach], uint32_t (&keys)[kEach]) {
+    if (args.bias_kind == Bias::kNone) return;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int expert = i * kWaveSize + lane;
-        if (keys[i] <= kNanKey) continue;
-        const uint32_t key = ordered_key(x[i] + bias_of(args, expert));
-        keys[i] = key > kNanKey ? key : kNanKey;
-      }
+    for (int i = 0; i < kEach; ++i) {
+      const int expert = i * kWaveSize + lane_index();
+      if (keys[i] <= kNanKey) continue;
+      const uint32_t key = ordered_key(x[i] + bias_of(args, expert));
+      keys[i] = key > kNanKey ? key : kNanKey;
     }
-    if (args.groups > 1) keep_best_groups(args, keys);
-    float weight = 0.f, sum = 0.f;
-    int32_t id = 0;
+  }
+
+  /// Takes the best experts one after the other: the score and the number of the one in place `lane` become that
+  /// lane's. Returns the sum of the scores.
+  __device__ __forceinline__ static float take_best(const Args& args, const float (&x)[kEach], uint32_t (&keys)[kEach],
+                                                    float& weight, int32_t& id) {
+    const int lane = lane_index();
+    float sum = 0.f;
     for (int place = 0; place < args.k; ++place) {
       const Best best = best_of(keys, 0, args.experts);
       float score = 0.f;
@@ -213,6 +216,25 @@ struct TopkGatingBody {
         id = static_cast<int32_t>(best.expert);
       }
     }
+    return sum;
+  }
+
+  __device__ __forceinline__ static void run(const Args& args) {
+    const int64_t token = int64_t{workgroup_index().x} * kWaves + wave_index();
+    if (token >= args.tokens) return;
+    const int lane = lane_index();
+    const Element* row = args.gating + token * args.gating_stride;
+    float x[kEach];
+    uint32_t keys[kEach];
+    load(args, row, x, keys);
+    await_arguments(args.weights, args.weights_stride, args.ids, args.ids_stride, args.bias_kind, args.scale,
+                    int{args.has_sum_of_two}, args.shared_weight);
+    to_scores(args, x);
+    add_bias(args, x, keys);
+    if (args.groups > 1) keep_best_groups(args, keys);
+    float weight = 0.f;
+    int32_t id = 0;
+    const float sum = take_best(args, x, keys, weight, id);
     if (args.is_renormalized) weight = sum > 0.f ? weight / sum : 0.f;
     weight *= args.scale;
     if (lane >= args.k && lane < args.k + args.shared) {

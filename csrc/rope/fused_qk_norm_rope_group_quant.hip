@@ -33,6 +33,10 @@ struct EntryPlane {
   int64_t block, row, rotated_block, rotated_row;
 
   __device__ uint8_t* entry(CachePlace at) const { return entries + at.block * block + at.offset * row; }
+  /// Of a query that does not become an entry.
+  __device__ ELEMENT* head(CachePlace at) const {
+    return reinterpret_cast<ELEMENT*>(entries) + at.block * block + at.offset * row;
+  }
   __device__ ELEMENT* rotary(CachePlace at) const {
     return rotated + at.block * rotated_block + at.offset * rotated_row;
   }
@@ -117,6 +121,26 @@ __device__ inline void rotate(const NormRopeQuantArgs& args, uint64_t position, 
   }
 }
 
+/// A lane's elements of a group as fp8, with its scale twice.
+struct GroupValues {
+  Vec<fp8, kVec> values;
+  uint16_t scales;
+
+  __device__ __forceinline__ GroupValues(float (&y)[kVec], float amax) {
+    const float scale = power_of_two_above(quant_scale<fp8>(amax).scale);
+    const float inverse = 1.f / scale;
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) y[e] *= inverse;
+    values = vec_from_float<fp8>(y);
+    const uint32_t exponent = float_bits(scale) >> 23 & 0xFF;
+    scales = static_cast<uint16_t>(exponent | exponent << 8);
+  }
+  __device__ __forceinline__ void write(uint8_t* entry, int column, int group, int nope) const {
+    store_vec<kVec>(reinterpret_cast<fp8*>(entry) + column, values);
+    if (column % group == 0) *reinterpret_cast<uint16_t*>(entry + nope + 2 * (column / group)) = scales;
+  }
+};
+
 template <bool kIsGptj>
 __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_quant_kernel(NormRopeQuantArgs args) {
   await_stream();
@@ -165,8 +189,7 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
       rotate<kIsGptj>(args, position, own, y, other);
     }
     if (!has_entry) {
-      store_vec<kVec>(reinterpret_cast<ELEMENT*>(args.q_out.entries) + place.block * args.q_out.block +
-                          place.offset * args.q_out.row + column, vec_from_float<ELEMENT>(y));
+      store_vec<kVec>(args.q_out.head(place) + column, vec_from_float<ELEMENT>(y));
       continue;
     }
     const EntryPlane& out = is_key ? args.k_out : args.q_out;
@@ -176,20 +199,9 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
       if (is_pooled) store_vec<kVec>(args.pool.rotary(pool_place) + column - args.nope, rotated);
       continue;
     }
-    const float scale =
-        power_of_two_above(quant_scale<fp8>(group == 32 ? of_32 : group == 64 ? of_64 : of_128).scale);
-    const float inverse = 1.f / scale;
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) y[e] *= inverse;
-    const auto values = vec_from_float<fp8>(y);
-    const uint32_t exponent = float_bits(scale) >> 23 & 0xFF;
-    const uint16_t both = static_cast<uint16_t>(exponent | exponent << 8);
-    const auto write = [&](uint8_t* entry) {
-      store_vec<kVec>(reinterpret_cast<fp8*>(entry) + column, values);
-      if (column % group == 0) *reinterpret_cast<uint16_t*>(entry + args.nope + 2 * (column / group)) = both;
-    };
-    if (is_written) write(out.entry(place));
-    if (is_pooled) write(args.pool.entry(pool_place));
+    const GroupValues values(y, group == 32 ? of_32 : group == 64 ? of_64 : of_128);
+    if (is_written) values.write(out.entry(place), column, group, args.nope);
+    if (is_pooled) values.write(args.pool.entry(pool_place), column, group, args.nope);
   }
 }
 

@@ -188,12 +188,32 @@ struct Turn {
   }
 };
 
-/// Rotates x by its angles and writes it: first·cos - second·sin, second·cos + first·sin.
-template <int kVec, bool kIsGptj, class T, class Turn>
+/// x · factor, rounded to T; not fused with what is added to it, for which LLVM would leave the rounding out.
+template <class T>
+__device__ inline float rounded_product(float x, float factor) {
+#pragma clang fp contract(off)
+  return to_float(from_float<T>(x * factor));
+}
+
+/// Rotates x by its angles and writes it: first·cos - second·sin, second·cos + first·sin; kIsRounded: each product is
+/// rounded to T before two of them are added.
+template <bool kIsRounded, int kVec, bool kIsGptj, class T, class Turn>
 __device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGptj>& x, const Turn& turn) {
-  store_pairs<kIsGptj, kVec>(
-      low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * turn.sine(e, false); },
-      [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * turn.sine(e, true); });
+  if constexpr (kIsRounded)
+    store_pairs<kIsGptj, kVec>(
+        low, high,
+        [&](int e) {
+          return rounded_product<T>(x.first(e), turn.cosine(e, false)) -
+                 rounded_product<T>(x.second(e), turn.sine(e, false));
+        },
+        [&](int e) {
+          return rounded_product<T>(x.second(e), turn.cosine(e, true)) +
+                 rounded_product<T>(x.first(e), turn.sine(e, true));
+        });
+  else
+    store_pairs<kIsGptj, kVec>(
+        low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * turn.sine(e, false); },
+        [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * turn.sine(e, true); });
 }
 
 #if AITER_LIKE_HOST_PASS

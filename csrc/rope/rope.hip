@@ -1,18 +1,33 @@
 // SPDX-License-Identifier: MIT
 // Rotary position embedding of one or two tensors of heads, by position in the sequence, by given positions or within
-// packed sequences; forward or transposed; into another tensor or in place. HIP (gfx9) and CUDA. See rope_kernel.h.
-#define ROPE_IS_IMAGE 0
-#include "rope_kernel.h"
+// packed sequences; forward or transposed; into another tensor or in place. HIP (gfx9) and CUDA. See rope_body.h.
+#include "rope_host.h"
 
-#if AITER_LIKE_HOST_PASS
+#if !defined(ELEMENT) || !defined(TABLE) || !defined(IS_ANGLE) || !defined(HEADS) || !defined(SHARE)
+#error "rope: -DELEMENT=bf16|f16|float -DTABLE=bf16|f16|float -DIS_ANGLE=0|1 -DHEADS=1|2|4 -DSHARE=1…16"
+#endif
 
 namespace aiter_like {
+
+struct Config {
+  using Element = ELEMENT;
+  using Table = TABLE;
+  static constexpr bool kIsAngle = IS_ANGLE;  // the table has angles, not cosines and sines
+  static constexpr bool kIsImage = false, kIsRounded = false;
+  static constexpr uint32_t kHeads = HEADS;  // that a lane works on at once
+  static constexpr int kShare = SHARE;       // heads of a lane, at most
+};
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_rope(const RopeArgs<Config>&, bool, bool, bool, Stream);
+
+#if AITER_LIKE_HOST_PASS
 
 void rope(ffi::Tensor out, ffi::OptionalTensor out_y, ffi::Tensor input, ffi::OptionalTensor input_y, ffi::Tensor cos,
           ffi::OptionalTensor sin, ffi::OptionalTensor positions, ffi::OptionalTensor offsets, int64_t rotate_style,
           bool reuse_freqs_front_part, bool nope_first, bool is_backward) {
-  RopeCall call("rope");
-  RopeArgs& args = call.args;
+  RopeCall<Config> call("rope");
+  RopeArgs<Config>& args = call.args;
   args.first = call.heads(input, out);
   if (input_y.has_value() && out_y.has_value()) args.second = call.heads(*input_y, *out_y);
   const int64_t batch = input.ndim() == 4 ? int64_t{call.b} : 1;
@@ -31,7 +46,10 @@ void rope(ffi::Tensor out, ffi::OptionalTensor out_y, ffi::Tensor input, ffi::Op
   launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned, ffi::stream_of(input));
 }
 
+#endif
+
 }  // namespace aiter_like
 
+#if AITER_LIKE_HOST_PASS
 AITER_LIKE_EXPORT(rope, aiter_like::rope);
 #endif

@@ -138,19 +138,6 @@ def test_uneven_rows_are_refused_by_the_kernels(device):
     check_activation(out, x, "silu")
 
 
-def test_compiles_whole(device):
-    if device.type != "cpu":
-        pytest.skip("the tracer is the same everywhere")
-
-    def model(x: Tensor) -> Tensor:
-        out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.bfloat16)
-        aiter_like.silu_and_mul(out, x * 2, backend="hip")
-        return out + 1
-
-    x = make(device, 3, 96)
-    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
-
-
 def test_moves_each_byte_once(device):
     """The simulator's counters: a vector of four elements takes 16 bytes of gate, as many of up, and 8 of out."""
     if device.type != "cpu":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
@@ -17,8 +16,6 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall
-from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
 from aiter_like.testing.quantised import check_quantised, quantised_dtypes
 
@@ -180,45 +177,11 @@ def test_bad_input_is_named(device):
             function(*args)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = make(device, 3, 768)
-    call = ActAndMulQuantCall(torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x,
-                              group_size=128)
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant, (x, "silu", 128, INT8), {"backend": backend})
-
-
 def bench() -> None:
-    """silu with a scale per 128 columns or per token, beside torch.compile."""
-    device = torch.device("cuda")
-    dtype = quantised_dtypes(device)[0]
-    top = torch.finfo(dtype).max
-
-    def stock(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-        gate, up = x.float().chunk(2, -1)
-        y = torch.nn.functional.silu(gate) * up
-        groups = y.unflatten(-1, (-1, group_size or y.shape[-1]))
-        scale = groups.abs().amax(-1).clamp(min=2.0**-110) / top
-        return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
-
-    def case(rows: int, columns: int, group_size: int, compiled: Callable, seed: int) -> benching.Case:
-        x = tune_shapes.normal(device, seed, "bf16")(rows, 2 * columns) * 4
-        calls = benching.by_backend(QUANT, x, "silu", group_size)
-        calls["torch.compile"] = functools.partial(compiled, x, group_size)
-        sample, scales = slice(0, rows, max(rows // 16, 1)), rows * (columns // group_size if group_size else 1)
-        return benching.Case(
-            f"{rows}×2·{columns} {'group 128' if group_size else 'token'}", 5 * rows * columns + 4 * scales, calls,
-            lambda result: check_quantised(result[0][sample], result[1][sample], gated_float64(x[sample], "silu"),
-                                           group_size, error=ERROR))
-
-    def cases():
-        for shape in ((8192, 8192, 128), (8192, 4096, 128), (4096, 14336, 128), (64, 8192, 128), (8192, 8192, 0),
-                      (8192, 4096, 0)):
-            torch._dynamo.reset()
-            yield benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-
-    benching.table("silu_and_mul_quant bf16 → fp8", cases())
+    """silu with a scale per 128 columns or per token."""
+    benching.of("act_and_mul_quant", "rows columns group_size", (
+        (8192, 8192, 128), (8192, 4096, 128), (4096, 14336, 128), (64, 8192, 128), (8192, 8192, 0), (8192, 4096, 0)),
+        dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -108,22 +108,9 @@ def test_bad_input_is_named(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(name: str, rows: int, columns: int, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        operands = [torch.randn(rows, columns, device=device, generator=generator, dtype=BF16)
-                    for _ in range(1 if name in ONE else 2)]
-        calls = benching.by_backend(getattr(aiter_like, name), *operands)
-
-        def check(result: torch.Tensor) -> float:
-            compare(name, result, *operands)
-            return 0.0
-
-        return benching.Case(f"{name} {rows}×{columns}", (len(operands) + 1) * operands[0].nbytes, calls, check)
-
-    shapes = (("add", 8192, 8192), ("div", 1280, 59392), ("tanh", 8192, 8192), ("sigmoid", 4096, 880))
-    benching.table("elementwise", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    """Sums and, of one operand, tanh."""
+    benching.of("elementwise", "elements operands", ((8192**2, 2), (1280 * 59392, 2), (8192**2, 1), (4096 * 880, 1)),
+                dtype="bf16")
 
 
 if __name__ == "__main__":

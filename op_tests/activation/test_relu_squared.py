@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import benching
 import pytest
 import torch
@@ -59,22 +57,7 @@ def test_bad_input_is_named(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(rows: int, columns: int, compiled: object, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        x = torch.randn(rows, columns, device=device, generator=generator, dtype=torch.bfloat16)
-        calls = benching.by_backend(aiter_like.relu_squared, x) | {"torch.compile": functools.partial(compiled, x)}
-
-        def check(result: torch.Tensor) -> float:
-            compare(result, x)
-            return 0.0
-
-        return benching.Case(f"{rows}×{columns}", 2 * x.nbytes, calls, check)
-
-    compiled = benching.compiled(functools.partial(aiter_like.relu_squared, backend="torch"))
-    shapes = ((8192, 8192), (4096, 14336), (64, 8192))
-    benching.table("relu_squared", (benching.rotating(functools.partial(case, *shape, compiled)) for shape in shapes))
+    benching.of("relu_squared", "rows columns", ((8192, 8192), (4096, 14336), (64, 8192)), dtype="bf16")
 
 
 if __name__ == "__main__":

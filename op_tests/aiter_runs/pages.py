@@ -18,9 +18,9 @@ FOLDER = Path(__file__).parent
 _HEAD = """\
 # AITER's own tests
 
-Results of the files in AITER's public folder `op_tests`, which are no part of this project: they run through the shim,
-each in a process of its own. `aiter-like aiter-tests FOLDER --output FILE.json` runs them; a run that is kept lies
-here, and `python op_tests/aiter_runs/pages.py` writes these pages.
+Results of the files in AITER's public folder `op_tests`, which are no part of this project.
+[`aiter-like aiter-tests FOLDER --output FILE.json`](../../aiter_like/integrations/README.md#aiters-own-tests) runs
+them; runs that are kept lie here, and `python op_tests/aiter_runs/pages.py` writes these pages.
 
 ```python
 from aiter_like.integrations.aiter.checks import KINDS
@@ -29,13 +29,15 @@ print(*KINDS)  # what is counted of each file
 ```
 
 A check is a test of pytest in a file that imports pytest, and in a script a call of `checkAllclose`,
-`torch.testing.assert_close`, `torch.allclose` or `torch.equal`. A file counts only if at least one ran. "errors": parts
-that raised anything but a failed check, their own assertions on their parameters too, before an operator was called;
-"unserved": parts that stopped at a missing name; "other arch": parts that ask for an architecture that the device is
-not. A file that ended at its time limit has checked what stands there, and no more. Names: those that the file uses,
-served / raising / absent, at the time of the run: of what only `triton_tests` call, much is missing since, among it
-forward and backward by FlashAttention-3's parameters, feed-forward blocks, ragged products of experts, grouped products
-with gradients, and forms of rotary embeddings, layer normalisation and 8-bit products that are ours by other names.
+`torch.testing.assert_close`, `torch.allclose` or `torch.equal`. A file counts if at least one ran. The columns:
+
+- errors: parts that raised anything but a failed check, also their own assertions on their parameters;
+- other arch: parts that ask for an architecture that the device is not;
+- unserved: parts that stopped at a missing name;
+- ended: at its time limit a file has checked what stands there, and no more;
+- names: those that the file uses, served / raising / absent, when it ran. Many that only `triton_tests` call are
+  missing today: forward and backward by FlashAttention-3's parameters, feed-forward blocks, ragged products of experts,
+  grouped products with gradients, and functions that are ours by other names.
 
 | page | files that count | checks passed | failed |
 |---|---|---|---|
@@ -73,18 +75,25 @@ def _device(about: dict[str, Any]) -> str:
     return f"{about['device']} ({about['arch']})" + (f", {about['folder']}" if "folder" in about else "")
 
 
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _run(about: dict[str, Any], results: list[Result]) -> Iterable[str]:
     """One run of the files, those that count first."""
     total = {kind: sum(result.counts[kind] for result in results) for kind in KINDS}
     counted = sum(result.is_counted for result in results)
     yield "## All files\n"
-    text = (f"{about['note']} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
+    what, *remarks = about["note"].split("\n- ")
+    text = (f"{what} Limit {about['limit_s']:g} s a file, torch {about['torch']}. "
             f"**{counted} of {len(results)} files count**: {total['passed']} checks passed, {total['failed']} failed; "
             f"{total['errors']} errors, {total['skipped']} skipped, {total['other_arch']} for another architecture, "
             f"{total['unserved']} unserved. Names that they use: "
             + ", ".join(f"{number} {state}" for state, number in about["names"].items()) + ".")
-    yield textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    yield _filled(text)
     yield ""
+    if remarks:
+        yield "\n".join([*(_filled(f"- {remark}", "  ") for remark in remarks), ""])
     yield ("| file | passed | failed | errors | skipped | other arch | unserved | ended | names | first missing or "
            "problem |")
     yield "|---|---|---|---|---|---|---|---|---|---|"

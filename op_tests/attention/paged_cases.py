@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 import aiter_like
+from aiter_like import explain, sim
+from aiter_like.modules import build, code_object
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 from aiter_like.testing import TOLERANCES, assert_within, relative_l2
@@ -160,6 +162,54 @@ def check_whatever_lengths_and_pages_hold(backend: str, device: torch.device, qu
                 block_table=torch.full_like(table, page), page_starts=page_starts, max_seqlen_q=queries,
                 max_seqlen_k=40, softmax_scale=0.125, window_right=0), backend=backend)
     assert (storage[0] == 3).all() and (storage[-1] == 3).all()
+
+
+def check_pages_behind_the_window(run, case: Case) -> None:
+    """What no window reaches may be NaN: engines give such pages away."""
+    expected = expect(case, window_size=(50, 0))
+    k, v, table = case.k.clone(), case.v.clone(), case.block_table.clone()
+    unused = next(page for page in range(len(k)) if page not in table.flatten().tolist())  # NaN, all of it
+    for index, (queries, keys) in enumerate(case.lengths):
+        first = keys - queries - 50
+        for pages in (k, v):
+            pages[table[index, first // 16].long(), :first % 16] = math.nan
+        table[index, :first // 16] = unused
+    out = dataclasses.replace(case, k=k, v=v, block_table=table).call(run, "ck", window_size=(50, 0))
+    limit = 2**-7 * expected[1] + 2**-7 * expected[0].abs() + 1e-6
+    assert_within("unified_attention", out, expected[0], limit)
+
+
+def check_batch_prefill(run, backend: str, case: Case, form: str, sinks: torch.Tensor | None = None) -> None:
+    """mha_batch_prefill_func over the pages of all sequences, listed one after the other, and its LSE."""
+    starts, pages, options = listed_pages(case, form)
+    out, lse = run(backend, aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
+                   *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, sink_ptr=sinks, **options)
+    compare(case, out, window_size=(30, 0), sinks=sinks)
+    expected = expect(case, window_size=(30, 0), sinks=sinks)[2]
+    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+
+
+def refusal(backend: str, case: Case, **options: Any) -> str:
+    """What a backend says of a call that it does not serve; another one would."""
+    said = []
+
+    def asked(_, function, *args, **kwargs):
+        explanation = explain(function, *args, **kwargs)
+        assert explanation.backend != backend
+        said.append(explanation.rejected[backend])
+        return kwargs.get("out", args[3])
+
+    case.call(asked, None, **options)
+    return said[0]
+
+
+def check_registers(spec: Any) -> None:
+    """No kernel of a module has anything in local memory, and two waves share a SIMD."""
+    image = build.ensure(spec).path.read_bytes()
+    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
+    for facts in sim.inspect(code_object.unbundled(bundle, "gfx942")).values():
+        assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0)
+        assert facts["vgprs"] <= 256 and facts["lds_bytes"] <= 65536
 
 
 def listed_pages(case: Case, form: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:

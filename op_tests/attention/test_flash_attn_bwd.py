@@ -313,12 +313,6 @@ def test_compiled_training_step(device):
         assert all(torch.equal(one, other) for one, other in zip(got, expected))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_opcheck(device, backend):
-    call = make(device, lengths=(9, 20), sink=True, dlse=True)
-    torch.library.opcheck(torch.ops.aiter_like.flash_attn_bwd_out, tuple(call), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -350,26 +344,14 @@ def bench() -> None:
     """Backward alone beside PyTorch's: cuDNN, FlashAttention 2, FlexAttention."""
     import benching
     from attention_cases import BENCH_SHAPES
-    from bench_peers import torch_attention
+    from held_out_calls import CALLS
 
     device = torch.device("cuda")
 
-    def peers(q, k, v, dout, causal):
-        q, k, v = (tensor.detach().transpose(1, 2).contiguous().requires_grad_() for tensor in (q, k, v))
-        dout = dout.transpose(1, 2).contiguous()
-
-        def backward_of(forward):
-            def call():
-                if not results:  # the forward, once and untimed; what fails there is told like what fails below
-                    with torch.enable_grad():
-                        results.append(forward())
-                gradients = torch.autograd.grad(results[0], (q, k, v), dout, retain_graph=True)
-                return tuple(gradient.transpose(1, 2) for gradient in gradients)
-
-            results = []
-            return call
-
-        return {name: backward_of(forward) for name, forward in torch_attention(q, k, v, causal).items()}
+    def peers(call):
+        """Their gradients have heads before tokens."""
+        return {name: lambda peer=peer: tuple(gradient.transpose(1, 2) for gradient in peer())
+                for name, peer in CALLS["flash_attn_bwd"](call, benching.compiled).peers.items()}
 
     def case(shape, causal):
         batch, heads, kv_heads, seqlen, head_dim = shape
@@ -386,7 +368,7 @@ def bench() -> None:
 
         flops = 10 * batch * heads * seqlen**2 * head_dim // (2 if causal else 1)
         return benching.Case(f"{','.join(map(str, shape))}{' causal' if causal else ''}", sum(
-            x.numel() * 2 for x in (q, q, q, q, k, k, v, v)), {"triton": ours, **peers(q, k, v, dout, causal)},
+            x.numel() * 2 for x in (q, q, q, q, k, k, v, v)), {"triton": ours, **peers(call)},
             functools.partial(check_last_rows, call), flops=flops, is_eager=True)
 
     benching.table("flash_attn_bwd", (case(*arguments) for arguments in BENCH_SHAPES))

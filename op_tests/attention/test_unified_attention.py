@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
 from typing import Any
 
+import benching
 import pytest
 import torch
 from covering import covering
@@ -21,7 +21,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import PagedCall, unshuffled_axes
 from aiter_like.ops.attention.decode_call import decode_call, triton_kernels
 from aiter_like.ops.attention.unified_attention import unified_attention_op
-from aiter_like.testing import assert_within, time_us
+from aiter_like.testing import assert_within
 
 BACKENDS = ("triton", "torch")
 MIXED = ((1, 70), (33, 33), (1, 1), (20, 50), (0, 9), (3, 0), (130, 200))
@@ -276,17 +276,6 @@ def test_batch_prefill(device, run, backend, form):
     assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
 
 
-def test_opcheck(device):
-    case = make(device, ((1, 20), (5, 9)), head_dim=32)
-    out, lse = torch.empty_like(case.q), torch.empty(4, 6, device=device)
-    call = PagedCall(
-        out, lse, case.q, case.k.nan_to_num(), case.v.nan_to_num(), cu_seqlens_q=case.cu_seqlens_q,
-        seqlens_k=case.seqused_k, block_table=case.block_table, max_seqlen_q=5, max_seqlen_k=20, softmax_scale=0.2,
-        window_right=0)
-    torch.library.opcheck(torch.ops.aiter_like.unified_attention_out, tuple(call), {"backend": "triton"})
-    assert unified_attention_op.public
-
-
 def bad_calls(device):
     case = make(device, ((2, 9), (3, 3)))
     yield "q must have 3 dimensions", ValueError, {"q": case.q[0]}, {}
@@ -358,24 +347,12 @@ def test_an_empty_batch(device, run):
 
 
 def bench() -> None:
-    """Checks, then times decoding and prefill; needs a GPU."""
-    device = torch.device("cuda")
-    print(f"unified_attention on {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, pages of 16")
-    print(f"{'sequences':>24} {'H,HK,D':>10} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8}")
-    for batch, queries, keys in ((1, 1, 8192), (16, 1, 4096), (128, 1, 2048), (4, 512, 4096), (1, 8192, 8192)):
-        key = {"mask": "causal", "batch": batch, "seqlen_q": queries, "seqlen_k": keys, "num_heads": 32,
-               "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "features": "none", "dtype": "bf16",
-               "kv_dtype": "bf16"}
-        tuning = unified_attention_op.tuning
-        sets = [tuning.case(key, device, seed) for seed in (0, 1)]
-        us = time_us(unified_attention_op, sets)
-        moved, flops = tuning.needs(sets[0])
-        print(f"{f'{batch} x ({queries}, {keys})':>24} {'32,8,128':>10} {us:9.1f} {moved / us * 1e-6:6.2f} "
-              f"{flops / us * 1e-6:8.1f}")
+    """Decoding and prefill, in pages of 16."""
+    benching.of("unified_attention", "batch seqlen_q seqlen_k", (
+        (1, 1, 8192), (16, 1, 4096), (128, 1, 2048), (4, 512, 4096), (1, 8192, 8192)), beside=benching.alone,
+        mask="causal", num_heads=32, num_kv_heads=8, head_dim=128, page_size=16, features="none", dtype="bf16",
+        kv_dtype="bf16")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

@@ -6,27 +6,25 @@ test_unified_attention_ping_pong.py has the other pipeline, which takes whatever
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
 import pytest
 import torch
 from paged_cases import (
     BF16,
     check,
+    check_batch_prefill,
     check_packed_storage,
+    check_pages_behind_the_window,
+    check_registers,
     check_whatever_lengths_and_pages_hold,
     compare,
-    expect,
-    listed_pages,
     make,
+    refusal,
 )
 from test_unified_attention_hip import single_sequences
 
 import aiter_like
-from aiter_like import dtypes, explain, sim
+from aiter_like import dtypes
 from aiter_like.device import target_of
-from aiter_like.modules import build, code_object
 from aiter_like.ops.attention import unified_attention_ck as tiles
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.unified_attention import unified_attention_op, unified_attention_ref
@@ -73,19 +71,7 @@ def test_heads_and_terms(device, run, heads, kv_heads, head_dim, dtype, options)
 
 
 def test_pages_behind_the_window(device, run):
-    """What no window reaches may be NaN: engines give such pages away."""
-    case = make(device, ((40, 400), (33, 300)))
-    expected = expect(case, window_size=(50, 0))
-    k, v, table = case.k.clone(), case.v.clone(), case.block_table.clone()
-    unused = next(page for page in range(len(k)) if page not in table.flatten().tolist())  # NaN, all of it
-    for index, (queries, keys) in enumerate(case.lengths):
-        first = keys - queries - 50
-        for pages in (k, v):
-            pages[table[index, first // 16].long(), :first % 16] = math.nan
-        table[index, :first // 16] = unused
-    out = dataclasses.replace(case, k=k, v=v, block_table=table).call(run, "ck", window_size=(50, 0))
-    limit = 2**-7 * expected[1] + 2**-7 * expected[0].abs() + 1e-6
-    assert_within("unified_attention", out, expected[0], limit)
+    check_pages_behind_the_window(run, make(device, ((40, 400), (33, 300))))
 
 
 def test_sink_tokens(device, run):
@@ -116,12 +102,7 @@ def test_whatever_lengths_and_pages_hold(device):
 def test_batch_prefill(device, run, form):
     """The same pages listed one after the other; with and without the length of the last."""
     case = make(device, ((40, 64), (60, 48), (3, 16)) if form == "full pages" else ((40, 70), (60, 41), (3, 3)))
-    starts, pages, options = listed_pages(case, form)
-    out, lse = run("ck", aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
-                   *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
-    compare(case, out, window_size=(30, 0))
-    expected = expect(case, window_size=(30, 0))[2]
-    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+    check_batch_prefill(run, "ck", case, form)
 
 
 def test_pages_of_a_cache(device, run):
@@ -146,33 +127,15 @@ def test_registers(device, head_dim):
          "head_dim": head_dim, "page_size": 16, "features": "none", "dtype": "bf16", "kv_dtype": "bf16"},
         torch.device("cpu"), 0)
     spec = tiles.unified_attention_ck.instance_spec(tiles._instance(call), "hip", "gfx942")
-    image = build.ensure(spec).path.read_bytes()
-    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
-    (facts,) = sim.inspect(code_object.unbundled(bundle, "gfx942")).values()
-    assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0)
-    assert facts["vgprs"] <= 256 and facts["lds_bytes"] <= 65536
+    check_registers(spec)
 
 
 def test_what_it_leaves_to_others(device):
     if target_of(device).platform != "hip":
         pytest.skip("an MFMA kernel")
     case = make(device, ((40, 40),))
-    assert "qq_bias" in refusal(case, qq_bias=torch.zeros(2, 2, device=device))
-    assert "sinks of float32" in refusal(case, sinks=torch.zeros(4, dtype=BF16, device=device))
-    assert "head dimension" in refusal(make(device, ((40, 40),), head_dim=96))
-    assert "head dimension" in refusal(make(device, ((40, 40),), head_dim_v=128))
-    assert "bf16 or fp16" in refusal(make(device, ((40, 40),), kv_dtype=dtypes.fp8_of(target_of(device).arch)))
-
-
-def refusal(case, **options):
-    """What backend ck says of a call that it does not serve; another one would."""
-    said = []
-
-    def asked(backend, function, *args, **kwargs):
-        explanation = explain(function, *args, **kwargs)
-        assert explanation.backend != "ck"
-        said.append(explanation.rejected["ck"])
-        return kwargs.get("out", args[3])
-
-    case.call(asked, None, **options)
-    return said[0]
+    assert "qq_bias" in refusal("ck", case, qq_bias=torch.zeros(2, 2, device=device))
+    assert "sinks of float32" in refusal("ck", case, sinks=torch.zeros(4, dtype=BF16, device=device))
+    assert "head dimension" in refusal("ck", make(device, ((40, 40),), head_dim=96))
+    assert "head dimension" in refusal("ck", make(device, ((40, 40),), head_dim_v=128))
+    assert "bf16 or fp16" in refusal("ck", make(device, ((40, 40),), kv_dtype=dtypes.fp8_of(target_of(device).arch)))

@@ -12,20 +12,19 @@ import torch
 from paged_cases import (
     BF16,
     check,
+    check_batch_prefill,
     check_packed_storage,
     check_whatever_lengths_and_pages_hold,
     compare,
     expect,
-    listed_pages,
     make,
+    refusal,
     shuffled,
 )
 from test_flash_attn_with_kvcache import KINDS, WITH_CACHE, Stored
 
-import aiter_like
-from aiter_like import dtypes, explain
+from aiter_like import dtypes
 from aiter_like.device import target_of
-from aiter_like.testing import assert_within
 from aiter_like.testing.attention import check_attention
 
 FEW = ((1, 70), (8, 33), (1, 1), (0, 9), (3, 0), (5, 3), (1, 700))
@@ -76,31 +75,17 @@ def test_without_causal_mask(device, run, queries):
         check(run, "hip", case, causal=False, window_size=(20, -1))
         check(run, "hip", case, causal=False, window_size=(-1, 3))
         return
-    assert "causal" in refusal(case, causal=False)
-
-
-def refusal(case, **options):
-    """What backend hip says of a call that it does not serve; another one serves it."""
-    said = []
-
-    def asked(backend, function, *args, **kwargs):
-        explanation = explain(function, *args, **kwargs)
-        assert explanation.backend != "hip"
-        said.append(explanation.rejected["hip"])
-        return function(*args, backend="torch", **kwargs)
-
-    case.call(asked, None, **options)
-    return said[0]
+    assert "causal" in refusal("hip", case, causal=False)
 
 
 def test_what_it_leaves_to_others(device):
     if target_of(device).platform != "hip":
         pytest.skip("an MFMA kernel")
     case = make(device, ((2, 40),))
-    assert "at most 8 queries" in refusal(make(device, ((9, 40),)))
-    assert "qq_bias" in refusal(case, qq_bias=torch.zeros(2, 2, device=device))
-    assert "sink tokens" in refusal(case, window_size=(5, 0, 3))
-    assert "at most 256" in refusal(make(device, ((2, 40),), head_dim=288))
+    assert "at most 8 queries" in refusal("hip", make(device, ((9, 40),)))
+    assert "qq_bias" in refusal("hip", case, qq_bias=torch.zeros(2, 2, device=device))
+    assert "sink tokens" in refusal("hip", case, window_size=(5, 0, 3))
+    assert "at most 256" in refusal("hip", make(device, ((2, 40),), head_dim=288))
 
 
 @pytest.mark.parametrize("form", ("one", "of sequences and heads", "expanded"))
@@ -161,13 +146,7 @@ def test_whatever_lengths_and_pages_hold(device):
 def test_batch_prefill(device, run, form):
     """The same pages listed one after the other; with and without the length of the last."""
     case = make(device, ((1, 64), (6, 48), (3, 16)) if form == "full pages" else ((1, 70), (6, 41), (3, 3)))
-    starts, pages, options = listed_pages(case, form)
-    sinks = torch.randn(4, device=device)
-    out, lse = run("hip", aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
-                   *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, sink_ptr=sinks, **options)
-    compare(case, out, window_size=(30, 0), sinks=sinks)
-    expected = expect(case, window_size=(30, 0), sinks=sinks)[2]
-    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+    check_batch_prefill(run, "hip", case, form, torch.randn(4, device=device))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,24 +14,23 @@ from paged_cases import (
     BF16,
     Case,
     check,
+    check_batch_prefill,
     check_packed_storage,
+    check_pages_behind_the_window,
+    check_registers,
     check_whatever_lengths_and_pages_hold,
     compare,
-    expect,
-    listed_pages,
     make,
+    refusal,
 )
 
-import aiter_like
-from aiter_like import explain, sim
+from aiter_like import explain
 from aiter_like.device import target_of
 from aiter_like.jit import Instance
-from aiter_like.modules import build, code_object
 from aiter_like.ops.attention import unified_attention_ck
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.flash_attn_fwd_hip import MASKS
 from aiter_like.ops.attention.unified_attention import unified_attention_op
-from aiter_like.testing import assert_within
 
 SHORT = ((70, 70), (133, 300), (1, 1), (20, 50), (0, 9), (3, 0))
 """Queries and keys of sequences that leave most of a workgroup's rows empty: no query, no key, one of each."""
@@ -151,19 +150,8 @@ def test_first_choice_on_gfx942(device, first, call):
 
 
 def test_pages_outside_the_window(device, turns):
-    """What no window reaches may be NaN: engines give such pages away. Also within a page, and within a block."""
-    case = make(device, ((40, 400), (133, 300)))
-    expected = expect(case, window_size=(50, 0))
-    k, v, table = case.k.clone(), case.v.clone(), case.block_table.clone()
-    unused = next(page for page in range(len(k)) if page not in table.flatten().tolist())  # NaN, all of it
-    for index, (queries, keys) in enumerate(case.lengths):
-        first = keys - queries - 50
-        for pages in (k, v):
-            pages[table[index, first // 16].long(), :first % 16] = math.nan
-        table[index, :first // 16] = unused
-    out = dataclasses.replace(case, k=k, v=v, block_table=table).call(turns, "ck", window_size=(50, 0))
-    limit = 2**-7 * expected[1] + 2**-7 * expected[0].abs() + 1e-6
-    assert_within("unified_attention", out, expected[0], limit)
+    """Also within a page, and within a block."""
+    check_pages_behind_the_window(turns, make(device, ((40, 400), (133, 300))))
 
 
 def test_packed_storage(device, turns):
@@ -178,12 +166,7 @@ def test_whatever_lengths_and_pages_hold(device):
 def test_batch_prefill(device, turns, form):
     """The same pages listed one after the other; with and without the length of the last; LSE."""
     case = make(device, ((40, 64), (60, 48), (3, 16)) if form == "full pages" else ((40, 70), (60, 41), (3, 3)))
-    starts, pages, options = listed_pages(case, form)
-    out, lse = turns("ck", aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
-                     *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
-    compare(case, out, window_size=(30, 0))
-    expected = expect(case, window_size=(30, 0))[2]
-    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+    check_batch_prefill(turns, "ck", case, form)
 
 
 def test_rows_beyond_max_seqlen_q(device):
@@ -203,15 +186,7 @@ def test_addresses(device):
     """16 bytes are read at once: elsewhere another backend serves the call."""
     case = make(device, ((40, 70),))
     q = torch.cat((case.q.flatten(), case.q.new_zeros(4)))[4:].view(case.q.shape)
-    moved = dataclasses.replace(case, q=q)
-    said = []
-
-    def asked(backend, function, *args, **kwargs):
-        said.append(explain(function, *args, **kwargs).rejected["ck"])
-        return function(*args, **kwargs)
-
-    moved.call(asked, None)
-    assert "q does not begin at a multiple of 16 bytes" in said[0]
+    assert "q does not begin at a multiple of 16 bytes" in refusal("ck", dataclasses.replace(case, q=q))
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -223,8 +198,4 @@ def test_registers(device, head_dim, mask):
     instance = Instance(f"bf16_d{head_dim}_turns_{mask}", {"ELEMENT": "bf16", "HEAD_DIM": head_dim,
                                                            "MASK": MASKS.index(mask)})
     spec = unified_attention_ck.unified_attention_ck.instance_spec(instance, "hip", "gfx942")
-    image = build.ensure(spec).path.read_bytes()
-    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
-    for facts in sim.inspect(code_object.unbundled(bundle, "gfx942")).values():
-        assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0)
-        assert facts["vgprs"] <= 256 and facts["lds_bytes"] <= 65536
+    check_registers(spec)

@@ -7,6 +7,7 @@ A case is checked before it is timed. Needs a GPU; read by the op_tests' `bench`
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -18,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import bench_peers
+import held_out_calls
 import run
 import torch
 import triton
 import triton.testing
+from torch import Tensor
 
+from aiter_like import dtypes
 from aiter_like.device import target_of
+from aiter_like.dispatch import OPS, Op
 from aiter_like.errors import AiterLikeError
+from aiter_like.tuning import judge
 from aiter_like.tuning.clock import Contender, GpuClock, copies
 from aiter_like.tuning.progress import Progress
 
@@ -158,6 +164,81 @@ def _watched(title: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Progress
             line.end()
 
 
+def of(op: str, fields: str, shapes: Iterable[tuple], *, beside: Callable[[Any], dict[str, Callable]] | None = None,
+       changed: Callable[[Any], Any] = lambda call: call, **others: Any) -> None:
+    """The table of an operator's calls with tune keys: hip, triton, and what others have.
+
+    Args:
+        fields: names of those that differ, as of a named tuple; `others` are the same for all shapes. A dtype "fp8" is
+            the device's own.
+        beside: of a call: peers, of whose results the first is what the operator writes first; default: those of
+            held_out_calls.py, or where it has none the operator's reference by torch.compile.
+        changed: of a call: the one that is timed, for what no key says.
+    """
+    declared, names = OPS[op], fields.split()
+
+    def cases() -> Iterator[Case]:
+        for shape in shapes:
+            torch._dynamo.reset()  # each shape is compiled afresh: its limit of recompilations never comes into play
+            key = {**dict(zip(names, shape, strict=True)), **others}
+            yield rotating(functools.partial(_of_key, declared, "×".join(map(str, shape)), key, changed, beside,
+                                             functools.cache(compiled)))
+
+    table(f"{op}: {' × '.join(names)}", cases())
+
+
+def alone(call: Any) -> dict[str, Callable]:
+    """No peers."""
+    return {}
+
+
+def _of_key(op: Op, name: str, key: dict[str, Any], changed: Callable, beside: Callable | None, compiler: Callable,
+            seed: int) -> Case:
+    """The case of a tune key. All that ours write is compared with the reference."""
+    fp8 = dtypes.name(dtypes.fp8_of(target_of(_device()).arch))
+    key = {field: fp8 if value == "fp8" else value for field, value in key.items()}
+    call = changed(op.call(*op.tuning.case(key, _device(), seed)))
+    calls = {each.name: functools.partial(op, call, backend=each.name) for each in op.backends
+             if each.name in OURS and each.name != "torch"}
+    first = held_out_calls.Calls.theirs
+    if beside is not None:
+        calls |= beside(call)
+    elif op.name in held_out_calls.CALLS:
+        known = held_out_calls.CALLS[op.name](call, compiler)
+        calls, first = calls | known.peers, known.theirs
+    else:
+        calls["torch.compile"] = functools.partial(compiler(op.reference), *call)
+    moved, flops = op.tuning.needs(call)
+    return Case(name, moved, calls, (lambda _: 0.0) if seed else _check_of(op, call, first), flops=flops)
+
+
+def _check_of(op: Op, call: tuple, first: Callable[[Any], Tensor] | None) -> Callable[[Any], float]:
+    """Compares with the reference what ours write, and the first of what a peer returns; then outputs are as before."""
+    made = judge.of_call(op, tuple(call))
+    before = {one.index: call[one.index].clone() if one.is_kept else judge.poisoned(call[one.index])
+              for one in made.outputs}
+
+    def restore() -> None:
+        for index, tensor in before.items():
+            call[index].copy_(tensor)
+
+    def check(result: Any) -> float:
+        if result is None:
+            pairs = [(call[one.index], one) for one in made.outputs]
+        else:
+            pairs = [] if first is None else [(first(result).reshape(made.outputs[0].expected.shape), made.outputs[0])]
+        errors = [0.0]
+        for got, one in pairs:
+            error, fault = judge.difference(got, one.expected, one.own)
+            assert fault is None, fault
+            errors.append(error / (judge.limit(got, one.own) or 1.0))
+        restore()
+        return max(errors)
+
+    restore()
+    return check
+
+
 def by_backend(function: Callable, *args: Any, backends: Iterable[str] = ("hip", "triton"),
                **kwargs: Any) -> dict[str, Callable[[], Any]]:
     """`calls` of a case: the public function on each backend, arguments fixed."""
@@ -169,8 +250,12 @@ def compiled(function: Callable) -> Callable:
     return torch.compile(function, dynamic=False, options={"max_autotune": True})
 
 
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _clock() -> GpuClock:
-    return GpuClock(target_of(torch.device("cuda", torch.cuda.current_device())))
+    return GpuClock(target_of(_device()))
 
 
 def _is_ours(name: str) -> bool:

@@ -68,9 +68,18 @@ def _rms_norm(call: Any, compiled: Compiler) -> Calls:
                   **bench_peers.calls("add_rms_norm", *given, call.residual_in)}, lambda _: call.out)
 
 
+def _add_layer_stock(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, residual: Tensor) -> Tensor:
+    total = x.float() + residual.float()
+    return functional.layer_norm(total, x.shape[-1:], weight.float(), bias.float(), epsilon).to(x.dtype)
+
+
 def _layer_norm(call: Any, compiled: Compiler) -> Calls:
     given = (call.input, call.input.shape[-1:], call.weight, call.bias, call.epsilon)
     args = (call.input, call.weight, call.bias, call.epsilon)
+    if call.residual_in is not None:
+        peers = {"torch.compile": partial(compiled(_add_layer_stock), *args, call.residual_in)}
+        return Calls(partial(aiter_like.layernorm2d_fwd_with_add, call.out, call.input, call.residual_in,
+                             call.residual_out, *args[1:]), peers, lambda _: call.out)
     return Calls(partial(aiter_like.layer_norm, *args), {
         "torch": partial(functional.layer_norm, *given),
         "torch.compile": partial(compiled(functional.layer_norm), *given), **bench_peers.calls("layer_norm", *args)})
@@ -81,10 +90,16 @@ def _silu_stock(x: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+def _gelu_stock(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return functional.gelu(gate) * up
+
+
 def _act_and_mul(call: Any, compiled: Compiler) -> Calls:
-    return Calls(partial(aiter_like.silu_and_mul, call.out, call.input),
-                 {"torch.compile": partial(compiled(_silu_stock), call.input),
-                  **bench_peers.calls("silu_and_mul", call.input)}, lambda _: call.out)
+    name, stock = f"{call.activation}_and_mul", _gelu_stock if call.activation == "gelu" else _silu_stock
+    return Calls(partial(getattr(aiter_like, name), call.out, call.input),
+                 {"torch.compile": partial(compiled(stock), call.input), **bench_peers.calls(name, call.input)},
+                 lambda _: call.out)
 
 
 def _quant_stock(x: Tensor, group_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -123,9 +138,10 @@ def _rope_stock(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
 def _rope(call: Any, compiled: Compiler) -> Calls:
     x, y, cos, sin = call.input, call.input_y, call.cos, call.sin
     positions = torch.arange(len(x), device=x.device)
-    return Calls(partial(aiter_like.rope_cached_2c_fwd, x, y, cos, sin, 0, True, False), {
-        "torch.compile": partial(compiled(_rope_stock), x, y, cos, sin),
-        **bench_peers.calls("rope", x[:, 0], y[:, 0], cos[:, 0, 0], sin[:, 0, 0], positions, True)})
+    style = call.rotate_style
+    stock = {} if style else {"torch.compile": partial(compiled(_rope_stock), x, y, cos, sin)}
+    return Calls(partial(aiter_like.rope_cached_2c_fwd, x, y, cos, sin, style, True, False), {
+        **stock, **bench_peers.calls("rope", x[:, 0], y[:, 0], cos[:, 0, 0], sin[:, 0, 0], positions, style == 0)})
 
 
 def _gemm_a16w16(call: Any, compiled: Compiler) -> Calls:

@@ -221,32 +221,10 @@ def test_bad_input_is_named(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(tokens: int, dim: int, count: int, is_channel_last: bool, seed: int) -> benching.Case:
-        key = {"tokens": tokens, "sequences": count, "channels": dim, "width": 4, "dtype": "bf16",
-               "is_channel_last": int(is_channel_last)}
-        call = aiter_like.dispatch.OPS["causal_conv1d"].tuning.case(key, device, seed)
-        x, weight, bias, starts, states = call[3:8]
-        calls = benching.by_backend(aiter_like.causal_conv1d_split_qkv, x, weight, bias, states, starts, dim // 4)
-        padded = torch.nn.functional.conv1d(x.float()[None], weight.float()[:, None], bias.float(), padding=3,
-                                            groups=dim)[0, :, :tokens]
-        wanted = torch.nn.functional.silu(padded).t()
-
-        def check(result: tuple) -> float:
-            got = torch.cat(result, 1).float()
-            inside = torch.ones(tokens, dtype=torch.bool, device=device)
-            for start in starts[1:-1].tolist():  # the reference runs on from one sequence to the next
-                inside[start:start + 3] = False
-            torch.testing.assert_close(got[inside], wanted[inside], rtol=2**-7, atol=1e-3)
-            return 0.0
-
-        return benching.Case(f"{tokens}×{dim} in {count}" + " channels last" * is_channel_last, 2 * x.nbytes, calls,
-                             check)
-
-    shapes = [(8192, 8192, 1), (8192, 8192, 16), (1024, 8192, 128), (64, 8192, 4)]
-    benching.table("causal_conv1d", (benching.rotating(functools.partial(case, *shape, is_channel_last))
-                                     for shape in shapes for is_channel_last in (False, True)))
+    """With the state of each sequence."""
+    benching.of("causal_conv1d", "tokens channels sequences is_channel_last", itertools.chain.from_iterable(
+        ((*shape, 0), (*shape, 1)) for shape in ((8192, 8192, 1), (8192, 8192, 16), (1024, 8192, 128), (64, 8192, 4))),
+        beside=benching.alone, width=4, dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ import torch
 from problem_cases import BACKENDS, SIXTEEN_BITS, compare, fitted, kinds, random
 
 import aiter_like
-from aiter_like import dtypes
-from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
@@ -213,29 +211,13 @@ def test_code_for_hopper(monkeypatch, tmp_path, kind, m, instruction):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-    fp8 = dtypes.fp8_of(target_of(device).arch)
+    """Beside cuBLAS in 16 bits."""
+    def peers(call):
+        return {} if call.a_scale is not None else {"torch.bmm": functools.partial(torch.bmm, call.a, call.b.mT)}
 
-    def case(batch: int, m: int, n: int, k: int, dtype: torch.dtype, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        a, b = (random(generator, dtype, batch, rows, k) for rows in (m, n))
-        scales = [torch.rand(shape, device=device, generator=generator) for shape in ((batch, m, 1), (batch, 1, n))]
-        given = (a, b) if dtype in SIXTEEN_BITS else (a, b, *scales)
-        function = aiter_like.batched_gemm_bf16 if dtype in SIXTEEN_BITS else aiter_like.batched_gemm_a8w8
-        peers = {"torch.bmm": functools.partial(torch.bmm, a, b.mT)} if dtype in SIXTEEN_BITS else {}
-        calls = benching.by_backend(function, *given, backends=("triton",)) | peers
-
-        def check(result: torch.Tensor) -> float:
-            compare(result[:2, :64], a[:2, :64], b[:2], *(one[:2] for one in (scales if len(given) > 2 else ())))
-            return 0.0
-
-        size = a.element_size()
-        return benching.Case(f"{batch}×{m}×{n}×{k} {dtypes.name(dtype)}", batch * ((m + n) * k * size + 2 * m * n),
-                             calls, check, flops=2 * batch * m * n * k)
-
-    shapes = [(batch, m, n, k, dtype) for batch, n, k in ((128, 512, 128), (128, 128, 512), (16, 4096, 4096))
-              for m in (1, 16, 128, 1024) for dtype in (torch.bfloat16, fp8, torch.int8)]
-    benching.table("batched_gemm", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("batched_gemm", "batch m n k dtype", (
+        (batch, m, n, k, dtype) for batch, n, k in ((128, 512, 128), (128, 128, 512), (16, 4096, 4096))
+        for m in (1, 16, 128, 1024) for dtype in ("bf16", "fp8", "i8")), beside=peers, out_dtype="bf16")
 
 
 if __name__ == "__main__":

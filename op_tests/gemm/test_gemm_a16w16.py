@@ -337,40 +337,19 @@ def test_names_of_aiter(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(m: int, n: int, k: int, seed: int, activation: str | None = None) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        a, b = (torch.randn(rows, k, device=device, generator=generator).bfloat16() for rows in (m, n))
-        own = ("triton", "hip") if m <= skinny.MAX_ROWS else ("triton",)
-        calls = benching.by_backend(aiter_like.gemm_a16w16, a, b, backends=own, activation=activation)
-
+    """Beside cuBLAS, also with gates, whose activation is then another launch."""
+    def gated(call):
         def of_library() -> torch.Tensor:
-            y = torch.nn.functional.linear(a, b)
-            if activation is None:
-                return y
-            out = a.new_empty(m, n // 2)
-            aiter_like.silu_and_mul(out, y)
+            out = torch.empty_like(call.out)
+            aiter_like.silu_and_mul(out, torch.nn.functional.linear(call.a, call.b))
             return out
 
-        def check(result: torch.Tensor) -> float:
-            if activation is None:
-                compare(result[:64], a[:64], b)
-            else:  # the library's product is rounded in between
-                expected = exact(a[:64], b, activation=activation)
-                slack = 2**-6 * expected.abs().max().item()
-                torch.testing.assert_close(result[:64].double(), expected, rtol=2**-6, atol=slack)
-            return 0.0
+        return {"cuBLAS, silu_and_mul": of_library}
 
-        calls |= {"cuBLAS": of_library} if activation is None else {"cuBLAS, silu_and_mul": of_library}
-        columns = n if activation is None else n // 2
-        return benching.Case(f"{m}×{n}×{k}", 2 * (m * k + n * k + m * columns), calls, check)
-
-    rows = (1, 8, 16, 64, 256, 1024, 4096)
-    shapes = [(m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in rows]
-    benching.table("gemm_a16w16", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-    benching.table("gemm_a16w16, silu_and_mul", (
-        benching.rotating(functools.partial(case, m, 28672, 4096, activation="silu_and_mul")) for m in rows))
+    rows, rest = (1, 8, 16, 64, 256, 1024, 4096), {"dtype": "bf16", "out_dtype": "bf16", "is_shuffled": 0}
+    benching.of("gemm_a16w16", "m n k", ((m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
+                                         for m in rows), is_gated=0, **rest)
+    benching.of("gemm_a16w16", "m n k", ((m, 28672, 4096) for m in rows), beside=gated, is_gated=1, **rest)
 
 
 if __name__ == "__main__":

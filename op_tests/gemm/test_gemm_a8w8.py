@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 
@@ -309,36 +308,10 @@ def test_code_for_hopper(monkeypatch, tmp_path, m, kind, is_fast, instruction):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(kind: str, m: int, n: int, k: int, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        scale = 45 if kind == "int8" else 1
-        x, w = ((torch.randn(rows, k, device=device, generator=generator) * scale).clamp(-127, 127).to(
-            element(device, kind)) for rows in (m, n))
-        x_scale, w_scale = (torch.rand(rows, 1, device=device, generator=generator) + 0.5 for rows in (m, n))
-        given = (x, w, x_scale, w_scale)
-        calls = benching.by_backend(aiter_like.gemm_a8w8, *given, backends=("triton",))
-        if kind == "int8":
-            calls["_int_mm"] = functools.partial(torch._int_mm, x, w.t())  # no scales, 32 bits of result
-        else:
-            calls |= {f"{name} fast": call for name, call in benching.by_backend(
-                aiter_like.gemm_a8w8, *given, backends=("triton",), use_fast_accum=True).items()}
-            for name, is_fast in (("_scaled_mm", False), ("_scaled_mm fast", True)):
-                calls[name] = functools.partial(torch._scaled_mm, x, w.t(), x_scale, w_scale.t(),
-                                                out_dtype=torch.bfloat16, use_fast_accum=is_fast)
-
-        def check(result: torch.Tensor) -> float:
-            if result.dtype == torch.int32:
-                result = (result.float() * x_scale * w_scale.t()).bfloat16()
-            compare(result[:64], x[:64], w, x_scale[:64], w_scale)
-            return 0.0
-
-        return benching.Case(f"{kind} {m}×{n}×{k}", m * k + n * k + 2 * m * n, calls, check, flops=2 * m * n * k)
-
-    shapes = [(kind, m, n, k) for kind in KINDS for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
-              for m in (16, 32, 64, 256, 1024, 4096)]
-    benching.table("gemm_a8w8", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    """Beside cuBLAS."""
+    benching.of("gemm_a8w8", "weight_dtype use_fast_accum m n k", (
+        (*kind, m, n, k) for kind in (("fp8", 0), ("fp8", 1), ("i8", 0))
+        for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in (16, 32, 64, 256, 1024, 4096)))
 
 
 if __name__ == "__main__":

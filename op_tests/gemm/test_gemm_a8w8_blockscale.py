@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import math
 
-import bench_peers
 import benching
 import products
 import pytest
@@ -364,36 +363,9 @@ def test_every_block_of_the_kernel_for_hopper(device, m, n, k):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def vendor(a, b, a_scale, b_scale):
-        return torch._scaled_mm(a, b.t(), a_scale, b_scale.t(), out_dtype=BF16)
-
-    def case(m: int, n: int, k: int, seed: int) -> benching.Case:
-        call = operator.GemmA8w8BlockscaleKey(m, n, k).make(device, seed)
-        given = call[1:5]
-        x = call.a.to(BF16)
-        calls = benching.by_backend(PLAIN, *given, backends=("triton",)) | {
-            "from bf16": functools.partial(PLAIN, x, call.b, None, call.b_scale, backend="triton"),
-            "cuBLAS": functools.partial(vendor, *given),
-            **bench_peers.calls("gemm_a8w8_blockscale", *call[:5])}
-        tail = slice(max(m - 64, 0), m)
-        rows = call.a[tail], call.b, call.a_scale[tail], call.b_scale
-        quantised, scales = aiter_like.per_group_quant_hip(x[tail], quant_dtype=call.a.dtype, backend="torch")
-
-        def check(result: torch.Tensor) -> float:
-            """The last rows: of either the fp8 operands, or of what 16 bits are quantised to."""
-            try:
-                compare(result[tail], *rows)
-            except AssertionError:
-                compare(result[tail], quantised, call.b, scales, call.b_scale)
-            return 0.0
-
-        return benching.Case(f"{m}×{n}×{k}", m * k + n * k + 2 * m * n, calls, check, flops=2 * m * n * k)
-
+    """Beside cuBLAS."""
     weights = ((2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (7168, 2048), (28672, 4096))
-    shapes = [(m, n, k) for n, k in weights for m in (1, 16, 64, 256, 1024, 4096)]
-    benching.table("gemm_a8w8_blockscale", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("gemm_a8w8_blockscale", "m n k", ((m, n, k) for n, k in weights for m in (1, 16, 64, 256, 1024, 4096)))
 
 
 if __name__ == "__main__":

@@ -291,35 +291,16 @@ def test_code_for_wide_weights_on_hopper(monkeypatch):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
+    """Beside products with weights that are widened beforehand, of 4 or 2 times the bytes."""
+    def wide(call):
+        integers = (call.b if call.bits == 8 else aiter_like.unpack_int4(call.b)).unflatten(1, (-1, 128))
+        weights = (integers * call.scale[:, :, None]).to(call.a.dtype).flatten(1)
+        return {"gemm_a16w16": functools.partial(aiter_like.gemm_a16w16, call.a, weights, backend="triton"),
+                "cuBLAS": functools.partial(torch.nn.functional.linear, call.a, weights)}
 
-    def case(m: int, n: int, k: int, bits: int, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        a = torch.randn(m, k, device=device, generator=generator).bfloat16()
-        packed = torch.randint(-128, 128, (n, k * bits // 8), device=device, generator=generator, dtype=torch.int8)
-        scale = ((torch.rand(n, k // 128, device=device, generator=generator) + 0.5) / 2**bits).bfloat16()
-        integers = packed if bits == 8 else aiter_like.unpack_int4(packed)
-        wide = (integers.bfloat16().view(n, -1, 128) * scale[:, :, None]).view(n, k)  # of 4 or 2 times the bytes
-        values = integers[:256].double() * scale[:256].double().repeat_interleave(128, 1)
-        calls = benching.by_backend(FUNCTIONS[bits], a, packed, scale, group_size=128, backends=("triton",)) | {
-            "gemm_a16w16": functools.partial(aiter_like.gemm_a16w16, a, wide, backend="triton"),
-            "cuBLAS": functools.partial(torch.nn.functional.linear, a, wide)}
-
-        def check(result: torch.Tensor) -> float:
-            left, slack = a[:64].double(), 2**-8 * k**0.5  # weights that were rounded to bf16 are those of the peers
-            magnitude = left.abs() @ values.abs().t()
-            expected = left @ values.t()
-            error = (result[:64, :256].double() - expected).abs()
-            limit = 2**-8 * expected.abs() + slack * magnitude / k
-            assert (error <= limit).all(), f"{(error / limit).max().item():.2f} times the bound"
-            return (error / limit).max().item()
-
-        useful = packed.numel() + 2 * (m * k + m * n + scale.numel())
-        return benching.Case(f"{m}×{n}×{k} int{bits}", useful, calls, check)
-
-    shapes = [(m, n, k, bits) for bits in (4, 8) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (28672, 8192))
-              for m in (1, 8, 16, 32, 64, 256, 2048)]
-    benching.table("gemm_weight_only", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("gemm_weight_only", "bits m n k", (
+        (bits, m, n, k) for bits in (4, 8) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (28672, 8192))
+        for m in (1, 8, 16, 32, 64, 256, 2048)), beside=wide, group_size=128, dtype="bf16", out_dtype="bf16")
 
 
 if __name__ == "__main__":

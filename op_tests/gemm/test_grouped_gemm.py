@@ -12,8 +12,6 @@ import torch
 from problem_cases import BACKENDS, SIXTEEN_BITS, compare, fitted, kinds, random
 
 import aiter_like
-from aiter_like import dtypes
-from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
 from aiter_like.integrations.aiter.gemm import gemm
 from aiter_like.ops.gemm import tiles
@@ -311,39 +309,16 @@ def test_code_for_hopper(monkeypatch, tmp_path, is_gathered, rows, instruction):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-    fp8 = dtypes.fp8_of(target_of(device).arch)
+    """As an even router sends each token to 8 of 128 experts."""
+    def peers(call):
+        if call.a_scale is not None or not hasattr(torch, "_grouped_mm"):
+            return {}
+        rows = call.a if call.row_index is None else call.a[call.row_index]  # made first, and not timed
+        return {"torch._grouped_mm": functools.partial(torch._grouped_mm, rows, call.b.mT, offs=call.group_offsets[1:])}
 
-    def case(groups: int, tokens: int, n: int, k: int, dtype: torch.dtype, is_gathered: bool,
-             seed: int) -> benching.Case:
-        """As an even router sends each token to 8 experts."""
-        generator, host = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
-        rows = 8 * tokens
-        counts = torch.bincount(torch.randint(groups, (rows,), generator=host), minlength=groups)
-        offsets = offsets_of(device, counts.tolist())
-        a, b = random(generator, dtype, tokens if is_gathered else rows, k), random(generator, dtype, groups, n, k)
-        scales = [] if dtype in SIXTEEN_BITS else [torch.rand(len(a), device=device, generator=generator),
-                                                   torch.rand(groups, n, device=device, generator=generator)]
-        index = {"row_index": torch.randint(tokens, (rows,), generator=host).to(device, torch.int32)}
-        chosen = index if is_gathered else {}
-        calls = benching.by_backend(aiter_like.grouped_gemm, a, b, offsets, *scales, backends=("triton",), **chosen)
-        if dtype == torch.bfloat16 and hasattr(torch, "_grouped_mm"):
-            sorted_rows = a[chosen["row_index"]] if is_gathered else a  # which torch has to make first, not timed
-            calls["torch._grouped_mm"] = functools.partial(torch._grouped_mm, sorted_rows, b.mT, offs=offsets[1:])
-
-        def checked(result: torch.Tensor) -> float:
-            first, source = int(counts[0]), chosen["row_index"] if is_gathered else torch.arange(rows, device=device)
-            few = source[:min(first, 64)].long()
-            compare(result[:len(few)], a[few], b[0], *((scales[0][few, None], scales[1][0]) if scales else ()))
-            return 0.0
-
-        used = b.element_size() * (a.numel() + int((counts > 0).sum()) * n * k) + 2 * rows * n
-        kind = f"{dtypes.name(dtype)}{', chosen rows' if is_gathered else ''}"
-        return benching.Case(f"{groups} groups, {rows}×{n}×{k} {kind}", used, calls, checked, flops=2 * rows * n * k)
-
-    shapes = [(128, tokens, n, k, dtype, is_gathered) for n, k, is_gathered in ((1536, 2048, True), (2048, 768, False))
-              for tokens in (1, 16, 256, 4096) for dtype in (torch.bfloat16, fp8, torch.int8)]
-    benching.table("grouped_gemm", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("grouped_gemm", "rows n k is_gathered dtype", (
+        (8 * tokens, *weights, dtype) for weights in ((1536, 2048, 1), (2048, 768, 0))
+        for tokens in (1, 16, 256, 4096) for dtype in ("bf16", "fp8", "i8")), beside=peers, groups=128)
 
 
 if __name__ == "__main__":

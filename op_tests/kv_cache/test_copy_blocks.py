@@ -238,14 +238,6 @@ def test_graph(device):
     assert all(torch.equal(cache[3:], cache[:2]) for cache in caches)
 
 
-def test_opcheck(device):
-    cache, pairs = torch.randn(3, 8, 4, device=device), torch.tensor([[0, 1]], device=device)
-    for source in (None, cache.clone()):
-        torch.library.opcheck(torch.ops.aiter_like.copy_blocks_out, (cache, source, pairs, None), {"backend": "hip"})
-    others = [cache + 1, cache + 2]
-    torch.library.opcheck(torch.ops.aiter_like.copy_blocks_out, (cache, None, pairs, others), {"backend": "hip"})
-
-
 def bench() -> None:
     """Copies of Llama-3 8B's blocks of 16 tokens within one cache; needs a GPU."""
     benching.table("copy_blocks of 32 KiB",

@@ -131,13 +131,6 @@ def test_bad_input_is_named(device):
         function(cache, keys, odd, table, starts, backend="hip")
 
 
-def test_opcheck(device):
-    table, starts = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.tensor([0, 4], device=device).int()
-    torch.library.opcheck(torch.ops.aiter_like.cp_gather_indexer_k_quant_cache_out,
-                          (random_bytes(device, 4, 128), random_bytes(device, 4, 4), random_bytes(device, 5, 16, 132),
-                           table, starts, False), {"backend": "hip"})
-
-
 def bench() -> None:
     """Gathers of 16 sequences from pages of 64; needs a GPU."""
     benching.table("cp_gather_indexer_k_quant_cache, 128 elements, one scale",

@@ -144,12 +144,6 @@ def test_bad_input_is_named(device):
         function(keys(device, 1, 16384), random_cache(device, 3, 1, 16388), slots[:1], 16384, "", backend="hip")
 
 
-def test_opcheck(device):
-    torch.library.opcheck(torch.ops.aiter_like.indexer_k_quant_and_cache_out,
-                          (random_cache(device, 3, 16, 132), keys(device, 4, 128), slots_of(device, 4, 48), 128,
-                           "ue8m0", True), {"backend": "hip"})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", (BF16, FP16, FP32), ids=str)
 def test_against_model_everywhere(device, run, dtype):

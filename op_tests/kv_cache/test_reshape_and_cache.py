@@ -316,32 +316,6 @@ def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads,
     assert counts["by_class"]["global"] == key + value, counts
 
 
-@pytest.mark.parametrize("kind", ("auto", "fp8"))
-def test_opcheck(device, kind):
-    cache_dtype = BF16 if kind == "auto" else torch.uint8
-    caches = make(device, "nhd", 3, 16, 2, (16, 16), cache_dtype)
-    key, value = tokens_of(device, 4, 2, (16, 16), BF16)
-    slots, scale = slots_of(device, 4, 48), torch.ones(1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.reshape_and_cache_out,
-                          (caches.key.clone(), caches.value.clone(), key, value, slots, kind, scale, None, "rows"),
-                          {"backend": "hip"})
-
-
-def test_compiles_whole(device):
-    def model(key, value, key_cache, value_cache, slots):
-        aiter_like.reshape_and_cache_flash(key * 2, value, key_cache, value_cache, slots, "auto", None, None)
-        return key_cache.sum()
-
-    rows, slots = tokens_of(device, 4, 2, (16, 16), BF16), slots_of(device, 4, 48)
-    stored = []
-    for function in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
-        cache = torch.zeros(2, 3, 16, 2, 16, dtype=BF16, device=device)
-        with torch.no_grad():
-            function(*rows, cache[0], cache[1], slots)
-        stored.append(cache)
-    assert torch.equal(*stored) and stored[0].any()
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype, kind", tuple(itertools.product((BF16, FP16, FP32), ("auto", "fp8"))), ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -246,16 +246,6 @@ def test_bad_input_is_named(device):
                  True, backend="hip")
 
 
-def test_opcheck(device):
-    caches = make(device, "columns", 3, 16, 2, (32, 32), torch.int8)
-    key, value = (x[None] for x in tokens_of(device, 4, 2, (32, 32), BF16))
-    made = torch.ones(2, 2, 3, device=device)
-    torch.library.opcheck(
-        torch.ops.aiter_like.reshape_and_cache_with_block_quant_out,
-        (caches.key.clone(), caches.value.clone(), made[0].clone(), made[1].clone(), key, value,
-         torch.arange(3, 7, device=device), "columns"), {"backend": "hip"})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype, kind", tuple(itertools.product((BF16, FP16, FP32), ("fp8", "int8", "int8 truncated"))),
                          ids=str)

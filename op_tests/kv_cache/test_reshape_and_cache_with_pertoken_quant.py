@@ -174,16 +174,6 @@ def test_bad_input_is_named(device):
         function(long, long, caches.key, caches.value, row[:1], row[:1], slots[:1], False, backend="hip")
 
 
-def test_opcheck(device):
-    caches = make(device, "columns", 3, 16, 2, (32, 32), torch.int8)
-    key, value = tokens_of(device, 4, 2, (32, 32), BF16)
-    made = torch.zeros(2, 2, 48, device=device)
-    torch.library.opcheck(
-        torch.ops.aiter_like.reshape_and_cache_with_pertoken_quant_out,
-        (caches.key.clone(), caches.value.clone(), made[0].clone(), made[1].clone(), key, value,
-         slots_of(device, 4, 48), "columns"), {"backend": "hip"})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype, kind", tuple(itertools.product((BF16, FP16, FP32), ("fp8", "int8"))), ids=str)
 @pytest.mark.parametrize("layout", ("columns", "shuffled"))

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 
+import benching
 import pytest
 import torch
 from mla_cases import starts_of
@@ -15,7 +15,7 @@ import aiter_like
 from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.mla.mla_reduce import MlaReduceCall, mla_reduce_op
 from aiter_like.ops.mla.triton.mla_reduce import mla_reduce
-from aiter_like.testing import TOLERANCES, assert_within, time_us
+from aiter_like.testing import TOLERANCES, assert_within
 
 pytestmark = pytest.mark.rotating
 
@@ -159,21 +159,10 @@ def test_bad_input(device):
 
 
 def bench() -> None:
-    """Times the sums of decoding; needs a GPU."""
-    device = torch.device("cuda")
-    print(f"mla_reduce on {torch.cuda.get_device_name()}, torch {torch.__version__}, 512 columns, bf16")
-    print(f"{'tiles x parts, heads':>24} {'us':>9} {'TB/s':>6}")
-    for tiles, parts, heads in ((1, 64, 128), (16, 8, 128), (8, 16, 16), (64, 4, 128)):
-        key = {"tiles": tiles, "seqlen_q": 1, "num_heads": heads, "head_dim_v": 512, "parts": tiles * parts,
-               "dtype": "bf16"}
-        sets = [mla_reduce_op.tuning.case(key, device, seed) for seed in (0, 1)]
-        us = time_us(mla_reduce_op, sets)
-        moved, _ = mla_reduce_op.tuning.needs(sets[0])
-        print(f"{f'{tiles} x {parts}, {heads}':>24} {us:9.1f} {moved / us * 1e-6:6.2f}")
+    """The sums of decoding, 512 columns."""
+    benching.of("mla_reduce", "tiles parts num_heads", ((1, 64, 128), (16, 128, 128), (8, 128, 16), (64, 256, 128)),
+                beside=benching.alone, seqlen_q=1, head_dim_v=512, dtype="bf16")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

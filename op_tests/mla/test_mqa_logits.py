@@ -16,8 +16,7 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.mla.mqa_logits import mqa_logits_op
-from aiter_like.testing import assert_within, time_us
+from aiter_like.testing import assert_within
 
 pytestmark = pytest.mark.rotating
 
@@ -382,17 +381,10 @@ def test_bad_pages_are_named(device):
 
 
 def bench() -> None:
-    """Times prompts and decoding with the heads of DeepSeek-V3.2; needs a GPU."""
-    device = torch.device("cuda")
-    print(f"mqa_logits, 64 heads of 128\n{'rows x keys':>24} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8}")
-    for rows, seqlen_q, columns, page_size in ((4096, 4096, 4096, 0), (1024, 1024, 16384, 0), (64, 1, 4096, 64),
-                                               (128, 2, 4096, 64), (16, 1, 65536, 64)):
-        key = {"rows": rows, "seqlen_q": seqlen_q, "columns": columns, "num_heads": 64, "head_dim": 128,
-               "page_size": page_size, "layout": "rows", "dtype": dtypes.name(fp8_of(device))}
-        sets = [mqa_logits_op.tuning.case(key, device, seed) for seed in (0, 1)]
-        us = time_us(mqa_logits_op, sets)
-        moved, flops = mqa_logits_op.tuning.needs(sets[0])
-        print(f"{f'{rows} x {columns}':>24} {us:9.1f} {moved / us * 1e-6:6.2f} {flops / us * 1e-6:8.1f}")
+    """Prompts and decoding with the heads of DeepSeek-V3.2."""
+    benching.of("mqa_logits", "rows seqlen_q columns page_size", (
+        (4096, 4096, 4096, 0), (1024, 1024, 16384, 0), (64, 1, 4096, 64), (128, 2, 4096, 64), (16, 1, 65536, 64)),
+        beside=benching.alone, num_heads=64, head_dim=128, layout="rows", dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -190,23 +190,11 @@ def test_bad_input_is_named(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
+    def peers(call):
+        return {"torch.sum": functools.partial(torch.sum, call.input, 1)}
 
-    def case(tokens: int, slots: int, columns: int, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        x = torch.randn(tokens, slots, columns, device=device, generator=generator, dtype=BF16)
-        output = torch.empty(tokens, columns, dtype=BF16, device=device)
-        calls = benching.by_backend(aiter_like.moe_sum, x, output)
-        calls["torch.sum"] = functools.partial(torch.sum, x, 1, out=output)
-
-        def check(_: object) -> float:
-            compare(output, x)
-            return 0.0
-
-        return benching.Case(f"{tokens} tokens, {slots} slots of {columns}", x.nbytes + output.nbytes, calls, check)
-
-    shapes = ((1, 8, 7168), (64, 8, 7168), (4096, 8, 7168), (4096, 6, 2048), (16384, 4, 4096))
-    benching.table("moe_sum", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("moe_sum", "tokens slots columns", (
+        (1, 8, 7168), (64, 8, 7168), (4096, 8, 7168), (4096, 6, 2048), (16384, 4, 4096)), beside=peers, dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -132,28 +132,11 @@ def test_bad_input_is_named(device):
 
 def bench() -> None:
     """Beside a loop over experts in torch."""
-    device = torch.device("cuda")
-
-    def case(experts: int, slots: int, n: int, k: int, tokens: int, seed: int) -> benching.Case:
-        op = OPS["moe_weight_grad"]
-        key = {"pairs": tokens * slots, "experts": experts, "n": n, "k": k, "slots": slots,
-               "block": block_for(tokens * slots, experts), "dtype": "bf16", "out_dtype": "bf16"}
-        call = op.tuning.case(key, device, seed)
-        wanted = torch.empty_like(call.out)
-        op.run(*call._replace(out=wanted), backend="torch")
-
-        def checked(result: object) -> float:
-            limit = 2e-2 * wanted.abs().max().item()
-            torch.testing.assert_close(call.out, wanted, rtol=2e-2, atol=limit)
-            return 0.0
-
-        calls = {name: functools.partial(op.run, *call, backend=name) for name in ("triton", "torch")}
-        moved, flops = op.tuning.needs(call)
-        return benching.Case(f"{experts} × {n} × {k}, {tokens}", moved, calls, checked, flops=flops)
-
-    shapes = [(experts, slots, n, k, tokens) for experts, slots, n, k in ((8, 2, 28672, 4096), (128, 8, 1536, 2048))
-              for tokens in (512, 8192)]
-    benching.table("moe_weight_grad", (case(*shape, 0) for shape in shapes))
+    op = OPS["moe_weight_grad"]
+    benching.of("moe_weight_grad", "experts slots n k pairs block", (
+        (experts, slots, n, k, tokens * slots, block_for(tokens * slots, experts))
+        for experts, slots, n, k in ((8, 2, 28672, 4096), (128, 8, 1536, 2048)) for tokens in (512, 8192)),
+        beside=lambda call: {"torch": functools.partial(op, call, backend="torch")}, dtype="bf16", out_dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import benching
@@ -224,28 +223,12 @@ def test_bad_input_is_named(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
+    """The rules of Mixtral's kind and of DeepSeek's, beside probabilities and torch.topk."""
+    def peers(call):
+        return {"torch": lambda: call.gating.softmax(1).topk(call.ids.shape[1])}
 
-    def case(tokens: int, experts: int, k: int, groups: int, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        gating = torch.randn(tokens, experts, device=device, generator=generator)
-        bias = torch.randn(experts, device=device, generator=generator)
-        weights, ids = outputs(device, tokens, k)
-        if groups == 1:
-            calls = benching.by_backend(aiter_like.topk_softmax, weights, ids, None, gating, True)
-        else:
-            calls = benching.by_backend(aiter_like.biased_grouped_topk, gating, bias, weights, ids, groups, groups // 2,
-                                        True)
-        calls["torch"] = functools.partial(lambda: gating.softmax(1).topk(k))
-
-        def check(_: object) -> float:
-            return 0.0 if weights.isfinite().all() else math.nan
-
-        name = f"{tokens} tokens, {k} of {experts}, {groups} groups"
-        return benching.Case(name, gating.nbytes + 8 * ids.numel(), calls, check)
-
-    shapes = tuple((tokens, *rule) for rule in ((128, 8, 1), (256, 8, 8)) for tokens in (1, 64, 4096))
-    benching.table("topk_gating", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("topk_gating", "tokens experts k groups", (
+        (tokens, *rule) for rule in ((128, 8, 1), (256, 8, 8)) for tokens in (1, 64, 4096)), beside=peers, dtype="fp32")
 
 
 if __name__ == "__main__":

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
 import torch
 from covering import covering
-from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, layer_norm64, rows_like, vector_like
+from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, rows_like, vector_like
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.norm.dropout_layer_norm import random_words
-from aiter_like.testing import assert_within, strided_like
+from aiter_like.testing import strided_like
 
 BF16 = torch.bfloat16
 BIG = 0x123456789ABCDEF0 // 2
@@ -111,31 +109,10 @@ def test_empty_and_bad_input(device):
 
 
 def bench() -> None:
-    """Beside torch.compile, which draws another mask."""
+    """Beside torch.compile."""
     import benching
 
-    device = torch.device("cuda")
-
-    def stock(x, residual, weight, bias):
-        total = torch.nn.functional.dropout(x, 0.1) + residual
-        return torch.nn.functional.layer_norm(total, x.shape[-1:], weight, bias, EPSILON), total
-
-    def case(rows, hidden, compiled, seed):
-        random = tune_shapes.normal(device, seed, "bf16")
-        args = _, _, weight, bias = random(rows, hidden), random(rows, hidden), random(hidden), random(hidden)
-        calls = benching.by_backend(aiter_like.dropout_layer_norm, *args, 0.1, BIG)
-        calls["torch.compile"] = lambda: compiled(*args)
-
-        def check(result):
-            """The mask aside: out is the norm of what residual_out was before its rounding."""
-            y = layer_norm64(result[1][:256], weight, bias)
-            return assert_within("out", result[0][:256], y, 2**-7 * y.abs() + 2**-6 * (1 + double(weight).abs()))
-
-        return benching.Case(f"{rows}×{hidden}", 8 * rows * hidden, calls, check)
-
-    benching.table("dropout_layer_norm", (
-        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-        for shape in ((4096, 1024), (4096, 4096), (8192, 8192))))
+    benching.of("dropout_layer_norm", "rows hidden", ((4096, 1024), (4096, 4096), (8192, 8192)), dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 
 import pytest
@@ -14,7 +12,6 @@ from norm_cases import BACKENDS, EPSILON, double, rows_like, vector_like
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import check_rms_norm, strided_like
 
 BF16 = torch.bfloat16
@@ -97,13 +94,6 @@ def test_empty_and_bad_input(device):
         aiter_like.fused_add_rmsnorm_pad(q, q_weight, EPSILON, None, -1)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    q, q_weight, k, k_weight = sides(device, (40, 128), (5, 128), BF16)
-    torch.library.opcheck(torch.ops.aiter_like.fused_qk_rmsnorm_out, (
-        torch.empty_like(q), torch.empty_like(k), q, q_weight, EPSILON, k, k_weight, EPSILON), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):
@@ -121,28 +111,9 @@ def bench() -> None:
     """Queries and keys of MLA (1536, 512) and of 64 + 8 heads of 128, beside torch.compile."""
     import benching
 
-    device = torch.device("cuda")
-
-    def stock(q, q_weight, k, k_weight):
-        norm = torch.nn.functional.rms_norm
-        return norm(q, q.shape[-1:], q_weight, EPSILON), norm(k, k.shape[-1:], k_weight, EPSILON)
-
-    def case(tokens, heads, q_hidden, kv_heads, k_hidden, compiled, seed):
-        random = tune_shapes.normal(device, seed, "bf16")
-        args = q, q_weight, k, k_weight = (random(tokens * heads, q_hidden), random(q_hidden),
-                                           random(tokens * kv_heads, k_hidden), random(k_hidden))
-        calls = benching.by_backend(aiter_like.fused_qk_rmsnorm, torch.empty_like(q), q, q_weight, EPSILON,
-                                    torch.empty_like(k), k, k_weight, EPSILON)
-        calls["torch.compile"] = lambda: compiled(*args)
-        return benching.Case(f"{tokens}×({heads}×{q_hidden}+{kv_heads}×{k_hidden})", 4 * (q.numel() + k.numel()),
-                             calls, lambda outs: check_rms_norm(outs[0][:256], q[:256], q_weight, EPSILON))
-
-    def cases():
-        for tokens, heads in itertools.product((1, 64, 8192), ((1, 1536, 1, 512), (64, 128, 8, 128))):
-            torch._dynamo.reset()
-            yield benching.rotating(functools.partial(case, tokens, *heads, benching.compiled(stock)))
-
-    benching.table("fused_qk_rmsnorm", cases())
+    benching.of("fused_qk_rmsnorm", "q_rows q_hidden k_rows k_hidden", (
+        (tokens * heads, hidden, tokens * kv_heads, kv_hidden) for tokens in (1, 64, 8192)
+        for heads, hidden, kv_heads, kv_hidden in ((1, 1536, 1, 512), (64, 128, 8, 128))), dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -217,15 +217,6 @@ def test_bad_input_is_named(device):
             function(**named)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    args = make(device, 7, 1536, 512)
-    x, second = args["inp1"], args["inp2"]
-    torch.library.opcheck(torch.ops.aiter_like.fused_rms_quant_out, (
-        None, None, torch.empty_like(x), None, torch.empty_like(second), x, args["inp1_weight"], EPSILON, None, second,
-        args["inp2_weight"], EPSILON, 0, False, False, False), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):
@@ -245,42 +236,9 @@ def test_everything(device, run, backend, seed):
 
 def bench() -> None:
     """The two norms of latent attention, q quantised by group; and a static scale with a residual."""
-    device = torch.device("cuda")
-    fp8 = quantised_dtypes(device)[0]
-    top, norm = torch.finfo(fp8).max, torch.nn.functional.rms_norm
-
-    def grouped(x, weight, other, other_weight):
-        y = norm(x.float(), x.shape[-1:], weight.float(), EPSILON).unflatten(-1, (-1, 128))
-        scale = y.abs().amax(-1, keepdim=True).clamp(min=2.0**-110) / top
-        return ((y / scale).flatten(-2).to(fp8), scale.squeeze(-1)), norm(other, other.shape[-1:], other_weight, 1e-2)
-
-    def static(x, weight, residual, scale):
-        total = x.float() + residual.float()
-        y = norm(total, x.shape[-1:], weight.float(), EPSILON) / scale
-        return y.clamp(-top, top).to(fp8), total.to(x.dtype)
-
-    def cases():
-        for tokens in (1, 64, 8192):
-            args = make(device, tokens, 1536, 512)
-            args.pop("res1")
-            calls = benching.by_backend(GROUP, **args)
-            given = args["inp1"], args["inp1_weight"], args["inp2"], args["inp2_weight"]
-            calls["torch.compile"] = functools.partial(benching.compiled(grouped), *given)
-            y = rms_norm64(args["inp1"][:256], args["inp1_weight"])
-            yield benching.Case(f"{tokens}×(1536+512) g128", tokens * (1536 * 3 + 12 * 4 + 512 * 4), calls,
-                                lambda result, y=y: check_quantised(result[0][0][:256], result[0][1][:256], y, 128,
-                                                                    1e-4))
-        for tokens, hidden in ((64, 8192), (8192, 8192)):
-            args, scale = make(device, tokens, hidden, 0), torch.ones(1, device=device)
-            calls = benching.by_backend(STATIC, **args, inp1_scale=scale)
-            calls["torch.compile"] = functools.partial(benching.compiled(static), args["inp1"], args["inp1_weight"],
-                                                       args["res1"], scale)
-            y = rms_norm64(double(args["inp1"][:64]) + double(args["res1"][:64]), args["inp1_weight"])
-            yield benching.Case(f"{tokens}×{hidden} static, add", tokens * hidden * 7, calls,
-                                lambda result, y=y: assert_within("q", result[0][:64].float(), y,
-                                                                  y.abs() / 15 + 2.0**-10))
-
-    benching.table("fused_rms_quant", cases())
+    benching.of("fused_rms_quant", "rows hidden second_hidden group_size is_static has_residual", (
+        (1, 1536, 512, 128, 0, 0), (64, 1536, 512, 128, 0, 0), (8192, 1536, 512, 128, 0, 0), (64, 8192, 0, 0, 1, 1),
+        (8192, 8192, 0, 0, 1, 1)), dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -97,14 +97,6 @@ def test_empty_and_bad_input(device):
         aiter_like.gated_rms_norm_quant(torch.empty_like(x, dtype=torch.int8), x, x, scale, weight, EPSILON)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    (x,), weight = rows_like(device, 3, 128, BF16), vector_like(device, 128, BF16)
-    torch.library.opcheck(torch.ops.aiter_like.gated_rms_norm, (x, x, weight, EPSILON), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.gated_rms_norm_out, (
-        torch.empty_like(x), None, x, x, weight, EPSILON), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):
@@ -121,22 +113,8 @@ def bench() -> None:
     """Heads of 128 and whole rows, beside torch.compile."""
     import benching
 
-    device = torch.device("cuda")
-
-    def stock(x, gate, weight):
-        y = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), EPSILON)
-        return (y * torch.nn.functional.silu(gate.float())).to(x.dtype)
-
-    def cases():
-        for rows, hidden in ((32, 128), (65536 * 4, 128), (8192, 8192)):
-            (x, gate), weight = rows_like(device, rows, hidden, BF16, count=2), vector_like(device, hidden, BF16)
-            args, other = (x, gate, weight), benching.compiled(stock)
-            calls = benching.by_backend(aiter_like.gated_rms_norm, *args, EPSILON, out=torch.empty_like(x))
-            calls["torch.compile"] = lambda other=other, args=args: other(*args)
-            yield benching.Case(f"{rows}×{hidden}", 6 * x.numel(), calls,
-                                lambda y, args=args: check(y[:256], args[0][:256], args[1][:256], args[2]))
-
-    benching.table("gated_rms_norm", cases())
+    benching.of("gated_rms_norm", "rows hidden", ((32, 128), (65536 * 4, 128), (8192, 8192)), dtype="bf16",
+                out_dtype="bf16")
 
 
 if __name__ == "__main__":

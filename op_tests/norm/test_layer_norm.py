@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
@@ -23,7 +22,6 @@ from norm_cases import (
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import strided_like
 
 BF16 = torch.bfloat16
@@ -174,14 +172,6 @@ def test_bad_input_is_named(device):
         aiter_like.layernorm2d_fwd_with_dynamicquant(out.to(other), x, scale, weight, bias, EPSILON, backend="hip")
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    (x,), (weight, bias) = rows_like(device, 3, 1000, BF16), factors(device, 1000, BF16)
-    torch.library.opcheck(torch.ops.aiter_like.layer_norm_out, (
-        torch.empty_like(x), None, None, x, weight, bias, EPSILON, None, None, None), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.layer_norm, (x, weight, bias, EPSILON), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):
@@ -196,43 +186,10 @@ def test_everything(device, run, backend, seed):
 
 def bench() -> None:
     """LayerNorm, also with a residual, beside torch and torch.compile."""
-    import bench_peers
     import benching
 
-    device = torch.device("cuda")
-
-    def stock(x, weight, bias, residual):
-        total = x if residual is None else x.float() + residual.float()
-        y = torch.nn.functional.layer_norm(total, x.shape[-1:], weight.to(total), bias.to(total), EPSILON)
-        return y if residual is None else (y.to(x.dtype), total.to(x.dtype))
-
-    def case(rows, hidden, has_residual, compiled, seed):
-        random = tune_shapes.normal(device, seed, "bf16")
-        x, weight, bias = factored = random(rows, hidden), random(hidden), random(hidden)
-        residual, out, total = random(rows, hidden), torch.empty_like(x), torch.empty_like(x)
-        if has_residual:
-            calls = benching.by_backend(aiter_like.layernorm2d_fwd_with_add, out, x, residual, total, weight, bias,
-                                        EPSILON)
-            calls["torch.compile"] = lambda: compiled(*factored, residual)
-        else:
-            calls = benching.by_backend(aiter_like.layer_norm, *factored, EPSILON, out=out)
-            calls["torch.compile"] = lambda: compiled(*factored, None)
-            calls |= {"torch": lambda: stock(*factored, None)} | bench_peers.calls("layer_norm", *factored, EPSILON)
-
-        def check(result):
-            y = out if result is None else result[0] if has_residual else result
-            few = x[:64].cpu().double() + (residual[:64].cpu().double() if has_residual else 0)
-            return check_layer_norm(y[:64], few, weight, bias)
-
-        return benching.Case(f"{rows}×{hidden}{' add' * has_residual}", (8 if has_residual else 4) * x.numel(), calls,
-                             check)
-
-    def cases():
-        for shape in ((8192, 4096, False), (8192, 8192, False), (64, 8192, False), (8192, 4096, True)):
-            torch._dynamo.reset()
-            yield benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-
-    benching.table("layer_norm", cases())
+    benching.of("layer_norm", "rows hidden has_residual", (
+        (8192, 4096, 0), (8192, 8192, 0), (64, 8192, 0), (8192, 4096, 1)), dtype="bf16", out_dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
 
 import pytest
@@ -19,8 +17,6 @@ from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.dispatch import table
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.norm.rms_norm import RmsNormCall
 from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
@@ -358,40 +354,11 @@ def test_everything(device, run, backend, seed):
 
 def bench() -> None:
     """rms_norm and its residual form."""
-    import bench_peers
     import benching
 
-    device = torch.device("cuda")
-
-    def stock(x, weight, residual):
-        total = x.float() if residual is None else x.float() + residual.float()
-        y = torch.nn.functional.rms_norm(total, x.shape[-1:], weight.float(), EPSILON).to(x.dtype)
-        return y if residual is None else (y, total.to(x.dtype))
-
-    def case(rows, hidden, has_residual, compiled, seed):
-        random = tune_shapes.normal(device, seed, "bf16")
-        x, weight, residual = random(rows, hidden), random(hidden), random(rows, hidden) if has_residual else None
-        call = RmsNormCall(torch.empty_like(x), x, weight, EPSILON, residual_in=residual,
-                           residual_out=torch.empty_like(x) if has_residual else None)
-        calls = {name: lambda name=name: dispatch.OPS["rms_norm"](call, backend=name) for name in ("hip", "triton")}
-        calls["torch.compile"] = lambda: compiled(x, weight, residual)
-        calls |= (bench_peers.calls("add_rms_norm", x, weight, EPSILON, residual) if has_residual else
-                  bench_peers.calls("rms_norm", x, weight, EPSILON))
-
-        def check(result):
-            got = call.out if result is None else result[0] if has_residual else result
-            exact = x[:64].cpu().double() + (residual[:64].cpu().double() if has_residual else 0)
-            return check_rms_norm(got[:64], exact, weight, EPSILON)
-
-        return benching.Case(f"{rows}×{hidden}{' add' * has_residual}", (8 if has_residual else 4) * x.numel(), calls,
-                             check)
-
-    def cases():
-        for has_residual, shape in itertools.product((False, True), ((8192, 4096), (8192, 8192), (64, 8192))):
-            torch._dynamo.reset()  # each shape is compiled afresh: its limit of recompilations never comes into play
-            yield benching.rotating(functools.partial(case, *shape, has_residual, benching.compiled(stock)))
-
-    benching.table("rms_norm", cases())
+    benching.of("rms_norm", "rows hidden has_residual", (
+        (*shape, has_residual) for has_residual in (0, 1) for shape in ((8192, 4096), (8192, 8192), (64, 8192))),
+        dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 
 import pytest
@@ -14,7 +12,6 @@ from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dty
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
 
 BF16 = torch.bfloat16
@@ -187,14 +184,6 @@ def test_bad_input_is_named(device):
         aiter_like.add_rmsnorm_quant(out, x, x, x[:1], scale, weight, EPSILON)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    (x,), weight = rows_like(device, 3, 256, BF16), vector_like(device, 256, BF16)
-    out, scale = torch.empty_like(x, dtype=torch.int8), x.new_empty(3, 4, dtype=torch.float32)
-    torch.library.opcheck(torch.ops.aiter_like.rms_norm_quant_out, (
-        out, scale, None, None, x, weight, EPSILON, None, None, 64, 0, False), {"backend": backend})
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):
@@ -215,44 +204,9 @@ def bench() -> None:
     """Per-token and per-group fp8 of RMSNorm, also with a residual, beside torch.compile."""
     import benching
 
-    device = torch.device("cuda")
-    fp8 = quantised_dtypes(device)[0]
-
-    def stock(x, residual, weight, group_size):
-        total = x if residual is None else x.float() + residual.float()
-        y = torch.nn.functional.rms_norm(total.float(), x.shape[-1:], weight.float(), EPSILON)
-        groups = y.unflatten(-1, (-1, group_size or x.shape[-1]))
-        scale = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-110) / torch.finfo(fp8).max
-        return (groups / scale).flatten(-2).to(fp8), scale.squeeze(-1), total.to(x.dtype)
-
-    def case(rows, hidden, group_size, has_residual, compiled, seed):
-        random = tune_shapes.normal(device, seed, "bf16")
-        x, weight, residual = random(rows, hidden), random(hidden), random(rows, hidden) if has_residual else None
-        out = torch.empty_like(x, dtype=fp8), x.new_empty(rows, hidden // (group_size or hidden), dtype=torch.float32)
-        if has_residual:
-            calls = benching.by_backend(aiter_like.add_rmsnorm_quant, out[0], x, residual, torch.empty_like(x), out[1],
-                                        weight, EPSILON, group_size)
-        else:
-            calls = benching.by_backend(aiter_like.rmsnorm_quant, out[0], x, out[1], weight, EPSILON, group_size)
-        calls["torch.compile"] = lambda: compiled(x, residual, weight, group_size)
-
-        def check(result):
-            few = double(x[:64]) + (double(residual[:64]) if has_residual else 0)
-            parts = [part[:64] for part in (result or out)[:2]]
-            return check_quantised(*parts, rms_norm64(few, weight), group_size, 1e-4)
-
-        return benching.Case(f"{rows}×{hidden} g{group_size}{' add' * has_residual}",
-                             (7 if has_residual else 3) * x.numel() + 4 * out[1].numel(), calls, check)
-
-    def cases():
-        for group_size, shape in itertools.product((0, 128), ((8192, 8192, False), (8192, 4096, False),
-                                                              (8192, 4096, True), (64, 8192, False))):
-            torch._dynamo.reset()
-            rows, hidden, has_residual = shape
-            yield benching.rotating(functools.partial(case, rows, hidden, group_size, has_residual,
-                                                      benching.compiled(stock)))
-
-    benching.table("rms_norm_quant", cases())
+    benching.of("rms_norm_quant", "rows hidden has_residual group_size", (
+        (*shape, group_size) for group_size in (0, 128)
+        for shape in ((8192, 8192, 0), (8192, 4096, 0), (8192, 4096, 1), (64, 8192, 0))), dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
@@ -18,7 +16,6 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.quant.block_quant import BlockQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
@@ -140,14 +137,6 @@ def test_bad_input_is_named(device):
         torch.ops.aiter_like.block_quant_out(*call)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 150, 208)
-    call = BlockQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(2, 2, device=device), x)
-    torch.library.opcheck(torch.ops.aiter_like.block_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.block_quant, (x,), {"backend": backend})
-
-
 def test_reads_a_block_once(device):
     """The simulator's counters: each wave of the four loads 8 vectors and stores 8; one stores the scale."""
     if device.type != "cpu":
@@ -161,25 +150,8 @@ def test_reads_a_block_once(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-    dtype = quantised_dtypes(device)[0]
-    top = torch.finfo(dtype).max
-
-    def stock(x: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = x.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
-        scale = blocks.abs().amax((1, 3)).clamp(min=2.0**-110) / top
-        q = (blocks / scale[:, None, :, None]).clamp(-top, top).to(dtype)
-        return q.flatten(2).flatten(0, 1), scale
-
-    def case(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
-        calls = benching.by_backend(QUANT, x, quant_dtype=dtype) | {"torch.compile": functools.partial(compiled, x)}
-        return benching.Case(f"{rows}×{columns}", 3 * x.numel(), calls, lambda result: check_blocks(
-            result[0][:256], result[1][:2], x[:256]))
-
-    benching.table("block_quant bf16 → fp8", (
-        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-        for shape in ((8192, 8192), (8192, 4096), (4096, 14336), (2048, 7168))))
+    benching.of("block_quant", "rows columns", ((8192, 8192), (8192, 4096), (4096, 14336), (2048, 7168)), matrices=1,
+                block_rows=128, dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import functools
-
 import benching
 import pytest
 import torch
 from covering import covering
 from quant_cases import BACKENDS, matrix, same_numbers, special
-from torch import Tensor
 
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.flatten_group_quant import FlattenGroupQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -96,34 +92,10 @@ def test_empty_and_bad_input(device):
             QUANT(*args, **options)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 5, 2, 128).transpose(0, 1).contiguous().transpose(0, 1)
-    call = FlattenGroupQuantCall(torch.empty(5, 256, dtype=INT8, device=device), torch.empty(5, 2, device=device), x)
-    torch.library.opcheck(torch.ops.aiter_like.flatten_group_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.flatten_group_quant, (x, 128, INT8), {"backend": backend})
-
-
 def bench() -> None:
-    device = torch.device("cuda")
-    dtype = quantised_dtypes(device)[0]
-    top = torch.finfo(dtype).max
-
-    def peer(x: Tensor) -> tuple[Tensor, Tensor]:
-        groups = x.flatten(1).float().unflatten(-1, (-1, 128))
-        scale = groups.abs().amax(-1).clamp(min=2.0**-110) / top
-        return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
-
-    def cases():
-        for tokens, heads, columns in ((8192, 128, 128), (4096, 16, 128), (64, 128, 128), (1, 128, 128)):
-            x = matrix(device, heads, tokens, columns).transpose(0, 1)
-            calls = benching.by_backend(QUANT, x, 128)
-            calls["torch.compile"] = functools.partial(benching.compiled(peer), x)
-            yield benching.Case(f"{tokens}×{heads}×{columns}", x.numel() * 3 + x.numel() // 32, calls,
-                                lambda result, x=x: check_quantised(result[0][:32], result[1][:32],
-                                                                    double(x[:32]).flatten(1), 128))
-
-    benching.table("flatten_group_quant bf16 → fp8", cases())
+    benching.of("flatten_group_quant", "tokens heads columns", (
+        (8192, 128, 128), (4096, 16, 128), (64, 128, 128), (1, 128, 128)), group_size=128, dtype="bf16",
+        out_dtype="fp8")
 
 
 if __name__ == "__main__":

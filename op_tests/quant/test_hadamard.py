@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import benching
 import pytest
 import torch
@@ -98,23 +96,8 @@ def test_bad_input_is_named(device):
 
 
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(rows: int, columns: int, compiled: object, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        x = torch.randn(rows, columns, device=device, generator=generator, dtype=torch.bfloat16)
-        calls = benching.by_backend(aiter_like.hadamard_transform, x)
-        calls |= {"torch.compile": functools.partial(compiled, x)}
-
-        def check(result: torch.Tensor) -> float:
-            compare(result[:64], x[:64])
-            return 0.0
-
-        return benching.Case(f"{rows}×{columns}", 2 * x.nbytes, calls, check)
-
-    compiled = benching.compiled(functools.partial(aiter_like.hadamard_transform, backend="torch"))
-    shapes = ((131072, 128), (8192, 1024), (1024, 128), (64, 128))
-    benching.table("hadamard", (benching.rotating(functools.partial(case, *shape, compiled)) for shape in shapes))
+    benching.of("hadamard", "rows columns", ((131072, 128), (8192, 1024), (1024, 128), (64, 128)), dtype="bf16",
+                out_dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
@@ -17,7 +15,6 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.moe_smoothquant import MoeSmoothquantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -142,44 +139,9 @@ def test_bits_of_a_nan_reach_no_int8(device, run, backend):
     assert scale[1::2].isnan().all() and not out[1::2].any() and out[::2].any(1).all()
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x, factors, ids = make(device, 3, 40, 2)
-    out, scale = torch.empty(6, 40, dtype=INT8, device=device), torch.empty(6, 1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.moe_smoothquant_out, MoeSmoothquantCall(out, scale, x, factors, ids),
-                          {"backend": backend})
-
-
 def bench() -> None:
-    device = torch.device("cuda")
-    dtype = quantised_dtypes(device)[0]
-    top = torch.finfo(dtype).max
-
-    def stock(x: Tensor, factors: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        y = x.float().repeat(ids.shape[1], 1) * factors[ids.t().flatten()]
-        scale = y.abs().amax(1, keepdim=True).clamp(min=2.0**-110) / top
-        return (y / scale).clamp(-top, top).to(dtype), scale
-
-    def case(tokens: int, columns: int, topk: int, experts: int, compiled: Callable, seed: int) -> benching.Case:
-        x, factors, ids = args = make(device, tokens, columns, topk, experts, seed=seed)
-        ids.clamp_(0, experts - 1)
-        out = torch.empty(topk * tokens, columns, dtype=dtype, device=device)
-        scale = torch.empty(topk * tokens, 1, device=device)
-
-        def ours(name):
-            QUANT(out, *args, scale, backend=name)
-            return out, scale
-
-        calls = {name: functools.partial(ours, name) for name in ("hip", "triton")}
-        calls["torch.compile"] = functools.partial(compiled, *args)
-        first = slice(min(tokens, 64))
-        return benching.Case(f"{tokens}×{columns} to {topk} of {experts}", columns * tokens * (2 + topk), calls,
-                             lambda result: check_quantised(result[0][first], result[1][first],
-                                                            smoothed(x, factors, ids[:, :1])[first]))
-
-    benching.table("moe_smoothquant bf16 → fp8", (
-        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-        for shape in ((8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8))))
+    benching.of("moe_smoothquant", "tokens columns topk num_experts", (
+        (8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8)), dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
@@ -15,7 +13,6 @@ from quant_cases import BACKENDS, matrix, special
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.quant.formats import mxfp4_to_f32
-from aiter_like.ops.quant.mxfp4_quant import Mxfp4QuantCall
 from aiter_like.testing import strided_like
 
 QUANT = aiter_like.quant_mxfp4
@@ -161,34 +158,8 @@ def test_bad_input_is_named(device):
             QUANT(*args)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 3, 64)
-    out, scale = (torch.empty(3, size, dtype=torch.uint8, device=device) for size in (32, 2))
-    torch.library.opcheck(torch.ops.aiter_like.mxfp4_quant_out, Mxfp4QuantCall(out, scale, x), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.mxfp4_quant, (x,), {"backend": backend})
-
-
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = matrix(device, rows, columns, seed=seed)
-        expected_bytes = QUANT(x, backend="torch")
-        calls = benching.by_backend(QUANT, x) | {"torch.compile": functools.partial(compiled, x)}
-
-        def check(result):
-            assert all(torch.equal(a, b) for a, b in zip(result, expected_bytes))
-            return 0.0
-
-        return benching.Case(f"{rows}×{columns}", x.nbytes + x.numel() * 17 // 32, calls, check)
-
-    def cases():
-        for shape in ((8192, 8192), (4096, 14336), (64, 8192)):
-            compiled = benching.compiled(functools.partial(QUANT, backend="torch"))
-            yield benching.rotating(functools.partial(case, *shape, compiled))
-
-    benching.table("mxfp4_quant", cases())
+    benching.of("mxfp4_quant", "rows columns", ((8192, 8192), (4096, 14336), (64, 8192)), dtype="bf16")
 
 
 if __name__ == "__main__":

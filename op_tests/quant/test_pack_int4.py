@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import benching
 import pytest
 import torch
@@ -13,7 +10,6 @@ from quant_cases import BACKENDS
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.quant.pack_int4 import PackInt4Call
 from aiter_like.testing import strided_like
 
 PACK, UNPACK = aiter_like.pack_int4, aiter_like.unpack_int4
@@ -103,36 +99,9 @@ def test_bad_input_is_named(device):
             function(*args)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = numbers(device, 3, 32)
-    torch.library.opcheck(torch.ops.aiter_like.pack_int4_out, PackInt4Call(torch.empty_like(x[:, :16]), x),
-                          {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.pack_int4, (x,), {"backend": backend})
-
-
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(name: str, rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = numbers(device, rows, columns)
-        packed = PACK(x, backend="torch")
-        function, source, expected = (PACK, x, packed) if name == "pack" else (UNPACK, packed, x)
-        calls = benching.by_backend(function, source) | {"torch.compile": functools.partial(compiled, source)}
-
-        def check(result):
-            assert torch.equal(result, expected)
-            return 0.0
-
-        return benching.Case(f"{name} {rows}×{columns}", x.numel() * 3 // 2, calls, check)
-
-    def cases():
-        for shape in ((16384, 8192), (4096, 14336), (64, 8192)):
-            for name, function in (("pack", PACK), ("unpack", UNPACK)):
-                compiled = benching.compiled(functools.partial(function, backend="torch"))
-                yield benching.rotating(functools.partial(case, name, *shape, compiled))
-
-    benching.table("pack_int4", cases())
+    benching.of("pack_int4", "rows columns is_unpacking", (
+        (*shape, is_unpacking) for shape in ((16384, 8192), (4096, 14336), (64, 8192)) for is_unpacking in (0, 1)))
 
 
 if __name__ == "__main__":

@@ -4,22 +4,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
-import bench_peers
 import benching
 import pytest
 import torch
 from covering import covering
 from quant_cases import BACKENDS, matrix, same_numbers, special
-from torch import Tensor
 
 import aiter_like
 from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.quant.row_quant import RowQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -194,20 +189,6 @@ def test_bad_input_is_named(device):
             function(*args)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_compiles_whole(device, backend):
-    def model(x: Tensor) -> tuple[Tensor, Tensor]:
-        return TOKEN(x * 2, backend=backend)
-
-    x = matrix(device, 3, 384)
-    if device.type == "cpu":
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-        assert all(torch.equal(got, expected) for got, expected in zip(compiled, model(x), strict=True))
-    out, scale = torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.row_quant_out, RowQuantCall(out, scale, x), {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.row_quant, (x,), {"backend": backend})
-
-
 def test_moves_each_byte_once(device):
     """The simulator's counters: per lane one access of 16 bytes in, one of 8 out; per row one store of the scale."""
     if device.type != "cpu":
@@ -222,33 +203,9 @@ def test_moves_each_byte_once(device):
 
 def bench() -> None:
     """A scale per token, or per 128 columns of it, beside torch.compile."""
-    device = torch.device("cuda")
-    dtype, top = fp8(device), torch.finfo(fp8(device)).max
-
-    def stock(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-        groups = x.float().unflatten(-1, (-1, group_size or x.shape[-1]))
-        scale = groups.abs().amax(-1).clamp(min=2.0**-110) / top
-        return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
-
-    def case(rows: int, columns: int, group_size: int, compiled: Callable, seed: int) -> benching.Case:
-        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
-        x[:, columns // 3] *= 20
-        calls = benching.by_backend(functools.partial(GROUP, group_size=group_size) if group_size else TOKEN, x,
-                                    quant_dtype=dtype)
-        calls["torch.compile"] = functools.partial(compiled, x, group_size)
-        calls |= bench_peers.calls("group_quant", x, group_size, dtype) if group_size else {}
-        sample, scales = slice(0, rows, max(rows // 16, 1)), rows * (columns // group_size if group_size else 1)
-        return benching.Case(f"{rows}×{columns} {'group 128' if group_size else 'token'}",
-                             3 * rows * columns + 4 * scales, calls, lambda result: check_quantised(
-                                 result[0][sample], result[1][sample], double(x[sample]), group_size))
-
-    def cases():
-        for shape in ((8192, 8192, 0), (8192, 4096, 0), (4096, 14336, 0), (64, 8192, 0), (8192, 8192, 128),
-                      (8192, 4096, 128)):
-            torch._dynamo.reset()
-            yield benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
-
-    benching.table("row_quant bf16 → fp8", cases())
+    benching.of("row_quant", "rows columns group_size", (
+        (8192, 8192, 0), (8192, 4096, 0), (4096, 14336, 0), (64, 8192, 0), (8192, 8192, 128), (8192, 4096, 128)),
+        dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

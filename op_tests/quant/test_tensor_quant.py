@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import benching
 import pytest
 import torch
 from covering import covering
 from quant_cases import BACKENDS, matrix, same_numbers
-from torch import Tensor
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import quant_rule, tune_shapes
-from aiter_like.ops.quant.tensor_quant import TensorQuantCall
+from aiter_like.ops.common import quant_rule
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -148,56 +145,11 @@ def test_bad_input_is_named(device):
             function(*args)
 
 
-@pytest.mark.parametrize("backend", ("hip", "triton"))
-def test_opcheck(device, backend):
-    x = matrix(device, 3, 264)
-    call = TensorQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(1, device=device), x)
-    torch.library.opcheck(torch.ops.aiter_like.tensor_quant_out, call, {"backend": backend})
-    torch.library.opcheck(torch.ops.aiter_like.tensor_quant, (x,), {"backend": backend})
-
-
 def bench() -> None:
-    """A dynamic scale beside torch.compile, then a given one."""
-    device = torch.device("cuda")
-    dtype = quantised_dtypes(device)[0]
-    top = torch.finfo(dtype).max
-
-    def stock(x: Tensor) -> tuple[Tensor, Tensor]:
-        scale = x.abs().amax().float().clamp(min=2.0**-110) / top
-        return (x.float() / scale).clamp(-top, top).to(dtype), scale
-
-    def dynamic(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
-        calls = benching.by_backend(QUANT, x, quant_dtype=dtype) | {"torch.compile": functools.partial(compiled, x)}
-
-        def check(result):
-            amax = x.abs().amax().float().cpu()
-            torch.testing.assert_close(result[1].cpu().view(()), amax / top)
-            picked = slice(0, rows, max(rows // 16, 1))
-            error = (result[0][picked].float() * result[1].view(()) - x[picked].float()).abs().cpu()
-            limit = (x[picked].float().abs().cpu() / 16).clamp(min=float(amax / top) * 2.0**-10) * (1 + 1e-5)
-            assert (error <= limit).all()
-            return (error / limit).max().item()
-
-        return benching.Case(f"{rows}×{columns} dynamic", 5 * rows * columns, calls, check)
-
-    def static(rows: int, columns: int, seed: int) -> benching.Case:
-        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
-        scale, out = torch.ones(1, device=device), torch.empty_like(x, dtype=dtype)
-
-        def check(_):
-            assert same_numbers(out, quant_rule.rounded(x.float(), dtype))
-            return 0.0
-
-        return benching.Case(f"{rows}×{columns} static", 3 * rows * columns,
-                             benching.by_backend(STATIC, out, x, scale), check)
-
-    def cases():
-        for shape in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)):
-            yield benching.rotating(functools.partial(dynamic, *shape, benching.compiled(stock)))
-            yield benching.rotating(functools.partial(static, *shape))
-
-    benching.table("tensor_quant bf16 → fp8", cases())
+    """A scale that has to be found, and a given one."""
+    benching.of("tensor_quant", "rows columns is_dynamic", (
+        (*shape, is_dynamic) for shape in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)) for is_dynamic in (1, 0)),
+        dtype="bf16", out_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from quant_cases import BACKENDS, matrix, same_numbers, special
 from torch import Tensor
 
 import aiter_like
-from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.quant.truncated_quant import TruncatedQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import double
 
@@ -144,26 +142,13 @@ def test_bad_input_is_named(device):
             QUANT(*args)
 
 
-def bench(device: torch.device) -> None:
+def bench() -> None:
     """Rows of bf16, beside the quantiser that rounds to nearest."""
-    def case(rows: int, columns: int, seed: int) -> benching.Case:
-        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
-        call = TruncatedQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(rows, device=device), x)
-        calls = benching.by_backend(QUANT, call.out, x, call.scale) | {
-            "row_quant": functools.partial(aiter_like.per_token_quant_hip, x)}
+    def peers(call):
+        return {"row_quant": functools.partial(aiter_like.per_token_quant_hip, call.input)}
 
-        def check(_):
-            picked = slice(0, rows, max(rows // 16, 1))
-            q, scale, y = (each[picked].float().cpu() for each in (call.out, call.scale, x))
-            error = (y - q * scale[:, None]).abs() / scale[:, None]
-            assert (error < 1.001).all()
-            return error.max().item()
-
-        return benching.Case(f"{rows}×{columns}", 3 * rows * columns, calls, check)
-
-    shapes = (8192, 8192), (8192, 4096), (64, 8192), (1, 4096)
-    benching.table("truncated_quant bf16 → int8",
-                   (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.of("truncated_quant", "rows columns", ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)), beside=peers,
+                is_dynamic=1, dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 
+import benching
 import pytest
 import torch
 
@@ -14,7 +14,7 @@ from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.ops.common import quant_rule
 from aiter_like.ops.rope.fused_qk_rope_concat_and_cache_mla import fused_mla_cache
-from aiter_like.testing import TOLERANCES, assert_within, time_us
+from aiter_like.testing import TOLERANCES, assert_within
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 BACKENDS = ("hip", "torch")
@@ -156,20 +156,11 @@ def test_bad_input(device):
 
 
 def bench() -> None:
-    """Times decoding and prefill of DeepSeek-V3 on one of eight GPUs; needs a GPU."""
-    device = torch.device("cuda")
-    print(f"fused_qk_rope_concat_and_cache_mla on {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
-    print(f"{'tokens x heads':>16} {'us':>9} {'TB/s':>6}")
-    for tokens, heads in ((64, 16), (256, 16), (4096, 16), (4096, 128)):
-        key = {"tokens": tokens, "heads": heads, "rank": 512, "rotary_dim": 64, "page_size": 64, "dtype": "bf16",
-               "q_dtype": "bf16", "cache_dtype": "bf16"}
-        sets = [fused_mla_cache.tuning.case(key, device, seed) for seed in (0, 1)]
-        us = time_us(fused_mla_cache, sets)
-        print(f"{f'{tokens} x {heads}':>16} {us:9.1f} {fused_mla_cache.tuning.needs(sets[0])[0] / us * 1e-6:6.2f}")
+    """Decoding and prefill of DeepSeek-V3 on one of eight GPUs."""
+    benching.of("fused_qk_rope_concat_and_cache_mla", "tokens heads", ((64, 16), (256, 16), (4096, 16), (4096, 128)),
+                beside=benching.alone, rank=512, rotary_dim=64, page_size=64, dtype="bf16", q_dtype="bf16",
+                cache_dtype="bf16")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

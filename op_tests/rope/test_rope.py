@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -18,7 +17,6 @@ from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS, table
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.rope import rope as family
 from aiter_like.testing import assert_within, strided_like
 
@@ -262,15 +260,10 @@ def test_signatures_and_docstrings():
             assert text in function.__doc__, f"{name}: {text}"
 
 
-def test_opcheck_and_keywords(device):
+def test_keywords(device):
     x, y = (randn(3, 2, heads, 16, dtype=torch.float32, device=device) for heads in (4, 1))
     cos, sin = (function(angles(8, 8)).to(device)[:, None, None] for function in (torch.cos, torch.sin))
     positions = torch.tensor([[0, 7], [1, 6], [2, 5]], device=device)
-    if device.type == "cpu":
-        out = (torch.empty_like(x), torch.empty_like(y))
-        torch.library.opcheck(torch.ops.aiter_like.rope_out, (
-            *out, x, y, cos, sin, positions, None, 0, True, False, False), {"backend": "hip"})
-        torch.library.opcheck(torch.ops.aiter_like.rope, (x, y, cos, sin, positions, 0, True, False))
     function = aiter_like.rope_cached_positions_2c_fwd
     expected = function(x, y, cos, sin, positions, 0, True, False)
     named = {"sin": sin, "positions": positions, "nope_first": False, "rotate_style": 0, "reuse_freqs_front_part": True}
@@ -356,40 +349,11 @@ def test_everything(device, run, backend):
 
 def bench() -> None:
     """q and k of a layer at positions; decode and prefill."""
-    import bench_peers
     import benching
 
-    device = torch.device("cuda")
-
-    def plain(x, y, cos, sin, positions):
-        turn = [table[positions] for table in (cos, sin)]  # [s, b, 1, 1, width]
-        results = []
-        for tensor in (x, y):
-            first, second = tensor.float().chunk(2, -1)
-            c, s = (table.squeeze(-2).float() for table in turn)
-            results.append(torch.cat((first * c - second * s, second * c + first * s), -1).to(tensor.dtype))
-        return tuple(results)
-
-    def case(tokens, heads, kv_heads, head_dim, style, compiled, seed):
-        random = tune_shapes.normal(device, seed, "bf16")
-        x, y = (random(tokens, 1, count, head_dim) for count in (heads, kv_heads))
-        (cos, sin), exact = tables(angles(tokens, head_dim // 2), torch.bfloat16, device)
-        positions = torch.arange(tokens, device=device)[:, None]
-        args = (x, y, cos, sin, positions, style, True, False)
-        calls = benching.by_backend(aiter_like.rope_cached_positions_2c_fwd, *args)
-        if style == 0:
-            calls["torch.compile"] = lambda: compiled(*args[:5])
-        calls |= bench_peers.calls("rope", x[:, 0], y[:, 0], cos[:, 0, 0], sin[:, 0, 0], positions[:, 0], style == 0)
-        rows = [table[:64, None] for table in exact]
-        return benching.Case(
-            f"{tokens}x{heads}+{kv_heads}x{head_dim}{' GPT-J' * style}", 4 * (x.numel() + y.numel()), calls,
-            lambda outs: max(check_rope(out.view(given.shape)[:64], given[:64], *rows, style)
-                             for out, given in zip(outs, (x, y), strict=True)))
-
-    shapes = ((64, 32, 8, 128, 0), (8192, 32, 8, 128, 0), (8192, 32, 8, 128, 1), (8192, 64, 8, 128, 0),
-              (16384, 16, 2, 128, 0))
-    benching.table("rope, q and k at positions, bf16", (
-        benching.rotating(functools.partial(case, *shape, benching.compiled(plain))) for shape in shapes))
+    benching.of("rope", "tokens heads kv_heads head_dim rotary_dim rotate_style", (
+        (64, 32, 8, 128, 128, 0), (8192, 32, 8, 128, 128, 0), (8192, 32, 8, 128, 128, 1), (8192, 64, 8, 128, 128, 0),
+        (16384, 16, 2, 128, 128, 0)), dtype="bf16", table_dtype="bf16")
 
 
 if __name__ == "__main__":

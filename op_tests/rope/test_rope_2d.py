@@ -72,11 +72,3 @@ def test_bad_arguments_are_named(device):
             ("input must have an even head dimension", ValueError, (x[..., :15], *found, 2, 3, *flags))):
         with pytest.raises(error, match=message):
             aiter_like.rope_2d_fwd(*args)
-
-
-def test_opcheck(device):
-    if device.type != "cpu":
-        pytest.skip("needs CPU tensors")
-    x, found, _ = make(device, 2, 3, 16, 4)
-    torch.library.opcheck(torch.ops.aiter_like.rope_2d_out,
-                          (torch.empty_like(x), x, *found, 2, 3, 0, True, False, False), {"backend": "hip"})

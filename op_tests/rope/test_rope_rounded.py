@@ -5,7 +5,6 @@ odd sizes, strides, in place, NaN; bad input; `--bench`.
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import benching
@@ -168,35 +167,9 @@ def test_bad_input_is_named(device):
                                                                                                      (0, 2, 16)]
 
 
-def test_opcheck(device):
-    if device.type != "cpu":
-        pytest.skip("needs CPU tensors")
-    x, y, cos, sin, positions = make(device, torch.bfloat16, 16, 8)
-    torch.library.opcheck(torch.ops.aiter_like.rope_rounded_out,
-                          (torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, positions, None, 0, True, False,
-                           False), {"backend": "hip"})
-
-
 def bench() -> None:
-    device = torch.device("cuda")
-
-    def case(tokens: int, heads: int, kv_heads: int, compiled: object, seed: int) -> benching.Case:
-        generator = torch.Generator(device).manual_seed(seed)
-        random = functools.partial(torch.randn, device=device, generator=generator, dtype=torch.bfloat16)
-        x, y = random(tokens, heads, 128), random(tokens, kv_heads, 128)
-        args = (x, y, *random(2, 4096, 64), torch.arange(tokens, device=device) % 4096)
-        calls = benching.by_backend(aiter_like.rope_rounded, *args)
-        calls["torch.compile"] = functools.partial(compiled, *args)
-
-        def check(result: tuple[torch.Tensor, torch.Tensor]) -> float:
-            compare(result[1], y, args[2][args[4]], args[3][args[4]])
-            return 0.0
-
-        return benching.Case(f"{tokens}×{heads}+{kv_heads}", 2 * (x.nbytes + y.nbytes), calls, check)
-
-    compiled = benching.compiled(functools.partial(aiter_like.rope_rounded, backend="torch"))
-    shapes = ((16384, 16, 2), (4096, 32, 8), (64, 64, 8))
-    benching.table("rope_rounded", (benching.rotating(functools.partial(case, *shape, compiled)) for shape in shapes))
+    benching.of("rope_rounded", "tokens heads kv_heads", ((16384, 16, 2), (4096, 32, 8), (64, 64, 8)), head_dim=128,
+                rotary_dim=128, dtype="bf16", rotate_style=0)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
@@ -167,43 +166,19 @@ def test_bad_input(device):
 
 
 def bench() -> None:
-    """Beside torch, and FlashInfer where it can be imported; V = 128256."""
+    """Beside torch; V = 128256."""
     import benching
 
-    device = torch.device("cuda")
-
-    def cases(rows, seed):
-        random = torch.Generator(device).manual_seed(seed)
-        x = torch.randn(rows, 128256, device=device, generator=random).mul_(3).bfloat16()
-        out, ones = torch.empty(rows, dtype=torch.int32, device=device), torch.ones(rows, device=device)
-        return x, out, ones
-
-    def greedy_case(rows, seed):
-        x, out, _ = cases(rows, seed)
-
-        def ours():
-            aiter_like.greedy_sample(out, x, backend="hip")
-            return out
-
-        return benching.Case(f"greedy {rows}", x.nbytes, {"hip": ours, "torch.argmax": lambda: x.argmax(-1)},
-                             lambda got: float((got.cpu().long() != x.cpu().argmax(-1)).sum()))
-
-    def random_case(rows, seed):
-        x, out, ones = cases(rows, seed)
-
-        def ours():
-            aiter_like.random_sample(out, x, ones, seed=seed, backend="hip")
-            return out
-
-        def stock():
-            probs = torch.softmax(x.float(), -1)
+    def stock(call):
+        def drawn():
+            probs = torch.softmax(call.input.float() / call.temperatures[:, None], -1)
             return (probs / torch.empty_like(probs).exponential_(1)).argmax(-1)
 
-        return benching.Case(f"random {rows}", x.nbytes, {"hip": ours, "torch.exponential_": stock},
-                             lambda got: float(((got < 0) | (got >= x.shape[1])).sum()))
+        return {"torch.exponential_": drawn}
 
-    for name, case in (("greedy_sample", greedy_case), ("random_sample", random_case)):
-        benching.table(name, (benching.rotating(functools.partial(case, rows)) for rows in (1, 16, 64, 128, 512)))
+    for features, beside in (("none", None), ("made", stock)):
+        benching.of("sample", "rows", ((1,), (16,), (64,), (128,), (512,)), beside=beside, columns=128256, dtype="bf16",
+                    features=features)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
@@ -110,22 +109,8 @@ def bench() -> None:
     """Beside torch; V = 128256."""
     import benching
 
-    device = torch.device("cuda")
-
-    def case(rows, dtype, seed):
-        x = torch.randn(rows, 128256, device=device, generator=torch.Generator(device).manual_seed(seed)).to(dtype)
-        out = torch.empty_like(x)
-        calls = {"hip": lambda: aiter_like.softmax(x, out=out, backend="hip"),
-                 "torch.softmax": lambda: torch.softmax(x, -1)}
-
-        def verify(got):
-            check(got[:4], exact(x[:4]), dtype)
-            return 0.0
-
-        return benching.Case(f"{rows} {dtype}", 2 * x.nbytes, calls, verify)
-
-    benching.table("softmax", (benching.rotating(functools.partial(case, rows, dtype))
-                               for dtype in (F32, BF16) for rows in (1, 16, 64, 128, 512)))
+    benching.of("softmax", "rows dtype out_dtype", (
+        (rows, dtype, dtype) for dtype in ("fp32", "bf16") for rows in (1, 16, 64, 128, 512)), columns=128256)
 
 
 if __name__ == "__main__":

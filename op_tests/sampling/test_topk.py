@@ -171,16 +171,8 @@ def bench() -> None:
     """Beside torch; V = 128256."""
     import benching
 
-    device = torch.device("cuda")
-
-    def case(rows, k, seed):
-        x = torch.randn(rows, 128256, device=device, generator=torch.Generator(device).manual_seed(seed))
-        calls = {"hip": lambda: aiter_like.topk(x, k, backend="hip"), "torch.topk": lambda: torch.topk(x, k)}
-        return benching.Case(f"{rows} k={k}", x.nbytes, calls,
-                             lambda got: float((got[0] != torch.topk(x, k).values).sum()))
-
-    benching.table("topk", (benching.rotating(functools.partial(case, rows, k))
-                            for k in (1, 50, 2048) for rows in (1, 16, 64, 128, 512)))
+    benching.of("topk", "rows k", ((rows, k) for k in (1, 50, 2048) for rows in (1, 16, 64, 128, 512)), columns=128256,
+                dtype="fp32")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from aiter_like.cli.sim.hardware.worker import Service
 from aiter_like.device import Target
 from aiter_like.sim import library
 from aiter_like.sim.validation import page
-from aiter_like.sim.validation.cases import cases
 from aiter_like.sim.validation.questions import questions
-from aiter_like.sim.validation.unpublished import unpublished
+from aiter_like.sim.validation.unpublished import all_cases
 from aiter_like.tuning.harness import Harness
 from aiter_like.tuning.pool import Lost
 
@@ -80,13 +79,13 @@ def test_lds_phases_are_those_of_the_simulator(simulated):
 @pytest.mark.parametrize("name", ["what an L1 miss adds", "latency of a load after a store to its place", "ds_read_b64",
                                   "triad", "pk_add_bf16", "loads in a row", "MFMA of one wave and exp"])
 def test_cases_run(simulated, name):
-    case = next(case for case in [*cases(), *unpublished()] if case.name.startswith(name))
+    case = next(case for case in all_cases() if case.name.startswith(name))
     assert measure.run_case(simulated, case) == {"status": "simulated", "raw": []}
 
 
 @pytest.mark.exhaustive
 def test_all_cases_run(simulated):
-    for case in [*cases(), *unpublished()]:
+    for case in all_cases():
         assert measure.run_case(simulated, case) == {"status": "simulated", "raw": []}, case.name
 
 
@@ -113,7 +112,7 @@ class _Timed(devices.Device):
 
 
 def _case(name):
-    return next(case for case in [*cases(), *unpublished()] if case.name == name)
+    return next(case for case in all_cases() if case.name == name)
 
 
 def test_a_slope_is_measured_by_the_clock_in_the_kernel():

@@ -129,7 +129,7 @@ def test_sizes_and_files_are_told_by_their_row(tmp_path, image, capsys):
                          {"row": OTHER, "runs": [[launch(1, file="absent.co")]]})
     assert validate("--kernels", folder, "--only", ROW, "--only", OTHER) == 1
     printed = capsys.readouterr().out
-    assert f"{ROW}: own.co: grid must be one to three integers" in printed and "absent.co: No such file" in printed
+    assert f"{ROW}: own.co: grid must be an integer from 1 to" in printed and "absent.co: No such file" in printed
 
 
 def test_options_that_do_not_go_together(tmp_path, capsys):

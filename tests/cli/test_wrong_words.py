@@ -32,7 +32,6 @@ def files(tmp_path, monkeypatch) -> Path:
     ("script prog", "prog: it is a program or library of the host, and no Python script"),
     ("run prog", "prog: it is a program or library of the host, and no code object; `AITER_LIKE_SIM=check ./prog`"),
     ("run --init prog", "prog: it is a program or library of the host, and no code object"),
-    ("profile prog", "prog: it is a program or library of the host, and no code object"),
     ("compare prog prog", "prog: it is a program or library of the host, and no code object"),
     ("run tk.py", "tk.py: it is a Python script, and no code object; `aiter-like sim check tk.py` runs it"),
     ("run tk", "tk: it is a Python script, and no code object; `aiter-like sim check tk` runs it"),
@@ -40,7 +39,8 @@ def files(tmp_path, monkeypatch) -> Path:
     ("run tk.py a --lr 3", "tk.py: it is a Python script, and no code object; `aiter-like sim check tk.py` runs it"),
     ("check a&b", "`AITER_LIKE_SIM=check ./'a&b'` runs a program"),
     ("check folder.py", "folder.py: is a folder"),
-    ("profile folder.py", "folder.py: is a folder"),
+    ("check none.py", "none.py: no such file"),
+    ("script none.py", "none.py: no such file"),
     ("check k.co", "k.co: it is a code object, and no Python script; `aiter-like sim run k.co` launches"),
     ("check k.hip", "k.hip: it is a HIP source, and no Python script; `aiter-like sim compile k.hip -o k.co`"),
     ("run k.hip", "k.hip: it is a HIP source, and no code object; `aiter-like sim compile k.hip -o k.co`"),
@@ -48,6 +48,19 @@ def files(tmp_path, monkeypatch) -> Path:
 ])
 def test_a_file_of_another_kind_is_told_its_command(files, capsys, words, said):
     assert cli.main(["sim", *words.split()]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("command", ["profile", "trace", "debug"])
+@pytest.mark.parametrize(("words", "said"), [
+    ("nowhere.co --kernel x", "nowhere.co: No such file"), ("nowhere.py", "nowhere.py: no such file"),
+    ("folder.py", "folder.py: is a folder"), ("prog", "prog: it is a program or library of the host"),
+    ("--kernel k tk.py", "--kernel is for a code object"), ("rms_norm input=bf16[1,64] --grid 4", "--grid is for a c"),
+    ("rms_nrm input=bf16[1,1]", "did you mean rms_norm"),
+])
+def test_targets_that_are_none(files, capsys, command, words, said):
+    assert cli.main(["sim", command, *words.split()]) == 1
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1, err
 

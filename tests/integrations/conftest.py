@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 
-from aiter_like import device
+import aiter_like
+from aiter_like import device, dispatch
 from aiter_like.integrations import takeover
 
 
@@ -23,11 +26,56 @@ def fresh_takeover(monkeypatch, caplog):
 
 
 @pytest.fixture
+def in_torch():
+    """What is put together is looked at; the kernels have tests of their own."""
+    with aiter_like.use_backend("torch"):
+        yield
+
+
+@pytest.fixture
 def fresh_dynamo():
     """Nothing that other tests compiled, before and after."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """AITER_LIKE_BACKENDS asks for our kernels of products on the simulated MI300X, too."""
+    monkeypatch.setenv("AITER_LIKE_BACKENDS", "hip,ck,triton")
+    device.use_simulator(True)
+    dispatch.reset()
+    yield
+    dispatch.reset()
+    device.reset()
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Makes a module that an adapter reads: `module(path, **attributes)`."""
+
+    def make(path: str, **attributes: object) -> ModuleType:
+        made = ModuleType(path)
+        vars(made).update(attributes)
+        monkeypatch.setitem(sys.modules, path, made)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def graphs():
+    """A backend of torch.compile that runs graphs as they are, and has the nodes of each."""
+
+    def keep(graph, _inputs):
+        keep.nodes.append(list(graph.graph.nodes))
+        return graph.forward
+
+    keep.nodes = []
+    keep.targets = lambda part: [[str(node.target) for node in nodes if part in str(node.target)]
+                                 for nodes in keep.nodes]
+    return keep
 
 
 @pytest.fixture

@@ -5,20 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like as aiter
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fnuz
-
-
-@pytest.fixture(autouse=True)
-def in_torch():
-    with aiter.use_backend("torch"):
-        yield
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+pytestmark = pytest.mark.usefixtures("in_torch")
 
 
 def test_norms_of_queries_and_keys_in_groups():

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like.integrations.aiter.attention import mha_common
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def expect(q, k, v):

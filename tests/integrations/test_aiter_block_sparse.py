@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like import check
 from aiter_like.integrations.aiter.attention.block_sparse import vsa_sparse_attention
 
 BLOCK = 128
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def lists(batch, heads, blocks, kv_blocks, counts):

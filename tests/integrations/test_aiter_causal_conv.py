@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like.integrations.aiter.others.causal_conv import causal_conv1d_update
 
 BATCH, DIM, SLOTS, PAD = 4, 6, 7, -1
 NONE = torch.zeros(0, dtype=torch.int32)
-
-
-def numbers(*shape, seed=0, dtype=torch.bfloat16):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def expect(x, state, weight, bias, use_silu, lengths, slots):

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from seeded import random
 
 import aiter_like as aiter
 from aiter_like import check
@@ -21,10 +22,6 @@ pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
 TOKENS, EXPERTS, SLOTS, K, INNER = 9, 5, 2, 256, 128
 BF16, FP8, I8 = torch.bfloat16, torch.float8_e4m3fnuz, torch.int8
 SERVED = {row.name: row.value for row in reversed(aiter_names.table()) if row.section == "moe"}
-
-
-def random(*shape, seed=0, scale=1.0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * scale
 
 
 class Problem:

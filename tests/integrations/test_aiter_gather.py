@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import wide_numbers as numbers
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
@@ -14,10 +15,6 @@ FP8, BF16 = torch.float8_e4m3fnuz, torch.bfloat16
 LATENT, PE, HEADS, NOPE, V_DIM, PAGE = 128, 16, 2, 48, 16, 4
 ROWS = HEADS * (NOPE + V_DIM)
 LENGTHS = (6, 1, 9)
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def cache_of(dtype):

@@ -5,26 +5,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like as aiter
 from aiter_like.errors import UnsupportedError
 
 M, N, K, FP8 = 5, 32, 64, torch.float8_e4m3fnuz
-
-
-@pytest.fixture(autouse=True)
-def in_torch():
-    """The kernels have tests of their own."""
-    with aiter.use_backend("torch"):
-        yield
+pytestmark = pytest.mark.usefixtures("in_torch")
 
 
 def close(out: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=2**-7)
-
-
-def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("is_shuffled", (False, True))

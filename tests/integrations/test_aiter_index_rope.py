@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like as aiter
 from aiter_like import sim
@@ -14,10 +15,6 @@ BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz
 HEADS, KV, INDEX, DIM, ROTARY, EPSILON, PAGE, BLOCKS, TOKENS = 4, 2, 3, 128, 64, 1e-6, 16, 2, 5
 SLOTS = torch.tensor([7, -1, 0, 30, 17])
 KEPT = [0, 2, 3, 4]
-
-
-def numbers(*shape, seed=0, dtype=BF16):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def arguments(has_index=True, dtype=BF16):

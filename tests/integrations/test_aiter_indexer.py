@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like as aiter
 from aiter_like import sim
@@ -14,10 +15,6 @@ HEADS, DIM, ROTARY, PAGE, BLOCKS, TOKENS = 3, 128, 64, 16, 2, 5
 EPSILON, SCALE = 1e-6, 0.25
 SLOTS = torch.tensor([7, -1, 0, 30, 17])
 KEPT = [0, 2, 3, 4]
-
-
-def numbers(*shape, seed=0, dtype=BF16):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def arguments(**changes):

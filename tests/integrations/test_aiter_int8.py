@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like
 from aiter_like.enums import QuantType
@@ -12,10 +13,6 @@ from aiter_like.integrations.aiter.quant import int8 as aiter_int8
 
 FP8, INT8 = torch.float8_e4m3fnuz, torch.int8
 ROWS, COLUMNS = 5, 96
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def plain(x, scale):

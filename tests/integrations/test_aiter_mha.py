@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like as aiter
 from aiter_like import sim
@@ -14,17 +15,7 @@ from aiter_like.integrations.aiter.attention import mha_raw as raw
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz
 SCALE = 32**-0.5
-
-
-@pytest.fixture(autouse=True)
-def in_torch():
-    """What is put together is looked at here; the kernels have tests of their own."""
-    with aiter.use_backend("torch"):
-        yield
-
-
-def numbers(*shape, seed=0, dtype=BF16):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+pytestmark = pytest.mark.usefixtures("in_torch")
 
 
 def dense():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like as aiter
 from aiter_like.errors import UnsupportedError
@@ -13,17 +14,7 @@ from aiter_like.integrations.aiter.attention import mha_raw as raw
 
 SCALE = 32**-0.5
 STARTS = [torch.tensor(values, dtype=torch.int32) for values in ([0, 5, 9], [0, 7, 13])]
-
-
-@pytest.fixture(autouse=True)
-def in_torch():
-    """What is handed on is looked at here; the kernels have tests of their own."""
-    with aiter.use_backend("torch"):
-        yield
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+pytestmark = pytest.mark.usefixtures("in_torch")
 
 
 def dense():

@@ -7,14 +7,11 @@ import math
 
 import pytest
 import torch
+from seeded import wide_numbers as numbers
 
 from aiter_like.integrations.aiter.others import mhc as aiter_mhc
 
 TOKENS, STREAMS, HIDDEN, EPS = 3, 4, 64, 1e-6
-
-
-def numbers(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def call(rows=STREAMS * (2 + STREAMS)):
@@ -120,44 +117,28 @@ def logits_of(residual, phi, alphas, bias):
     return (mixes[:, 2 * STREAMS:] * alphas[2] + bias.double()[2 * STREAMS:]).view(-1, STREAMS, STREAMS)
 
 
-@pytest.mark.parametrize("repeat", (0, 1, 20))
-def test_form_of_triton(repeat):
+@pytest.mark.parametrize(("is_asymmetric", "repeat"), [(False, 0), (False, 1), (False, 20), (True, 3)])
+def test_form_of_triton(is_asymmetric, repeat):
     """Against mhc_pre where the two agree, and the balancing without epsilons against its formula."""
-    residual, (phi, alphas, bias) = call()["residual"], phi_call()
-    post, comb, read = aiter_mhc.mhc(residual.flatten(1), phi, *alphas.tolist(), bias, STREAMS, hc_pre_eps=EPS,
-                                     sinkhorn_iters=repeat)
-    assert {each.dtype for each in (post, comb, read)} == {torch.bfloat16} and post.shape == (TOKENS, STREAMS, 1)
-    other = aiter_mhc.mhc_pre(residual, phi.float().t().contiguous(), alphas, bias, hc_post_mult_value=2.0)
-    close(post, other[0].bfloat16())
-    close(read, other[2])
-    logits = logits_of(residual, phi, alphas, bias)
-    close(comb, balanced(logits, repeat) if repeat else logits, 0.01)
-
-
-@pytest.mark.parametrize("is_asymmetric", (False, True))
-def test_form_of_triton_behind_a_layer(is_asymmetric):
     residual, (phi, alphas, bias) = call()["residual"], phi_call()
     x = numbers(TOKENS, HIDDEN, seed=5, dtype=torch.bfloat16)
     post, comb = numbers(TOKENS, STREAMS, seed=6), numbers(TOKENS, STREAMS, STREAMS, seed=7)
-    streams = aiter_mhc.mhc_post_of_triton(None, x, residual, post, comb)
-    expected = torch.empty_like(residual)
-    aiter_mhc.mhc_post(expected, x, residual, post, comb)
-    assert torch.equal(streams, expected)
-    own = torch.empty_like(streams)
-    assert aiter_mhc.mhc_post_of_triton(own, x, residual, post, comb) is own and torch.equal(own, streams)
+    streams = torch.empty_like(residual)
+    aiter_mhc.mhc_post(streams, x, residual, post, comb)
     outs = {"h_post": torch.empty(TOKENS, STREAMS), "h_res": torch.empty(TOKENS, STREAMS, STREAMS),
             "residual_out": torch.empty_like(residual), "layer_input_out": torch.empty_like(x)}
-    found = aiter_mhc.mhc_post_pre(x, residual, post, comb, phi, alphas, bias, STREAMS, sinkhorn_iters=3,
+    found = aiter_mhc.mhc_post_pre(x, residual, post, comb, phi, alphas, bias, STREAMS, sinkhorn_iters=repeat,
                                    asymmetric_exp_domain=is_asymmetric, **outs)
     assert all(map(torch.Tensor.is_set_to, found, (outs["h_post"], outs["h_res"], outs["layer_input_out"],
                                                    outs["residual_out"])))
     other = aiter_mhc.mhc_pre(streams, phi.float().t().contiguous(), alphas, bias, hc_post_mult_value=2.0,
                               sinkhorn_repeat=3)
     close(found[0], other[0][..., 0])
-    close(found[1], other[1] if is_asymmetric else balanced(logits_of(streams, phi, alphas, bias), 3))
+    logits = logits_of(streams, phi, alphas, bias)
+    close(found[1], other[1] if is_asymmetric else balanced(logits, repeat) if repeat else logits)
     close(found[2], other[2])
     assert torch.equal(found[3], streams)
-    fresh = aiter_mhc.mhc_post_pre(x, residual, post, comb, phi, alphas, bias, STREAMS, sinkhorn_iters=3,
+    fresh = aiter_mhc.mhc_post_pre(x, residual, post, comb, phi, alphas, bias, STREAMS, sinkhorn_iters=repeat,
                                    asymmetric_exp_domain=is_asymmetric)
     assert [each.dtype for each in fresh] == [torch.bfloat16] * 4 and fresh[0].shape == (TOKENS, STREAMS, 1)
     assert all(torch.equal(one.view(two.shape).bfloat16(), two) for one, two in zip(found, fresh))
@@ -166,12 +147,10 @@ def test_form_of_triton_behind_a_layer(is_asymmetric):
 def test_bad_arguments_of_the_form_of_triton():
     residual, (phi, alphas, bias) = call()["residual"], phi_call()
     x, post, comb = residual[:, 0], numbers(TOKENS, STREAMS), numbers(TOKENS, STREAMS, STREAMS)
-    with pytest.raises(ValueError, match="mhc: phi must have shape"):
-        aiter_mhc.mhc(residual.flatten(1), phi.t(), 1.0, 1.0, 1.0, bias, STREAMS)
-    with pytest.raises(ValueError, match="mhc: x must have a multiple of n = 3 columns"):
-        aiter_mhc.mhc(residual.flatten(1), phi, 1.0, 1.0, 1.0, bias, 3)
-    with pytest.raises(ValueError, match="mhc_post: post_mix must have shape"):
-        aiter_mhc.mhc_post_of_triton(None, x, residual, post[:, 1:], comb)
+    with pytest.raises(ValueError, match="mhc_post_pre: phi must have shape"):
+        aiter_mhc.mhc_post_pre(x, residual, post, comb, phi.t(), alphas, bias, STREAMS)
+    with pytest.raises(ValueError, match="mhc_post_pre: post_mix must have shape"):
+        aiter_mhc.mhc_post_pre(x, residual, post[:, 1:], comb, phi, alphas, bias, STREAMS)
     with pytest.raises(ValueError, match="mhc_post_pre: residual_in must have n = 3 streams"):
         aiter_mhc.mhc_post_pre(x, residual, post, comb, phi, alphas, bias, 3)
     with pytest.raises(ValueError, match="mhc_post_pre: h_post must have shape"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.mla import mla
@@ -12,10 +13,6 @@ from aiter_like.integrations.aiter.mla import mla
 FP8 = torch.float8_e4m3fnuz
 HEADS, RANK, PE, PAGE, PAGES = 16, 512, 64, 16, 9
 SCALE = (RANK + PE) ** -0.5
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def expect(q, cache, queries, keys, table, causal=True):

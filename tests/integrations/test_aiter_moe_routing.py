@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from seeded import wide_numbers as numbers
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.moe import ragged as aiter_moe_ragged
@@ -13,10 +14,6 @@ from aiter_like.integrations.aiter.moe import routing as aiter_moe_routing
 
 TOKENS, EXPERTS, SLOTS = 13, 8, 3
 SCORES = {"sqrtsoftplus": lambda x: F.softplus(x).sqrt(), "sigmoid": torch.sigmoid, "softmax": lambda x: x}
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def check_lists(found, weights, ids, block):

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from seeded import numbers
 from torch import Tensor
 
 import aiter_like as aiter
@@ -16,17 +17,7 @@ from aiter_like.integrations.aiter.quant import quant
 from aiter_like.integrations.aiter.rope import norm as aiter_norm_rope
 
 BF16, F32, FP8, EPSILON = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz, 1e-6
-
-
-@pytest.fixture(autouse=True)
-def in_torch():
-    """What is put together is looked at here; the kernels have tests of their own."""
-    with aiter.use_backend("torch"):
-        yield
-
-
-def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+pytestmark = pytest.mark.usefixtures("in_torch")
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import wide_numbers as numbers
 
 from aiter_like.integrations.aiter.rope.rope import rope_cached_thd_positions_offsets_2c_fwd_inplace as turn
 
 TOKENS, HEADS, DIM = 6, 3, 16
 ROWS = torch.tensor([8, 0, 3, 3, 7, 1])
 ONES, FLAGS = torch.ones_like(ROWS), (0, True, False)
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def tensors(dtype=torch.float32):

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.rope import cache as aiter_rope_cache
 
 FP8 = torch.float8_e4m3fnuz
 TOKENS, HEADS, KV_HEADS, RANK, PE, SLOTS = 5, 4, 2, 32, 16, 11
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 @pytest.fixture

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like import dtypes
 from aiter_like.integrations.aiter.quant import formats, rotate
 
 TOKENS, HEADS, COLUMNS, ROPE, POSITIONS = 3, 16, 128, 64, 40
-
-
-def numbers(*shape, seed=0, dtype=torch.bfloat16):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def rotated(x):

@@ -7,16 +7,13 @@ import math
 
 import pytest
 import torch
+from seeded import wide_numbers as numbers
 
 import aiter_like as aiter
 from aiter_like.integrations.aiter.attention import sparse as aiter_sparse
 
 FP8 = torch.float8_e4m3fnuz
 HEADS, DIM, PAGE, LEFT = 32, 128, 16, 7.0
-
-
-def numbers(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def expect(q, k, scale, weights):

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import sparse_attention as sparse
 
 FP8 = torch.float8_e4m3fnuz
 TOKENS, HEADS, DIM, ROWS, SCALE = 4, 5, 512, 40, 512**-0.5
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def choices(seed, lengths=(7, 0, 19, 2)):

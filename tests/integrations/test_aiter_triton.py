@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like
 from aiter_like import device
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.others import adapters, triton
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def test_what_the_device_has(simulated):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import numbers
 
 import aiter_like
 from aiter_like.integrations.aiter.gemm import gemm
@@ -12,10 +13,6 @@ from aiter_like.integrations.aiter.gemm import triton as quantising
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 FP8 = torch.float8_e4m3fnuz
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 x, w = numbers(5, 256), numbers(96, 256, seed=1) / 8

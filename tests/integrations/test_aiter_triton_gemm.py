@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from seeded import wide_numbers as numbers
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.gemm import triton
@@ -12,10 +13,6 @@ from aiter_like.integrations.aiter.gemm import triton
 FP8 = torch.float8_e4m3fnuz
 NAME = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant"
 product = getattr(triton, NAME)
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def expect(x, weights, scale, bias, dtype, group):

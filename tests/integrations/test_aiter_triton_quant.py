@@ -6,15 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from seeded import numbers
 
 from aiter_like.integrations.aiter.quant import triton as quant
 
 FP8 = torch.float8_e4m3fnuz
 ROWS, HIDDEN, EPSILON = 5, 256, 1e-5
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def close_groups(got, expected):

@@ -6,9 +6,7 @@ test_sglang.py runs the same against SGLang itself.
 
 from __future__ import annotations
 
-import logging
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,29 +23,19 @@ LIMIT = 2**-8
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch, caplog):
-    monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
-    caplog.set_level(logging.INFO, "aiter_like")
+def clean(fresh_takeover):
     yield
     for cached in (hooks._served, attention.backend_over, diffusion._backend_over, diffusion._implementation_over):
         cached.cache_clear()
-    takeover.forget()
 
 
 @pytest.fixture
-def sglang(monkeypatch):
+def sglang(module):
     """Modules of SGLang that the adapter reads at a call: `sglang(path, **attributes)`."""
-
-    def make(path: str, **attributes) -> ModuleType:
-        module = ModuleType(path)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, path, module)
-        return module
-
-    make("sglang.srt.batch_invariant_ops", is_batch_invariant_mode_enabled=lambda: False)
-    make("sglang.srt.layers.layernorm", _flashinfer_rmsnorm_quant_available=False)
-    make("sglang.srt.mem_cache.memory_pool", KVWriteLoc=SimpleNamespace(for_batch=lambda batch: batch.out_cache_loc))
-    return make
+    module("sglang.srt.batch_invariant_ops", is_batch_invariant_mode_enabled=lambda: False)
+    module("sglang.srt.layers.layernorm", _flashinfer_rmsnorm_quant_available=False)
+    module("sglang.srt.mem_cache.memory_pool", KVWriteLoc=SimpleNamespace(for_batch=lambda batch: batch.out_cache_loc))
+    return module
 
 
 def norm_layer(**changes) -> SimpleNamespace:
@@ -263,8 +251,9 @@ def test_backend_refuses_other_pools(backend, caplog, attribute, value, reason):
     assert served.forward_extend(q, k, v, radix(), batch) == "own extend" and reason in caplog.text
 
 
-def video_backend(monkeypatch, name: str):
-    """A backend of SGLang's video models, and what its layers are."""
+@pytest.fixture
+def video_backend(module, monkeypatch):
+    """Makes a backend of SGLang's video models of a name, and gives it and what its layers are."""
 
     class Base:
         def forward_varlen(self, *args, **kwargs):
@@ -276,20 +265,20 @@ def video_backend(monkeypatch, name: str):
         def forward(self, query, key, value, attn_metadata=None, **options):
             return "own"
 
-    class OwnBackend:
-        get_enum = staticmethod(lambda: SimpleNamespace(name=name))
-        get_impl_cls = staticmethod(lambda: OwnImpl)
+    def make(name: str):
+        class OwnBackend:
+            get_enum = staticmethod(lambda: SimpleNamespace(name=name))
+            get_impl_cls = staticmethod(lambda: OwnImpl)
 
-    path = "sglang.multimodal_gen.runtime.layers.attention.backends.attention_backend"
-    module = ModuleType(path)
-    module.AttentionImpl = Base
-    monkeypatch.setitem(sys.modules, path, module)
+        return OwnBackend, OwnImpl
+
+    module("sglang.multimodal_gen.runtime.layers.attention.backends.attention_backend", AttentionImpl=Base)
     monkeypatch.setattr(diffusion, "_is_on", True)
-    return OwnBackend, OwnImpl
+    return make
 
 
-def test_video_layer_of_a_dense_backend(monkeypatch, caplog):
-    own, implementation = video_backend(monkeypatch, "FA")
+def test_video_layer_of_a_dense_backend(video_backend, caplog):
+    own, implementation = video_backend("FA")
     layer = diffusion._answer(lambda size: own, 64).get_impl_cls()()
     assert isinstance(layer, implementation)
     q, k, v = (torch.randn(1, 20, 2, 64).bfloat16() for _ in range(3))
@@ -305,7 +294,7 @@ def test_video_layer_of_a_dense_backend(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("number", (2**32, 2**32 + 20, -2**32 + 20))
-def test_numbers_that_32_bits_do_not_hold(backend, monkeypatch, caplog, number):
+def test_numbers_that_32_bits_do_not_hold(backend, video_backend, caplog, number):
     """Modulo 2^32 some would be lengths. They are left to the base."""
     served, slots = backend
     for name in ("seq_lens", "extend_seq_lens"):
@@ -313,14 +302,14 @@ def test_numbers_that_32_bits_do_not_hold(backend, monkeypatch, caplog, number):
         served.init_forward_metadata(batch)
         assert served.forward_extend(*qkv(20), radix(), batch) == "own extend", name
     q, k, v = (torch.randn(20, 2, 64).bfloat16() for _ in range(3))
-    layer = diffusion._answer(lambda size: video_backend(monkeypatch, "FA")[0], 64).get_impl_cls()()
+    layer = diffusion._answer(lambda size: video_backend("FA")[0], 64).get_impl_cls()()
     with pytest.raises(ValueError, match="flash_attn_varlen_func: cu_seqlens_q must start at 0"):
         diffusion._forward_varlen(layer, q, k, v, cu_seqlens=torch.tensor([0, number]), max_seqlen=20)
     assert "the keys of a sequence must be" in caplog.text and "cu_seqlens_q must" in caplog.text
 
 
-def test_video_layer_of_a_sparse_backend_stays(monkeypatch):
-    own, _ = video_backend(monkeypatch, "SLIDING_TILE_ATTN")
+def test_video_layer_of_a_sparse_backend_stays(video_backend):
+    own, _ = video_backend("SLIDING_TILE_ATTN")
     assert diffusion._answer(lambda: own) is own
 
 

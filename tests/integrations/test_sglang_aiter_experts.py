@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeded import random
 from torch import Tensor
 
 import aiter_like as aiter
@@ -25,10 +26,6 @@ BF16, FP8, I32 = torch.bfloat16, torch.float8_e4m3fnuz, torch.int32
 TOKENS, EXPERTS, SLOTS, HIDDEN, INNER = 11, 8, 2, 256, 128
 fused_moe = next(row.value for row in aiter_names.table() if row.name == "fused_moe")
 fused_topk = next(row.value for row in aiter_names.table() if row.name == "fused_topk")
-
-
-def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * scale
 
 
 def run(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, quant_type: QuantType = QuantType.No,

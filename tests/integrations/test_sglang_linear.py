@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from aiter_like import device, dispatch
 from aiter_like.integrations import takeover
 from aiter_like.integrations.sglang import hooks, layers
 from aiter_like.testing import relative_l2
@@ -21,16 +20,10 @@ pytestmark = pytest.mark.usefixtures("fresh_takeover")
 
 
 @pytest.fixture
-def sglang(monkeypatch):
+def sglang(module):
     """Modules of SGLang that the adapter reads at a call: `sglang(path, **attributes)`."""
-
-    def make(path: str, **attributes) -> None:
-        module = ModuleType(path)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, path, module)
-
-    make("sglang.srt.batch_invariant_ops", is_batch_invariant_mode_enabled=lambda: False)
-    return make
+    module("sglang.srt.batch_invariant_ops", is_batch_invariant_mode_enabled=lambda: False)
+    return module
 
 
 class UnquantizedLinearMethod:
@@ -41,18 +34,13 @@ class UnquantizedLinearMethod:
 
 
 @pytest.fixture
-def linear_apply(sglang, monkeypatch):
+def linear_apply(sglang, asked, monkeypatch):
     """`apply` of SGLang's method with our hook around it, where our kernels are asked for on the simulator."""
-    monkeypatch.setenv("AITER_LIKE_BACKENDS", "hip,ck,triton")
     monkeypatch.setattr(hooks, "_is_on", True)
-    device.use_simulator(True)
-    dispatch.reset()
     backend = SimpleNamespace(is_cutedsl=lambda: False, is_gemv=lambda: False)
     sglang(layers._UNQUANTISED, get_bf16_gemm_backend=lambda: backend, _use_aiter=False)
     method, (hook,) = UnquantizedLinearMethod(), hooks._linear_hook().values()
-    yield functools.partial(hook, UnquantizedLinearMethod.apply, method)  # as SGLang calls a hook around a function
-    dispatch.reset()
-    device.reset()
+    return functools.partial(hook, UnquantizedLinearMethod.apply, method)  # as SGLang calls a hook around a function
 
 
 def linear_operands() -> tuple[SimpleNamespace, torch.Tensor, torch.Tensor]:
@@ -91,20 +79,14 @@ def test_linear_layers_that_sglang_has_a_reason_for_stay(linear_apply, sglang, m
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_linear_layers_in_a_graph(linear_apply):
+def test_linear_layers_in_a_graph(linear_apply, graphs):
     layer, _, bias = linear_operands()
-    targets = []
-
-    def keep(graph, _inputs):
-        targets.extend(str(node.target) for node in graph.graph.nodes if "linear" in str(node.target))
-        return graph.forward
-
-    compiled = torch.compile(lambda x: linear_apply(layer, x, bias), fullgraph=True, dynamic=True, backend=keep)
+    compiled = torch.compile(lambda x: linear_apply(layer, x, bias), fullgraph=True, dynamic=True, backend=graphs)
     for rows in (2, 4):
         x = torch.randn(rows, 128).bfloat16()
         expected = torch.nn.functional.linear(x.double(), layer.weight.double(), bias.double())
         assert relative_l2(compiled(x), expected) < LIMIT
-    assert targets == ["aiter_like.linear.default"]
+    assert graphs.targets("linear") == [["aiter_like.linear.default"]]
 
 
 @pytest.mark.parametrize("uses_aiter", [False, True])

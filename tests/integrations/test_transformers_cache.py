@@ -123,40 +123,33 @@ def test_training_with_a_static_cache_has_gradients(calls):
     assert calls[0]["bias"] is not None and all(x.grad.norm() > 0 for x in (q, k, v))
 
 
+def has_lengths(graphs):
+    """Of each graph, whether its calls of attention have lengths and no mask."""
+    return [[node.args[7] is not None and node.args[8] is None for node in nodes
+             if "flash_attn_fwd" in str(node.target)] for nodes in graphs.nodes]
+
+
 @pytest.mark.usefixtures("fresh_dynamo")
 class TestCompiled:
-    def test_decoding_with_a_static_cache_is_one_graph(self):
+    def test_decoding_with_a_static_cache_is_one_graph(self, graphs):
         """Lengths in place of a mask."""
         model, _ = made(llama())
         integration.enable(model)
-        logits, attentions = [], []
-
-        def keep(graph, _inputs):
-            attentions.extend(node for node in graph.graph.nodes
-                              if str(node.target).startswith("aiter_like.flash_attn_fwd"))
-            return graph.forward
-
+        logits = []
         with torch.no_grad():
-            for step in (model, torch.compile(model, fullgraph=True, backend=keep)):
+            for step in (model, torch.compile(model, fullgraph=True, backend=graphs)):
                 cache = made_cache("static", model)
                 model(input_ids=tokens(), past_key_values=cache)
                 logits.append(torch.cat([step(input_ids=tokens(length=1, seed=seed), past_key_values=cache).logits
                                          for seed in range(3)], 1))
         assert (logits[1] - logits[0]).norm() < 0.02 * logits[0].norm()
-        assert len(attentions) == model.config.num_hidden_layers
-        assert all(node.args[7] is not None and node.args[8] is None for node in attentions)
+        assert has_lengths(graphs) == [[True] * model.config.num_hidden_layers]
 
-    def test_masks_made_outside_of_the_graph(self):
+    def test_masks_made_outside_of_the_graph(self, graphs):
         """As `generate` does for a compiled forward: their lengths are an input, which no graph knows by value."""
         model, _ = made(llama())
         integration.enable(model)
-        graphs = []
-
-        def keep(graph, _inputs):
-            graphs.append([node for node in graph.graph.nodes if "flash_attn_fwd" in str(node.target)])
-            return graph.forward
-
-        step = torch.compile(model, fullgraph=True, backend=keep)
+        step = torch.compile(model, fullgraph=True, backend=graphs)
         cache, logits = made_cache("static", model), []
         with torch.no_grad():
             expected = chunked(model, "static", (TOKENS, 1, 1, 1))[:, TOKENS:]
@@ -167,4 +160,4 @@ class TestCompiled:
                 mask = create_causal_mask(model.config, embedded, torch.ones(2, end), cache)
                 logits.append(step(input_ids=ids[:, end - 1:end], past_key_values=cache, attention_mask=mask).logits)
         assert (torch.cat(logits, 1) - expected).norm() < 0.02 * expected.norm()
-        assert len(graphs) == 1 and all(node.args[7] is not None and node.args[8] is None for node in graphs[0])
+        assert has_lengths(graphs) == [[True] * model.config.num_hidden_layers]

@@ -9,6 +9,7 @@ import types
 import packed_sequences
 import pytest
 import torch
+from seeded import numbers
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.takeover import Counts, counters
@@ -19,10 +20,6 @@ LENGTHS, QUERIES = (20, 7), (3, 7)  # keys of two sequences, and how many of the
 FP8 = torch.float8_e4m3fnuz
 
 pytestmark = pytest.mark.usefixtures("fresh_takeover")
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 @dataclasses.dataclass
@@ -83,9 +80,9 @@ def step():
     starts = torch.tensor([0, QUERIES[0], sum(QUERIES)], dtype=torch.int32)
     lengths = torch.tensor(LENGTHS, dtype=torch.int32)
     metadata = Metadata(sum(QUERIES), max(QUERIES), starts, max(LENGTHS), lengths, table)
-    key, value = (randn(sum(LENGTHS), KV_HEADS, DIM, seed=seed) for seed in (1, 2))
+    key, value = (numbers(sum(LENGTHS), KV_HEADS, DIM, seed=seed) for seed in (1, 2))
     return types.SimpleNamespace(metadata=metadata, slots=slots, key=key, value=value,
-                                 query=randn(sum(QUERIES) + 2, HEADS, DIM))  # and two rows of padding
+                                 query=numbers(sum(QUERIES) + 2, HEADS, DIM))  # and two rows of padding
 
 
 def packed(dtype=torch.bfloat16) -> torch.Tensor:

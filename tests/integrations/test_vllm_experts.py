@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from types import SimpleNamespace
 
 import pytest
@@ -134,11 +132,9 @@ class Overwriting:
 
 
 @pytest.fixture
-def utilities(monkeypatch):
+def utilities(module):
     """vLLM's module that says whether weights are loaded as they were packed."""
-    module = types.ModuleType("vllm.model_executor.utils")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module
+    return module("vllm.model_executor.utils")
 
 
 @pytest.mark.parametrize("method", (Replacing, Overwriting))

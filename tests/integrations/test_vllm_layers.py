@@ -11,8 +11,9 @@ import types
 import pytest
 import torch
 import toy_vllm_parts
+from seeded import numbers
 
-from aiter_like import device, dispatch, integrations
+from aiter_like import integrations
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.integrations import vllm as adapter
@@ -23,12 +24,8 @@ HEADS, KV_HEADS, DIM = 4, 2, 32
 pytestmark = pytest.mark.usefixtures("fresh_takeover")
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
 def norm_layer(**changes) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**{"weight": torch.nn.Parameter(1 + randn(64, seed=9) / 8), "variance_epsilon": 1e-6,
+    return types.SimpleNamespace(**{"weight": torch.nn.Parameter(1 + numbers(64, seed=9) / 8), "variance_epsilon": 1e-6,
                                     "variance_size_override": None, "has_weight": True} | changes)
 
 
@@ -39,7 +36,7 @@ def normed(x: torch.Tensor, layer: types.SimpleNamespace, offset: float = 0.0) -
 
 @pytest.mark.parametrize(("function", "offset"), [(layers.rms_norm, 0.0), (layers.gemma_rms_norm, 1.0)])
 def test_norms(function, offset):
-    layer, x, residual = norm_layer(), randn(3, 64), randn(3, 64, seed=1)
+    layer, x, residual = norm_layer(), numbers(3, 64), numbers(3, 64, seed=1)
     with torch.no_grad():
         torch.testing.assert_close(function(layer, x).float(), normed(x, layer, offset), rtol=1e-2, atol=1e-2)
         before = x.clone(), residual.clone()
@@ -50,7 +47,7 @@ def test_norms(function, offset):
 
 
 def test_norm_of_heads_within_a_projection():
-    layer, projection = norm_layer(), randn(3, 5 * 64)
+    layer, projection = norm_layer(), numbers(3, 5 * 64)
     heads = projection[:, 64:4 * 64].view(3, 3, 64)  # vLLM's Qwen3: rows are not evenly spaced
     with torch.no_grad():
         torch.testing.assert_close(layers.rms_norm(layer, heads).float(), normed(heads, layer), rtol=1e-2, atol=1e-2)
@@ -59,11 +56,11 @@ def test_norm_of_heads_within_a_projection():
 @pytest.mark.parametrize("change", [{"variance_size_override": 32}, {"has_weight": False}])
 def test_norms_that_are_refused(change):
     with pytest.raises(UnsupportedError):
-        layers.rms_norm(norm_layer(**change), randn(3, 64))
+        layers.rms_norm(norm_layer(**change), numbers(3, 64))
 
 
 def test_activations():
-    x = randn(3, 128)
+    x = numbers(3, 128)
     gate, up = x.float().chunk(2, -1)
     tanh, erf = types.SimpleNamespace(approximate="tanh"), types.SimpleNamespace(approximate="none")
     clamp = types.SimpleNamespace(alpha=1.0, beta=0.0, swiglu_limit=1.5)
@@ -83,7 +80,7 @@ def test_activations():
 def test_clamped_forms_that_are_refused(form):
     alpha, beta, limit = form
     with pytest.raises(UnsupportedError, match=f"limit {limit}"):
-        layers.clamped_silu_and_mul(types.SimpleNamespace(alpha=alpha, beta=beta, swiglu_limit=limit), randn(3, 128))
+        layers.clamped_silu_and_mul(types.SimpleNamespace(alpha=alpha, beta=beta, swiglu_limit=limit), numbers(3, 128))
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
@@ -92,7 +89,7 @@ def test_rotary_embedding_turns_slices_of_a_projection(is_neox):
     table = torch.cat((angle.cos(), angle.sin()), -1).bfloat16()  # [positions, cos | sin], as vLLM keeps it
     layer = types.SimpleNamespace(use_flashinfer=False, head_size=DIM, is_neox_style=is_neox,
                                   _match_cos_sin_cache_dtype=lambda query: table)
-    positions, projection = torch.tensor([3, 17, 39]), randn(3, (HEADS + 2 * KV_HEADS) * DIM)
+    positions, projection = torch.tensor([3, 17, 39]), numbers(3, (HEADS + 2 * KV_HEADS) * DIM)
     query, key, value = projection.split((HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM), -1)
     expected, untouched = [turned(side, positions, table, is_neox) for side in (query, key)], value.clone()
     found = layers.rotary_embedding(layer, positions, query, key)
@@ -114,15 +111,8 @@ def turned(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, is_neo
 
 # Registries.
 
-def module(monkeypatch, name: str, **members) -> types.ModuleType:
-    made = types.ModuleType(name)
-    vars(made).update(members)
-    monkeypatch.setitem(sys.modules, name, made)
-    return made
-
-
 @pytest.fixture
-def vllm(monkeypatch):
+def vllm(module):
     """vLLM's registries as far as we use them: `classes`, `backends` (overrides), and its operator classes."""
     registry: dict[str, type] = {}
     overrides: dict[enum.Enum, str] = {}
@@ -164,21 +154,21 @@ def vllm(monkeypatch):
     turning["YaRNScalingRotaryEmbedding"] = rotary("YaRNScalingRotaryEmbedding", first, forward_native=abs)
     classes = {row.name: type(row.name, (CustomOp,), {"name": row.name.lower()}) for row in layers._ROWS} | turning
     for path in {row.module for row in layers._ROWS}:
-        module(monkeypatch, path, **{row.name: classes[row.name] for row in layers._ROWS if row.module == path})
-    module(monkeypatch, "vllm.model_executor.custom_op", op_registry_oot=registry)
-    module(monkeypatch, "vllm.v1.attention.backends.registry", AttentionBackendEnum=Member,
+        module(path, **{row.name: classes[row.name] for row in layers._ROWS if row.module == path})
+    module("vllm.model_executor.custom_op", op_registry_oot=registry)
+    module("vllm.v1.attention.backends.registry", AttentionBackendEnum=Member,
            register_backend=lambda member, path: overrides.__setitem__(member, path))
     methods = {name: linear_method(name) for name in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")}
     for path, name in linear._METHODS:
-        module(monkeypatch, path, **{name: methods[name]})
-    module(monkeypatch, f"{layers._LAYERS}.utils", dispatch_unquantized_gemm=lambda: stock_gemm)
+        module(path, **{name: methods[name]})
+    module(f"{layers._LAYERS}.utils", dispatch_unquantized_gemm=lambda: stock_gemm)
     for path, members in toy_vllm_parts.modules().items():
-        module(monkeypatch, path, **members)
-    envs = module(monkeypatch, "vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
+        module(path, **members)
+    envs = module("vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
     answers = {f"is_{name}": (lambda name=name: platform.device_type == name) for name in ("cpu", "rocm", "cuda")}
     platform = types.SimpleNamespace(device_type="cpu", **answers)
-    module(monkeypatch, "vllm.platforms", current_platform=platform)
-    module(monkeypatch, "vllm", __version__="0.33.0")
+    module("vllm.platforms", current_platform=platform)
+    module("vllm", __version__="0.33.0")
     yield types.SimpleNamespace(registry=registry, overrides=overrides, classes=classes, envs=envs, platform=platform,
                                 Member=Member, methods=methods)
     takeover.restore_attributes("vllm")
@@ -256,7 +246,7 @@ def test_the_deny_list_knows_classes_and_operators(vllm, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["CPU_ATTN", "CUSTOM"])
-def test_backend_of_a_name_is_made_from_the_one_it_replaces(vllm, monkeypatch, name):
+def test_backend_of_a_name_is_made_from_the_one_it_replaces(vllm, module, monkeypatch, name):
     class Impl:
         forward = do_kv_cache_update = None
 
@@ -270,7 +260,7 @@ def test_backend_of_a_name_is_made_from_the_one_it_replaces(vllm, monkeypatch, n
             return "STOCK"
 
     Impl.forward = Impl.do_kv_cache_update = lambda *args: args
-    module(monkeypatch, "toy_vllm_attention", Cpu=Cpu, Triton=Cpu)
+    module("toy_vllm_attention", Cpu=Cpu, Triton=Cpu)
     attention._backend.cache_clear()
     served = getattr(attention, name)
     assert issubclass(served, Cpu) and issubclass(served.get_impl_cls(), Impl) and served.get_impl_cls() is not Impl
@@ -306,20 +296,9 @@ def test_where_vllm_cannot_be_served_it_stays_stock_with_one_warning(vllm, monke
 
 # Linear layers.
 
-@pytest.fixture
-def asked(monkeypatch):
-    """AITER_LIKE_BACKENDS asks for our kernels on the simulated MI300X, where vLLM's platform is the CPU."""
-    monkeypatch.setenv("AITER_LIKE_BACKENDS", "hip,ck,triton")
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
-
-
 def linear_layer() -> torch.nn.Module:
     layer = torch.nn.Linear(128, 64).bfloat16().requires_grad_(False)
-    layer.weight.copy_(randn(64, 128, seed=1))
+    layer.weight.copy_(numbers(64, 128, seed=1))
     return layer
 
 
@@ -335,7 +314,7 @@ def is_ours(method: object, layer: torch.nn.Module, x: torch.Tensor, bias: torch
 def test_linear_layers_and_the_head(vllm, asked, name):
     adapter.install()
     adapter.install()
-    method, layer, x = vllm.methods[name](), linear_layer(), randn(3, 128)
+    method, layer, x = vllm.methods[name](), linear_layer(), numbers(3, 128)
     method.process_weights_after_loading(layer)  # which packs the weight for the CPU, and here leaves it in its place
     assert layer.weight.shape == (64, 128)
     assert is_ours(method, layer, x) and is_ours(method, layer, x, bias=layer.bias)
@@ -353,7 +332,7 @@ def test_linear_layers_of_tensors_without_a_kernel_are_vllms(vllm, platform):
     vllm.platform.device_type = platform
     adapter.install()
     assert linear.taken_methods() == ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
-    assert not is_ours(vllm.methods["UnquantizedLinearMethod"](), linear_layer(), randn(3, 128))
+    assert not is_ours(vllm.methods["UnquantizedLinearMethod"](), linear_layer(), numbers(3, 128))
     assert takeover.counters()["vllm.linear"] == takeover.Counts(0, 0, 1)
 
 
@@ -381,17 +360,13 @@ def test_what_is_taken_of_linear_layers_is_part_of_the_key_of_graphs(vllm):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_graphs_have_linear_layers_as_our_operator(vllm, asked):
+def test_graphs_have_linear_layers_as_our_operator(vllm, asked, graphs):
     adapter.install()
-    method, layer, targets = vllm.methods["UnquantizedLinearMethod"](), linear_layer(), []
-
-    def keep(graph, _inputs):
-        targets.extend(str(node.target) for node in graph.graph.nodes if "linear" in str(node.target))
-        return graph.forward
-
-    compiled = torch.compile(lambda x: method.apply(layer, x, layer.bias), fullgraph=True, dynamic=True, backend=keep)
+    method, layer = vllm.methods["UnquantizedLinearMethod"](), linear_layer()
+    compiled = torch.compile(lambda x: method.apply(layer, x, layer.bias), fullgraph=True, dynamic=True, backend=graphs)
     for rows in (2, 4):
-        x = randn(rows, 128)
+        x = numbers(rows, 128)
         torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=2e-2,
                                    atol=2e-2)
-    assert targets == ["aiter_like.linear.default"] and takeover.counters()["vllm.linear"].served == 2
+    assert graphs.targets("linear") == [["aiter_like.linear.default"]]
+    assert takeover.counters()["vllm.linear"].served == 2

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import enum
-import sys
-import types
 from types import SimpleNamespace
 
 import pytest
 import torch
 import toy_vllm_parts
+from seeded import numbers as random
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
@@ -20,10 +19,6 @@ from aiter_like.testing import relative_l2
 pytestmark = pytest.mark.usefixtures("simulated")
 
 HEADS, LATENT, ROPE, PAGE_SIZE, LIMIT = 4, 512, 64, 16, 2**-8
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def test_decoding_over_what_was_written():
@@ -49,7 +44,7 @@ def test_decoding_over_what_was_written():
 
 @pytest.mark.parametrize("denied, expected", (
     ("", ("cpu.path", "amx.path", "cpu.path")), ("mla_decode", ("amx.path", "amx.path", "cpu.path"))))
-def test_processors_with_amx(monkeypatch, denied, expected):
+def test_processors_with_amx(module, monkeypatch, denied, expected):
     """The backend that ours are in, of three selections: none, AMX's by name, and ours by name."""
     class Names(enum.Enum):
         AMX_MLA, CPU_MLA = "amx.path", "cpu.path"
@@ -65,9 +60,7 @@ def test_processors_with_amx(monkeypatch, denied, expected):
     members = toy_vllm_parts.modules() | {"vllm.v1.attention.backends.registry": {"AttentionBackendEnum": Names},
                                           "vllm.platforms.cpu": {"CpuPlatform": Platform}}
     for path, parts in members.items():
-        made = types.ModuleType(path)
-        vars(made).update(parts)
-        monkeypatch.setitem(sys.modules, path, made)
+        module(path, **parts)
     monkeypatch.setenv("AITER_LIKE_DISABLE", denied)
 
     def chosen():

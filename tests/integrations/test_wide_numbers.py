@@ -9,16 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from seeded import numbers
 
-import aiter_like
 from aiter_like.integrations.aiter.moe import fused_moe as aiter_moe
 from aiter_like.integrations.vllm import mla
 
 FAR = (2**32, -2**32)
-
-
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+pytestmark = pytest.mark.usefixtures("simulated", "in_torch")
 
 
 def longs(*values):
@@ -27,12 +24,6 @@ def longs(*values):
 
 def with_last(values, number):
     return torch.cat((values.flatten()[:-1], longs(number))).view(values.shape)
-
-
-@pytest.fixture(autouse=True)
-def in_torch(simulated):
-    with aiter_like.use_backend("torch"):
-        yield
 
 
 @pytest.mark.parametrize("far", FAR)

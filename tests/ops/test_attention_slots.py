@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Slots that the cycle model of the simulated MI300X gives a key block of flash_attn_fwd: modelled, not measured.
 
-A slot is 4 clk, and two waves of a SIMD share the time: what more keys take, per block, in clk / 8. Matrix instructions
-alone take 768 slots at head dimension 128 and 512 at 64.
+A slot is 4 clk, and two waves of a SIMD share the time: what more keys take, per block, in clk / 8, of fewer keys than
+are divided among workgroups. Matrix instructions alone take 768 slots at head dimension 128 and 512 at 64.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ torch.manual_seed(0)
 head_dim, rounding = int(sys.argv[1]), int(sys.argv[2])
 q = torch.randn(1, {128: 384, 64: 512}[head_dim], 1, head_dim).bfloat16()
 clk = []
-for keys in (512, 1024):
+for keys in (448, 960):
     k, v = (torch.randn(1, keys, 1, head_dim).bfloat16() for _ in range(2))
     launches = []
     with modelling.modelled(launches), aiter_like.use_backend("hip"):
         aiter_like.flash_attn_func(q, k, v, how_v3_bf16_cvt=rounding)
-    clk += [launch["modelled_clk"] for launch in launches]
+    [launch] = launches
+    clk.append(launch["modelled_clk"])
 print(json.dumps((clk[1] - clk[0]) / 8 / 8))
 """
 
@@ -53,7 +54,7 @@ def modelled_slots(compiler: str, head_dim: int, rounding: int) -> float:
 
 @pytest.mark.parametrize("head_dim", (64, 128))
 def test_slots_of_a_block(head_dim):
-    assert modelled_slots(gates.COMPILERS[1], head_dim, 1) <= MOST[head_dim, 1]
+    assert {64: 512, 128: 768}[head_dim] < modelled_slots(gates.COMPILERS[1], head_dim, 1) <= MOST[head_dim, 1]
 
 
 @pytest.mark.exhaustive

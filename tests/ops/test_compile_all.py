@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from public_calls import EPSILON, F32, HIDDEN, call_of, public_names, rows, tensors, weight, x, zeros
+from public_calls import call_of, public_names, tensors
 
 from aiter_like import device, use_backend
 
@@ -35,13 +35,3 @@ def test_compiles_whole(name):
     for mine, theirs in pairs:
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
-
-
-def test_opcheck_of_operators_without_a_public_function():
-    """The others have theirs beside their tests in op_tests/."""
-    out, weight_grads = rows(), zeros(2, HIDDEN, dtype=F32)
-    operators = torch.ops.aiter_like
-    torch.library.opcheck(operators.dropout_layer_norm_out, (out, rows(), x, x, weight, weight, 0.5, 7, 0, EPSILON),
-                          {"backend": "torch"})
-    torch.library.opcheck(operators.norm_backward_out, (out, weight_grads, weight_grads.clone(), x, x, weight, EPSILON,
-                                                        True, 2), {"backend": "torch"})

@@ -54,6 +54,31 @@ static std::vector<int> download(const int* device) {
   return host;
 }
 
+/// What a capture does not allow ends it.
+static void end_captures(int* y, hipStream_t stream, hipStream_t side, hipEvent_t fork) {
+  hipGraph_t graph;
+  HIP(hipStreamBeginCapture(stream, hipStreamCaptureModeGlobal));
+  EXPECT(hipStreamSynchronize(stream) == hipErrorStreamCaptureUnsupported);
+  EXPECT(hipStreamEndCapture(stream, &graph) == hipErrorStreamCaptureInvalidated && graph == nullptr);
+  HIP(hipStreamBeginCapture(stream, hipStreamCaptureModeGlobal));
+  void* block;
+  EXPECT(hipMalloc(&block, 64) == hipErrorStreamCaptureUnsupported);
+  EXPECT(hipStreamEndCapture(stream, &graph) == hipErrorStreamCaptureInvalidated);
+  HIP(hipStreamBeginCapture(stream, hipStreamCaptureModeRelaxed));
+  HIP(hipEventRecord(fork, stream));
+  HIP(hipStreamWaitEvent(side, fork, 0));
+  HIP(hipMemsetAsync(y, 0, 4, side));
+  EXPECT(hipStreamEndCapture(stream, &graph) == hipErrorStreamCaptureUnjoined);
+  EXPECT(hipStreamWaitEvent(side, fork, 0) == hipErrorCapturedEvent);
+  EXPECT(hipStreamBeginCapture(nullptr, hipStreamCaptureModeGlobal) == hipErrorStreamCaptureUnsupported);
+  HIP(hipStreamBeginCapture(side, hipStreamCaptureModeRelaxed));
+  EXPECT(hipMemsetAsync(y, 0, 4, nullptr) == hipErrorStreamCaptureImplicit);
+  EXPECT(hipStreamEndCapture(side, &graph) == hipErrorStreamCaptureInvalidated);
+  HIP(hipMemsetAsync(y, 0, 4, side));
+  HIP(hipStreamDestroy(stream));
+  EXPECT(hipStreamSynchronize(stream) == hipErrorInvalidHandle);
+}
+
 static void use_graph(int* x, hipFunction_t function) {
   hipStream_t stream, side;
   hipEvent_t fork, join;
@@ -97,28 +122,7 @@ static void use_graph(int* x, hipFunction_t function) {
     EXPECT(download(y) == std::vector<int>(kNumElements, 5) && download(x) == std::vector<int>(kNumElements, 20));
   }
   HIP(hipGraphExecDestroy(executable));
-
-  // What a capture does not allow ends it.
-  HIP(hipStreamBeginCapture(stream, hipStreamCaptureModeGlobal));
-  EXPECT(hipStreamSynchronize(stream) == hipErrorStreamCaptureUnsupported);
-  EXPECT(hipStreamEndCapture(stream, &graph) == hipErrorStreamCaptureInvalidated && graph == nullptr);
-  HIP(hipStreamBeginCapture(stream, hipStreamCaptureModeGlobal));
-  void* block;
-  EXPECT(hipMalloc(&block, 64) == hipErrorStreamCaptureUnsupported);
-  EXPECT(hipStreamEndCapture(stream, &graph) == hipErrorStreamCaptureInvalidated);
-  HIP(hipStreamBeginCapture(stream, hipStreamCaptureModeRelaxed));
-  HIP(hipEventRecord(fork, stream));
-  HIP(hipStreamWaitEvent(side, fork, 0));
-  HIP(hipMemsetAsync(y, 0, 4, side));
-  EXPECT(hipStreamEndCapture(stream, &graph) == hipErrorStreamCaptureUnjoined);
-  EXPECT(hipStreamWaitEvent(side, fork, 0) == hipErrorCapturedEvent);
-  EXPECT(hipStreamBeginCapture(nullptr, hipStreamCaptureModeGlobal) == hipErrorStreamCaptureUnsupported);
-  HIP(hipStreamBeginCapture(side, hipStreamCaptureModeRelaxed));
-  EXPECT(hipMemsetAsync(y, 0, 4, nullptr) == hipErrorStreamCaptureImplicit);
-  EXPECT(hipStreamEndCapture(side, &graph) == hipErrorStreamCaptureInvalidated);
-  HIP(hipMemsetAsync(y, 0, 4, side));
-  HIP(hipStreamDestroy(stream));
-  EXPECT(hipStreamSynchronize(stream) == hipErrorInvalidHandle);
+  end_captures(y, stream, side, fork);
   HIP(hipEventDestroy(fork));
   HIP(hipFree(y));
 }

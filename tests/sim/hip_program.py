@@ -26,20 +26,23 @@ def library(source: str) -> ctypes.CDLL:
 
 
 @functools.cache
-def code_object(source: str, *flags: str) -> bytes:
-    """The device side of `source`: a bare ELF unless `flags` ask for something else."""
+def code_object(source: str, *flags: str, compiler: str = "") -> bytes:
+    """The device side of `source`: a bare ELF unless `flags` ask for something else; by the clang that is found, or by
+    another `compiler`.
+    """
     flags = flags or ("--no-gpu-bundle-output",)
-    with _compiled(source, ("--offload-device-only", "-c", *flags)) as path:
+    with _compiled(source, ("--offload-device-only", "-c", *flags), compiler) as path:
         return path.read_bytes()
 
 
 @contextlib.contextmanager
-def _compiled(source: str, flags: tuple[str, ...]) -> Iterator[Path]:
+def _compiled(source: str, flags: tuple[str, ...], compiler: str = "") -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         program, output = Path(folder, "program.hip"), Path(folder, "program.out")
         program.write_text(PRELUDE + source)
-        command = [toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2",
-                   "-nogpuinc", "-nogpulib", f"-I{paths.csrc() / 'include'}", *flags, "-o", str(output), str(program)]
+        command = [compiler or toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17",
+                   "-O2", "-nogpuinc", "-nogpulib", f"-I{paths.csrc() / 'include'}", *flags, "-o", str(output),
+                   str(program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Instruction rows against NumPy models: operands with edges, one kernel per row, exact comparison.
+"""Instruction rows and their NumPy models: operands with edges, exact comparison.
 
-A `Row` names a mnemonic, the types of its destination and sources, and the model; `check_rows` runs many rows in one
-code object. Types: u16 i16 f16 u32 i32 f32 u64 i64 f64, and "mask" = one bit per lane of an SGPR pair.
+A `Row` names a mnemonic, the types of its destination and sources, and the model; form_cases.py runs them in all their
+forms. Types: u16 i16 f16 u32 i32 f32 u64 i64 f64, and "mask" = one bit per lane of an SGPR pair.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-from asm import LANES, Case, run_many
+from asm import LANES
 
 GROUPS = 6
 TABLES = Path(__file__).parents[2] / "csrc" / "sim" / "isa"
@@ -47,7 +47,6 @@ class Row:
         ulp: largest distance in units of the last place; 0 means the same bits, where any NaN equals any NaN.
         reads_dst: the model's last argument is the destination's old value.
         keep_high: a 16-bit result that leaves the destination's high half alone.
-        suffix: modifiers after the operands.
         ranges: per source, a function from random values to the wanted domain; None leaves them alone.
     """
 
@@ -58,7 +57,6 @@ class Row:
     ulp: int = 0
     reads_dst: bool = False
     keep_high: bool = False
-    suffix: str = ""
     ranges: tuple = ()
 
 
@@ -125,71 +123,6 @@ def assert_close(name: str, got: np.ndarray, wanted: np.ndarray, ulp: int, sourc
     shown = [s[at] for s in sources if s.shape == good.shape]
     raise AssertionError(f"{name}: {np.count_nonzero(~good)} of {good.size} differ, first at {at}: "
                          f"sources {shown}, got {got[at]!r}, expected {wanted[at]!r}")
-
-
-def _register(kind: str, first: int) -> str:
-    if kind == "mask":
-        return f"s[{40 + first}:{41 + first}]"
-    return f"v[{first}:{first + 1}]" if np.dtype(DTYPES[kind]).itemsize == 8 else f"v{first}"
-
-
-class _Prepared:
-    """A row's operands and what its kernel should leave in the destination."""
-
-    def __init__(self, row: Row, seed: int):
-        self.row, self.exec = row, random_exec(seed + 1)
-        kinds = row.src.split()
-        self.dst_kind, *self.bit_kinds = row.dst.split()
-        sources = [values(kind, seed + 10 + k) for k, kind in enumerate(kinds)]
-        with np.errstate(all="ignore"):
-            for k, fit in enumerate(row.ranges):
-                sources[k] = sources[k] if fit is None else fit(sources[k]).astype(sources[k].dtype)
-        self.sources = sources
-        wide = np.dtype(DTYPES[self.dst_kind]).itemsize == 8
-        self.old = values("u64" if wide else "u32", seed + 2)
-        registers = [_register(kind, 2 + 2 * k) for k, kind in enumerate(kinds)]
-        dst = [_register(self.dst_kind, 20)] + [_register("mask", 22) for _ in self.bit_kinds]
-        self.registers = dst
-        mnemonic = row.name + ("_e64" if "mask" in kinds else "")
-        body = f"{mnemonic} {', '.join(dst + registers)}{row.suffix}"
-        inputs = {register: pack_mask(source) if source.dtype == bool else source
-                  for register, source in zip(registers, sources, strict=True)}
-        outputs = {register: np.uint64 if register[0] == "s" or wide else np.uint32 for register in dst}
-        if self.dst_kind != "mask":
-            inputs[dst[0]] = self.old
-        inputs["exec"] = self.exec
-        self.case = Case(body, inputs, outputs)
-
-    def check(self, result: dict[str, np.ndarray]) -> None:
-        row, active = self.row, unpack_mask(self.exec)
-        dtype = np.dtype(DTYPES[self.dst_kind])
-        arguments = list(self.sources)
-        if row.reads_dst:
-            arguments.append(self.old.astype(f"u{dtype.itemsize}").view(dtype))
-        with np.errstate(all="ignore"):
-            wanted = row.model(*arguments)
-        wanted, *bits = wanted if isinstance(wanted, tuple) else (wanted,)
-        if self.dst_kind == "mask":
-            bits, wanted = [wanted], None
-        for register, bit in zip(self.registers[-len(bits):] if bits else (), bits, strict=True):
-            assert_close(row.name, unpack_mask(result[register]), np.asarray(bit, bool) & active, 0, self.sources)
-        if wanted is None:
-            return
-        wanted, got = np.asarray(wanted).astype(dtype), result[self.registers[0]]
-        high = np.zeros_like(self.old)
-        if dtype.itemsize == 2:
-            high = self.old & np.uint32(0xFFFF0000) if row.keep_high else high
-            np.testing.assert_array_equal((got & np.uint32(0xFFFF0000))[active], high[active], f"{row.name}: high half")
-        np.testing.assert_array_equal(got[~active], self.old[~active], f"{row.name}: inactive lanes")
-        typed = got.astype(f"u{dtype.itemsize}").view(dtype)
-        assert_close(row.name, np.where(active, typed, wanted), wanted, row.ulp, self.sources)
-
-
-def check_rows(rows: Iterable[Row], seed: int = 1) -> None:
-    """Runs every row on random operands under random EXEC masks and compares with its model."""
-    prepared = [_Prepared(row, seed + 100 * index) for index, row in enumerate(rows)]
-    for item, result in zip(prepared, run_many([item.case for item in prepared]), strict=True):
-        item.check(result)
 
 
 def table_names(*files: str) -> set[str]:

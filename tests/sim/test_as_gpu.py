@@ -55,13 +55,6 @@ ON_HOST = {
 }
 
 
-@pytest.fixture
-def gpu():
-    """A test within the block."""
-    with sim.as_gpu() as device:
-        yield device
-
-
 @pytest.mark.parametrize("how", ON_GPU)
 def test_on_the_gpu(gpu, how):
     tensor = ON_GPU[how]()

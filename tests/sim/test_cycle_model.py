@@ -17,8 +17,7 @@ from aiter_like.sim.validation import mca, page, parameters, run
 from aiter_like.sim.validation.case import Chase, Slope
 from aiter_like.sim.validation.cases import cases
 from aiter_like.sim.validation.kernels import Kernel, arguments, code_object, name_of
-from aiter_like.sim.validation.published import ELSEWHERE, UNEXPLAINED
-from aiter_like.sim.validation.unpublished import unpublished
+from aiter_like.sim.validation.unpublished import all_cases
 
 _VALU, _MFMA = "v_add_u32 v20, v21, v1", "v_mfma_f32_16x16x16_f16 a[0:3], v[2:3], v[4:5], a[0:3]"
 
@@ -40,7 +39,7 @@ def test_public_latencies_issue_rates_and_lds_are_met():
     """… but for those of which the page says why not."""
     quick = [case for case in cases() if (isinstance(case, Slope) or (isinstance(case, Chase) and
                                                                       case.footprint <= 1 << 21))
-             and not any(case.name.startswith(name) for name in UNEXPLAINED)]
+             and not any(case.name.startswith(name) for name in page.known()["microbenchmarks"])]
     assert len(quick) > 25
     for outcome in run.outcomes(quick):
         assert abs(outcome.error) <= 0.05, f"{outcome.case.name}: {outcome.modelled} of {outcome.case.published}"
@@ -60,20 +59,20 @@ def test_small_workgroups_spread_over_the_simds_of_a_unit():
 def test_every_figure_is_as_the_page_says():
     """Also those that the model is known to miss. Where buffers lie moves some in the third digit."""
     _, kept = page.figures(page.kept())
-    for outcome in run.outcomes([*cases(), *unpublished()]):
+    for outcome in run.outcomes(all_cases()):
         assert kept[outcome.case.name] == pytest.approx(outcome.modelled, rel=0.01, abs=0.0051), outcome.case.name
 
 
 def test_every_miss_has_a_reason_and_every_reason_a_case():
     names = [case.name for case in cases()]
-    for name in UNEXPLAINED:
+    for name in page.known()["microbenchmarks"]:
         assert any(one.startswith(name) for one in names), name
     assert "no explanation" not in page.kept()
 
 
 def test_the_parameters_that_cases_name_are_the_model_s():
     known = parameters.values()
-    for case in [*cases(), *unpublished()]:
+    for case in all_cases():
         assert set(case.parameters) <= set(known), case.name
     assert known["l1_latency_clk"] == 116 and known["channel_again_clk"] == 1.1 and known["fetch_ahead"] == 3
 
@@ -96,12 +95,12 @@ def test_the_pages_are_of_this_model():
     text = page.kept()
     version, kept = page.figures(text)
     assert version == modelling.version()
-    assert list(kept) == [case.name for case in [*cases(), *unpublished()]]
+    assert list(kept) == [case.name for case in all_cases()]
     assert f"three quarters within {modelling.USUAL_ERROR:.1%};" in text, "what modelled rows have to be better by"
     for case in cases():
         assert f"| {case.name} | {case.source} | {case.published:g} {case.unit} |" in text
-    for what, published, _ in ELSEWHERE:
-        assert f"| {what} |" in text and f"| {published} |" in text
+    for row in page.known()["elsewhere"]:
+        assert f"| {row['what']} |" in text and f"| {row['published']} |" in text
 
 
 MORE = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from damage import Sample, outcomes, places
-from hip_program import PRELUDE, code_object
+from hip_program import code_object
 from mutation.kernels import ATTENTION_ARGS, divider
 
 from aiter_like import device, paths, sim
@@ -56,17 +55,6 @@ def _triton_kernel() -> Sample:
                   ("<QQi4xQQ", "1", "0", 256, 0, 0), built.metadata.shared)
 
 
-def _clang_19(folder: Path) -> bytes | None:
-    compiler = shutil.which("clang++-19")
-    if not compiler:
-        return None
-    (folder / "gather.hip").write_text(PRELUDE + GATHER)
-    subprocess.run([compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2", "-nogpuinc", "-nogpulib",
-                    "--offload-device-only", "--no-gpu-bundle-output", "-c", f"-I{paths.csrc() / 'include'}",
-                    "gather.hip", "-o", "gather.co"], cwd=folder, check=True, capture_output=True)
-    return (folder / "gather.co").read_bytes()
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     """The samples, in a file for the children."""
@@ -84,8 +72,8 @@ def corpus(tmp_path_factory) -> Path:
                _triton_kernel(),
                Sample("assembly", assembly.read_bytes(), 256, (16384,) * 3,
                       ("<QQQQQIIf", "0", "1", "2", 0, 0, 8192, 8192, 1e-6))]
-    if (old := _clang_19(folder)) is not None:
-        samples.append(Sample("clang 19", old, 64, (256, 256), gather))
+    if old := shutil.which("clang++-19"):
+        samples.append(Sample("clang 19", code_object(GATHER, compiler=old), 64, (256, 256), gather))
     path = folder / "corpus"
     path.write_bytes(pickle.dumps(samples))
     return path

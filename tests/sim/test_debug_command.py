@@ -125,21 +125,12 @@ def test_reports_stop(target, capsys, monkeypatch, tmp_path):
     assert f"program.hip:{line_of('// the store')} in weigh" in text and "\n   ran  0x" in text and "i[3] = " in text
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["nothing.co"], "nothing.co: No such file"),
-    (["nothing.py"], "nothing.py: no such file"),
-    (["-x", "nothing.txt", "{script}"], "nothing.txt: No such file"),
-    (["--kernel", "weigh", "{script}"], "--kernel is for a code object"),
-    (["{host}", "--kernel", "weigh", "--grid", "1", "--block", "64", "--args", "{spec}"], "a program or library of"),
-    (["{co}", "--kernel", "wiegh", "--grid", "1", "--block", "64", "--args", "{spec}"], "wiegh")])
-def test_targets_that_are_none(target, arguments, message, tmp_path, capsys, monkeypatch):
-    script, host = tmp_path / "script.py", tmp_path / "host.co"
-    script.write_text("")
-    host.write_bytes(Path(sys.executable).resolve().read_bytes()[:4096])
-    names = {"script": script, "host": host, "co": target[0], "spec": target[-1]}
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    status = main(["sim", "debug", *(word.format(**names) for word in arguments)])
-    assert status and message in capsys.readouterr().err
+def test_options_that_name_nothing(target, capsys):
+    for words, message in ((["-x", "nothing.txt", *target], "nothing.txt: No such file"),
+                           ([*target, "--kernel", "wiegh"], "has no kernel wiegh; it has: weigh"),
+                           (target[:-2], f"aiter-like sim run --init {target[0]} writes one")):
+        assert main(["sim", "debug", *words]) == 1
+        assert message in capsys.readouterr().err
 
 
 TRITON = """

@@ -207,9 +207,8 @@ def test_sessions_repeat(launch):
     assert len(first) > 2 * GROUPS * COUNT and first == clocks()
 
 
-def test_triton_kernels_stop_on_their_python_lines(monkeypatch, tmp_path):
+def test_triton_kernels_stop_on_their_python_lines(simulated_triton, monkeypatch, tmp_path):
     """Of a copy, because what this process has compiled already has no variables."""
-    pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("LLVM_EXTRACT_DI_LOCAL_VARIABLES", "1")
     file = tmp_path / "line_kernels.py"
@@ -220,20 +219,16 @@ def test_triton_kernels_stop_on_their_python_lines(monkeypatch, tmp_path):
     double = module.double
     line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if "tl.store" in text)
     x, out = torch.arange(128.0), torch.zeros(128)
-    sim.enable_triton()
-    try:
-        with sim.debug(lambda: double[(1,)](x, out, BLOCK=128)) as debugger:
-            debugger.control.break_at(f"line_kernels.py:{line}", temporary=True)
-            watch = debugger.control.watch_memory(out.data_ptr() + 4 * 7, 4)
-            stop = debugger.run()
-            assert (stop.source, stop.kernel) == ((str(file), line), "double")
-            assert stop.view.variable("x")[0] == x.data_ptr() and stop.view.variable("out")[9] == out.data_ptr()
-            assert {"offsets", "value"} <= {one.name for one in stop.view.variables()}
-            assert [frame.function for frame in stop.view.frames()] == ["double"]
-            stop = debugger.proceed()
-            assert (stop.number, stop.line) == (watch.number, line)
-            assert struct.unpack("<f", stop.access.after) == (14,)
-            assert debugger.proceed() is None
-    finally:
-        sim.disable_triton()
+    with sim.debug(lambda: double[(1,)](x, out, BLOCK=128)) as debugger:
+        debugger.control.break_at(f"line_kernels.py:{line}", temporary=True)
+        watch = debugger.control.watch_memory(out.data_ptr() + 4 * 7, 4)
+        stop = debugger.run()
+        assert (stop.source, stop.kernel) == ((str(file), line), "double")
+        assert stop.view.variable("x")[0] == x.data_ptr() and stop.view.variable("out")[9] == out.data_ptr()
+        assert {"offsets", "value"} <= {one.name for one in stop.view.variables()}
+        assert [frame.function for frame in stop.view.frames()] == ["double"]
+        stop = debugger.proceed()
+        assert (stop.number, stop.line) == (watch.number, line)
+        assert struct.unpack("<f", stop.access.after) == (14,)
+        assert debugger.proceed() is None
     assert torch.equal(out, 2 * x)

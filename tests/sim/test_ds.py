@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""DS instructions: LDS loads, stores, atomics and lane exchanges, against models on a byte array."""
+"""DS instructions: addresses, collisions, pairs and lane exchanges, against models on a byte array;
+test_memory_forms.py runs every load, store and atomic."""
 
 import numpy as np
 import pytest
 from asm import LANES, Case, run, run_many
+from test_memory_forms import parse, updated
 
 RNG = np.random.default_rng(3)
 LDS_BYTES = 2048
@@ -37,18 +39,6 @@ def _bytes_at(memory: np.ndarray, address: np.ndarray, count: int) -> np.ndarray
     return out
 
 
-LOADS = [("ds_read_u8", np.uint8, np.uint32), ("ds_read_i8", np.int8, np.int32), ("ds_read_u16", np.uint16, np.uint32),
-         ("ds_read_i16", np.int16, np.int32)]
-
-
-@pytest.mark.parametrize("name, narrow, wide", LOADS)
-def test_narrow_load(name, narrow, wide):
-    address = RNG.integers(0, LDS_BYTES - 64, LANES).astype(np.uint32)
-    result = run_many([_case(f"{name} v1, v0 offset:37", {"v0": address}, {"v1": np.uint32})])[0]
-    expected = _bytes_at(FILL, address + 37, np.dtype(narrow).itemsize).view(narrow)[:, 0].astype(wide).view(np.uint32)
-    np.testing.assert_array_equal(result["v1"], expected)
-
-
 @pytest.mark.parametrize("dwords", [1, 2, 3, 4])
 @pytest.mark.parametrize("pattern", ["consecutive", "scattered", "uniform", "unaligned"])
 def test_wide_load(dwords, pattern):
@@ -66,18 +56,6 @@ def test_load_may_overwrite_its_address():
     result = run_many([_case("ds_read2_b32 v[0:1], v0 offset0:1 offset1:3", {"v0": address}, {"v[0:1]": np.uint32})])[0]
     np.testing.assert_array_equal(result["v[0:1]"][:, 0], _bytes_at(FILL, address + 4, 4).view(np.uint32)[:, 0])
     np.testing.assert_array_equal(result["v[0:1]"][:, 1], _bytes_at(FILL, address + 12, 4).view(np.uint32)[:, 0])
-
-
-@pytest.mark.parametrize("name, half, signed", [
-    ("ds_read_u8_d16", 0, False), ("ds_read_u8_d16_hi", 1, False), ("ds_read_i8_d16", 0, True),
-    ("ds_read_i8_d16_hi", 1, True), ("ds_read_u16_d16", 0, None), ("ds_read_u16_d16_hi", 1, None)])
-def test_d16_load_keeps_the_other_half(name, half, signed):
-    address, old = RNG.integers(0, 2000, LANES).astype(np.uint32), RNG.integers(0, 2**32, LANES, dtype=np.uint32)
-    result = run_many([_case(f"{name} v1, v0", {"v0": address, "v1": old}, {"v1": np.uint32})])[0]["v1"]
-    kind = np.uint16 if signed is None else np.int8 if signed else np.uint8
-    value = _bytes_at(FILL, address, np.dtype(kind).itemsize).view(kind)[:, 0].astype(np.int32).view(np.uint32) & 0xffff
-    keep = old & (0xffff0000 if half == 0 else 0xffff)
-    np.testing.assert_array_equal(result, keep | value << (16 * half))
 
 
 @pytest.mark.parametrize("width, stride", [(32, 4), (64, 8), (32, 256), (64, 512)])
@@ -104,25 +82,6 @@ def test_two_address_forms(width, stride):
     np.testing.assert_array_equal(_memory(run_many([case])[0]), memory)
 
 
-@pytest.mark.parametrize("name, bytes_, first", [
-    ("ds_write_b8", 1, 0), ("ds_write_b8_d16_hi", 1, 2), ("ds_write_b16", 2, 0), ("ds_write_b16_d16_hi", 2, 2),
-    ("ds_write_b32", 4, 0), ("ds_write_b64", 8, 0), ("ds_write_b96", 12, 0), ("ds_write_b128", 16, 0)])
-@pytest.mark.parametrize("mask", [2**64 - 1, 0x8421_ffff_0000_1357, 0])
-def test_store_under_exec(name, bytes_, first, mask):
-    dwords = max(bytes_ // 4, 1)
-    registers = f"v[4:{3 + dwords}]" if dwords > 1 else "v4"
-    data = RNG.integers(0, 2**32, (LANES, dwords), dtype=np.uint32)
-    address = (RNG.permutation(LANES) * 24).astype(np.uint32)
-    inputs = {"v0": address, registers: data if dwords > 1 else data[:, 0], "s[10:11]": mask}
-    body = f"s_mov_b64 exec, s[10:11]\n{name} v0, {registers} offset:5"
-    memory = FILL.copy()
-    for lane in range(LANES):
-        if mask >> lane & 1:
-            at = address[lane] + 5
-            memory[at:at + bytes_] = data[lane].view(np.uint8)[first:first + bytes_]
-    np.testing.assert_array_equal(_memory(run_many([_case(body, inputs, {})])[0]), memory)
-
-
 def test_out_of_the_allocation_reads_zero_and_drops_stores():
     address = (LANE * 64).astype(np.uint32)          # lanes 32-63 are beyond the 2048 bytes
     body = "ds_read_b64 v[2:3], v0\ns_waitcnt lgkmcnt(0)\nds_write_b32 v0, v4"
@@ -133,105 +92,28 @@ def test_out_of_the_allocation_reads_zero_and_drops_stores():
     np.testing.assert_array_equal(_memory(result), memory)
 
 
+@pytest.mark.parametrize("name", ["ds_add_rtn_u32", "ds_add_rtn_f32", "ds_inc_rtn_u64", "ds_wrxchg_rtn_b32",
+                                  "ds_cmpst_rtn_b64", "ds_mskor_rtn_b32"])
+def test_lanes_that_collide_apply_in_order(name):
+    access = parse(name)
+    address = (RNG.integers(0, 8, LANES) * 32).astype(np.uint32)
+    data = RNG.choice(FILL.view(np.uint32), (LANES, access.data_dwords))
+    memory, old = FILL.copy(), np.zeros((LANES, access.dwords), np.uint32)
+    for lane, at in enumerate(address):
+        item = memory[at:at + access.size]
+        old[lane] = item.view(np.uint32)
+        item[:] = updated(access, item[None], data[lane:lane + 1], in_l2=False)[0]
+    first, second, result = (f"v[{at}:{at + access.dwords - 1}]" for at in (4, 4 + access.dwords, 8))
+    sources = [first, second][:access.data_dwords // access.dwords]
+    inputs = {"v0": address, f"v[4:{3 + access.data_dwords}]": data}
+    got = run_many([_case(f"{name} {result}, v0, {', '.join(sources)}", inputs, {result: np.uint32})])[0]
+    np.testing.assert_array_equal(got[result].reshape(LANES, -1), old)
+    np.testing.assert_array_equal(_memory(got), memory)
+
+
 def test_of_several_lanes_the_highest_wins():
     case = _case("ds_write_b32 v0, v1", {"v0": (LANE // 4 * 4).astype(np.uint32), "v1": LANE}, {})
     np.testing.assert_array_equal(_memory(run_many([case])[0])[:64].view(np.uint32), np.arange(3, 64, 4))
-
-
-def _signed(x: int, bits: int) -> int:
-    return x - (1 << bits) if x >> (bits - 1) else x
-
-
-def _integer_model(name: str, bits: int):
-    """(old, data, data2) → new of one integer atomic."""
-    top = (1 << bits) - 1
-    return {
-        "add": lambda old, d, _: old + d & top, "sub": lambda old, d, _: old - d & top,
-        "rsub": lambda old, d, _: d - old & top, "inc": lambda old, d, _: 0 if old >= d else old + 1,
-        "dec": lambda old, d, _: d if old == 0 or old > d else old - 1,
-        "min_u": lambda old, d, _: min(old, d), "max_u": lambda old, d, _: max(old, d),
-        "min_i": lambda old, d, _: min(old, d, key=lambda x: _signed(x, bits)),
-        "max_i": lambda old, d, _: max(old, d, key=lambda x: _signed(x, bits)),
-        "and": lambda old, d, _: old & d, "or": lambda old, d, _: old | d, "xor": lambda old, d, _: old ^ d,
-        "mskor": lambda old, d, e: old & ~d & top | e, "cmpst": lambda old, d, e: e if old == d else old,
-        "wrxchg": lambda old, d, _: d, "wrap": lambda old, d, e: old - d & top if old >= d else old + e & top,
-    }[name]
-
-
-ATOMICS = [(name, bits) for name in ("add_u", "sub_u", "rsub_u", "inc_u", "dec_u", "min_u", "max_u", "min_i", "max_i",
-                                     "and_b", "or_b", "xor_b", "mskor_b", "cmpst_b", "wrxchg_b", "wrap_b")
-           for bits in (32, 64) if (name, bits) != ("wrap_b", 64)]
-
-
-@pytest.mark.parametrize("name, bits", ATOMICS)
-def test_integer_atomic(name, bits):
-    kind, words = np.dtype(f"u{bits // 8}"), bits // 32
-    base, _, suffix = name.partition("_")
-    model = _integer_model(name if base in ("min", "max") else base, bits)
-    slots = LDS_BYTES // kind.itemsize
-    address = (RNG.integers(0, 8, LANES) * 32).astype(np.uint32)           # collisions: lanes apply in order
-    pool = FILL.view(kind)
-    data, extra = RNG.choice(pool, LANES), RNG.choice(pool, LANES)
-    data[::3] = RNG.integers(0, 2**bits, data[::3].size, dtype=kind)
-    memory, old = FILL.copy().view(kind), np.zeros(LANES, kind)
-    two = base in ("mskor", "cmpst", "wrap")
-    for lane in range(LANES):
-        slot = address[lane] // kind.itemsize % slots
-        old[lane] = memory[slot]
-        memory[slot] = model(int(memory[slot]), int(data[lane]), int(extra[lane]))
-    register = (lambda first: f"v[{first}:{first + 1}]") if words == 2 else (lambda first: f"v{first}")
-    sources = ", ".join([register(4), *([register(6)] if two else [])])
-    inputs = {"v0": address, register(4): data, register(6): extra}
-    cases = [_case(f"ds_{base}_rtn_{suffix}{bits} {register(8)}, v0, {sources}", inputs, {register(8): kind})]
-    if base not in ("wrxchg", "wrap"):
-        cases.append(_case(f"ds_{base}_{suffix}{bits} v0, {sources}", inputs, {}))
-    results = run_many(cases)
-    np.testing.assert_array_equal(results[0][register(8)], old)
-    for result in results:
-        np.testing.assert_array_equal(_memory(result), memory.view(np.uint8))
-
-
-@pytest.mark.parametrize("name, kind", [("add", np.float32), ("min", np.float32), ("max", np.float32),
-                                        ("add", np.float64), ("min", np.float64), ("max", np.float64)])
-def test_float_atomic(name, kind):
-    bits = np.dtype(kind).itemsize * 8
-    start, data = RNG.standard_normal(LANES).astype(kind), RNG.standard_normal(LANES).astype(kind)
-    data[3], start[4] = np.nan, np.nan
-    operation = {"add": np.add, "min": np.fmin, "max": np.fmax}[name]
-    register = (lambda first: f"v[{first}:{first + 1}]") if bits == 64 else (lambda first: f"v{first}")
-    body = f"""ds_write_b{bits} v0, {register(2)}
-      ds_{name}_rtn_f{bits} {register(6)}, v0, {register(4)}
-      ds_read_b{bits} {register(8)}, v0
-      s_waitcnt lgkmcnt(0)"""
-    result = run(body, {"v0": LANE * (bits // 8), register(2): start, register(4): data},
-                 {register(6): kind, register(8): kind}, lds_bytes=LDS_BYTES)
-    np.testing.assert_array_equal(result[register(6)], start)
-    np.testing.assert_array_equal(result[register(8)], operation(start, data))
-
-
-def _bf16(x: np.ndarray) -> np.ndarray:
-    """float32 → bf16 bits, nearest even."""
-    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def _from_bf16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-@pytest.mark.parametrize("name", ["f16", "bf16"])
-def test_packed_atomic(name):
-    start, data = RNG.standard_normal((2, LANES, 2))
-    if name == "f16":
-        start, data = start.astype(np.float16), data.astype(np.float16)
-        expected = start + data
-    else:
-        start, data = _bf16(start), _bf16(data)
-        expected = _bf16(_from_bf16(start) + _from_bf16(data))
-    body = f"ds_write_b32 v0, v1\nds_pk_add_{name} v0, v2\nds_read_b32 v3, v0\ns_waitcnt lgkmcnt(0)"
-    words = [np.ascontiguousarray(x).view(np.uint32)[:, 0] for x in (start, data, expected)]
-    result = run(body, {"v0": LANE * 4, "v1": words[0], "v2": words[1]}, ["v3"], lds_bytes=LDS_BYTES)
-    np.testing.assert_array_equal(result["v3"], words[2])
 
 
 @pytest.mark.parametrize("mask", [2**64 - 1, 0x00ff_3355_ffff_0001])

@@ -8,8 +8,6 @@ from asm import LANES, run
 RNG = np.random.default_rng(4)
 LANE = np.arange(LANES, dtype=np.uint32)
 SIZE = 4096
-NARROW = [("ubyte", np.uint8, np.uint32), ("sbyte", np.int8, np.int32), ("ushort", np.uint16, np.uint32),
-          ("sshort", np.int16, np.int32)]
 ADDRESS = "v_mov_b32_e32 v20, s11\nv_add_co_u32_e32 v20, vcc, s10, v0\nv_mov_b32_e32 v21, s11\n" \
           "v_addc_co_u32_e32 v21, vcc, 0, v21, vcc\n"
 
@@ -47,27 +45,6 @@ def test_wide_load(form, offset, dwords, pattern):
     np.testing.assert_array_equal(result[out].reshape(LANES, dwords), expected)
 
 
-@pytest.mark.parametrize("name, narrow, wide", NARROW)
-@pytest.mark.parametrize("form", ["saddr", "flat"])
-def test_narrow_load(form, name, narrow, wide):
-    memory, at = _memory(), RNG.integers(0, 4000, LANES).astype(np.uint32)
-    result = run(_load(form, name, "v1", 7), {"v0": at}, ["v1"], buffers={"s[10:11]": memory})
-    expected = _bytes(memory, at + 7, np.dtype(narrow).itemsize).view(narrow)[:, 0].astype(wide).view(np.uint32)
-    np.testing.assert_array_equal(result["v1"], expected)
-
-
-@pytest.mark.parametrize("name, kind", [("ubyte_d16", np.uint8), ("sbyte_d16", np.int8), ("short_d16", np.uint16)])
-@pytest.mark.parametrize("high", [False, True])
-def test_d16_load(name, kind, high):
-    memory, at = _memory(), RNG.integers(0, 4000, LANES).astype(np.uint32)
-    old = RNG.integers(0, 2**32, LANES, dtype=np.uint32)
-    result = run(_load("saddr", name + "_hi" * high, "v1", 0), {"v0": at, "v1": old}, ["v1"],
-                 buffers={"s[10:11]": memory})
-    value = _bytes(memory, at, np.dtype(kind).itemsize).view(kind)[:, 0].astype(np.int32).view(np.uint32) & 0xffff
-    expected = old & 0xffff | value << 16 if high else old & 0xffff0000 | value
-    np.testing.assert_array_equal(result["v1"], expected)
-
-
 @pytest.mark.parametrize("name, size, first", [
     ("byte", 1, 0), ("byte_d16_hi", 1, 2), ("short", 2, 0), ("short_d16_hi", 2, 2), ("dword", 4, 0),
     ("dwordx2", 8, 0), ("dwordx3", 12, 0), ("dwordx4", 16, 0)])
@@ -100,67 +77,6 @@ def test_inactive_lanes_keep_the_destination_and_may_hold_any_address():
     expected = old.copy()
     expected[::2] = _bytes(memory, at[::2], 4).view(np.uint32)[:, 0]
     np.testing.assert_array_equal(result["v2"], expected)
-
-
-INTEGER = {
-    "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "umin": np.minimum, "umax": np.maximum, "swap": lambda old, new: new,
-    "smin": lambda a, b: np.where(_signed(a) < _signed(b), a, b),
-    "smax": lambda a, b: np.where(_signed(a) > _signed(b), a, b),
-    "inc": lambda old, d: np.where(old >= d, 0, old + np.ones_like(old)),
-    "dec": lambda old, d: np.where((old == 0) | (old > d), d, old - np.ones_like(old)),
-}
-
-
-def _signed(x: np.ndarray) -> np.ndarray:
-    return x.view(f"i{x.itemsize}")
-
-
-@pytest.mark.parametrize("name", INTEGER)
-@pytest.mark.parametrize("kind", [np.uint32, np.uint64])
-@pytest.mark.parametrize("space", ["global", "flat"])
-def test_integer_atomic(name, kind, space):
-    size = np.dtype(kind).itemsize
-    memory = RNG.integers(0, 2**(8 * size), LANES, dtype=kind)
-    data = RNG.integers(0, 2**(8 * size), LANES, dtype=kind)
-    memory[:8], data[4:12] = np.arange(8), np.arange(8) % 5
-    start, words = memory.copy(), size // 4
-    suffix = "_x2" if words == 2 else ""
-    address = "v0, {0}, s[10:11]" if space == "global" else "v[20:21], {0}"
-    prefix = "" if space == "global" else ADDRESS
-    source, out = _registers(4, words), _registers(8, words)
-    body = f"{prefix}{space}_atomic_{name}{suffix} {out}, {address.format(source)} sc0\ns_waitcnt vmcnt(0) lgkmcnt(0)"
-    result = run(body, {"v0": LANE * size, source: data}, {out: kind}, buffers={"s[10:11]": memory})
-    np.testing.assert_array_equal(result[out], start)
-    np.testing.assert_array_equal(memory, INTEGER[name](start, data).astype(kind))
-
-
-@pytest.mark.parametrize("words", [1, 2])
-def test_compare_and_swap_has_the_new_value_first(words):
-    kind = np.dtype(f"u{4 * words}")
-    memory = np.arange(LANES).astype(kind)
-    data = np.stack([np.arange(LANES) + 500, np.where(LANE % 3 == 0, LANE, 7)], axis=1).astype(kind)
-    start, registers, out = memory.copy(), _registers(4, 2 * words), _registers(10, words)
-    suffix = "_x2" if words == 2 else ""
-    result = run(f"global_atomic_cmpswap{suffix} {out}, v0, {registers}, s[10:11] sc0\ns_waitcnt vmcnt(0)",
-                 {"v0": LANE * kind.itemsize, registers: data}, {out: kind}, buffers={"s[10:11]": memory})
-    np.testing.assert_array_equal(result[out], start)
-    np.testing.assert_array_equal(memory, np.where(start == data[:, 1], data[:, 0], start))
-
-
-@pytest.mark.parametrize("name, kind, operation", [
-    ("add_f32", np.float32, np.add), ("add_f64", np.float64, np.add), ("min_f64", np.float64, np.fmin),
-    ("max_f64", np.float64, np.fmax), ("pk_add_f16", np.float16, np.add)])
-def test_float_atomic(name, kind, operation):
-    per_lane = 2 if kind == np.float16 else 1
-    memory = RNG.standard_normal(LANES * per_lane).astype(kind)
-    data = RNG.standard_normal(LANES * per_lane).astype(kind)
-    start, words = memory.copy(), max(np.dtype(kind).itemsize // 4, 1)
-    packed = data.view(np.uint32) if per_lane == 2 else data
-    source = _registers(4, words)
-    run(f"global_atomic_{name} v0, {source}, s[10:11]", {"v0": LANE * 4 * words, source: packed}, {},
-        buffers={"s[10:11]": memory})
-    np.testing.assert_array_equal(memory, operation(start, data))
 
 
 def test_f32_atomic_of_the_l2_flushes_denormals():

@@ -50,9 +50,7 @@ def differences(bits: int, masked: bool = False, shift: int = 0):
     return model
 
 
-form_cases.CLAMPS |= {row.name: row.model
-                      for row in (*test_vop2.CLAMPED, *test_vop3.CLAMPED_ROWS, *test_vop3_media.CLAMPED)}
-form_cases.CLAMPS |= {
+form_cases.CLAMPS |= test_vop2.CLAMPED | test_vop3.CLAMPED | test_vop3_media.CLAMPED | {
     "v_mul_lo_u16": limited(np.multiply, np.uint16), "v_sub_i32": limited(np.subtract, np.int32),
     "v_add_i16": limited(np.add, np.int16), "v_mad_i16": limited(lambda a, b, c: a * b + c, np.int16),
     "v_mad_legacy_u16": limited(lambda a, b, c: a * b + c, np.uint16),

@@ -9,13 +9,8 @@ import torch.utils.checkpoint
 from torch.nn import functional
 
 import aiter_like
-from aiter_like import sim
 
-
-@pytest.fixture(autouse=True)
-def gpu():
-    with sim.as_gpu() as device:
-        yield device
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 @pytest.fixture(scope="module")

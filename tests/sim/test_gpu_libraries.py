@@ -7,13 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from aiter_like import sim
-
-
-@pytest.fixture(autouse=True)
-def gpu():
-    with sim.as_gpu() as device:
-        yield device
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def test_kernels_for_a_gpu_and_for_the_host():

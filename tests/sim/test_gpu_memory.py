@@ -6,13 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like import sim
-
-
-@pytest.fixture(autouse=True)
-def gpu():
-    with sim.as_gpu() as device:
-        yield device
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def test_blocks_are_counted():

@@ -13,11 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from aiter_like import sim
 
-
-@pytest.fixture(autouse=True)
-def gpu():
-    with sim.as_gpu() as device:
-        yield device
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def test_copies_are_where_their_tensors_are():

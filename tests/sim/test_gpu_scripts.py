@@ -10,12 +10,8 @@ from subprocess import CompletedProcess
 import children
 import pytest
 
-from aiter_like.modules import cache
-
 pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]
-CACHES = {"AITER_LIKE_CACHE_DIR": str(cache.cache_root()), "TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
-"""As they are before pytester moves HOME: the simulator would be built again."""
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNEL = """
 import sys
@@ -81,18 +77,8 @@ def test_a_script_under_the_checkers(tmp_path):
     assert done.returncode == 1 and "[sim:bounds] double" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_tests(pytester, monkeypatch):
-    monkeypatch.setattr(pytester, "popen", children.of_pytester)
-    for name, folder in CACHES.items():
-        monkeypatch.setenv(name, os.environ.get(name, folder))
+def test_tests(pytester, caches):
     path = pytester.makepyfile(test_gpu=TESTS)
     arguments = ("-p", "pytest_aiter_like", "-p", "no:cacheprovider", str(path))
     pytester.runpytest_subprocess("--sim-gpu", *arguments).assert_outcomes(passed=2)
     pytester.runpytest_subprocess("--sim-gpu", "--sim-check", *arguments).assert_outcomes(passed=1, failed=1)
-
-
-def test_a_missing_script_is_named(tmp_path, capsys):
-    from aiter_like import cli
-
-    assert cli.main(["sim", "script", str(tmp_path / "none.py")]) == 1
-    assert "none.py: no such file" in capsys.readouterr().err

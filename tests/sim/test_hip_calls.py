@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""HIP's other calls, as a client makes them: contexts, arrays, copies in three dimensions, virtual memory, memory of
-other processes, attributes of streams; and what is not simulated."""
+"""HIP's other calls, as a client makes them: what devices tell, memory of other processes, what may be said of memory;
+and what is not simulated."""
 
 from __future__ import annotations
 
@@ -8,32 +8,17 @@ import ctypes
 import re
 import subprocess
 import sys
-from ctypes import byref, c_char, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hip_calls import (
-    KERNELS,
-    Access,
-    AllocationProperties,
-    Channels,
-    Copy3D,
-    Extent,
-    Pitched,
-    Position,
-    address,
-    call,
-    made,
-    number,
-)
-from hip_program import code_object
-from hip_runtime import HipError, runtime
+from hip_calls import address, call, made, number
+from hip_runtime import HipError
 
 from aiter_like import sim
 
 _PER_THREAD = c_void_p(2)
-_PAGE = 2 << 20
 
 
 @pytest.fixture
@@ -44,20 +29,6 @@ def devices():
 
 
 class TestDevices:
-    def test_contexts_are_a_stack_of_devices(self, devices):
-        primary = made("hipCtxGetCurrent")
-        first, second = made("hipCtxCreate", 0, 0), made("hipCtxCreate", 0, 1)
-        assert number("hipCtxGetDevice", c_int) == 1 and made("hipCtxGetCurrent").value == second.value
-        assert made("hipCtxPopCurrent").value == second.value
-        assert number("hipCtxGetDevice", c_int) == 0 and made("hipCtxGetCurrent").value == first.value
-        call("hipCtxPushCurrent", second)
-        call("hipCtxDestroy", second)
-        with pytest.raises(HipError, match="201: this is not a live context"):
-            call("hipCtxSetCurrent", second)
-        call("hipSetDevice", 0)
-        call("hipCtxDestroy", first)
-        assert made("hipCtxGetCurrent").value == primary.value == made("hipDevicePrimaryCtxRetain", 0).value
-
     def test_pci_and_uuid_name_a_device(self, devices):
         names, uuids = set(), set()
         for device in range(2):
@@ -102,127 +73,6 @@ class TestDevices:
         missing = [bit for bit in range(32) if not features >> bit & 1]
         assert missing == [11, 13, 14, *range(16, 32)], "funnel shifts, surfaces, dynamic parallelism"
         assert [number("hipDeviceGetAttribute", c_int, which, 0) for which in (2, 12, 15)] == [8, 1, 1]
-
-
-class TestCopies:
-    def test_a_box_of_a_volume(self):
-        rng = np.random.default_rng()
-        data = rng.integers(0, 255, (4, 5, 7), dtype=np.uint8)
-        volume = Pitched()
-        call("hipMalloc3D", byref(volume), Extent(7, 5, 4))
-        assert volume.pitch >= 7 and volume.pitch % 256 == 0
-        call("hipMemset3D", volume, 9, Extent(7, 5, 4))
-        whole = Pitched(data.ctypes.data, 7, 7, 5)
-        call("hipMemcpy3D", byref(Copy3D(source=whole, from_at=Position(2, 1, 1), target=volume,
-                                         to_at=Position(1, 2, 1), extent=Extent(4, 3, 2), kind=1)))
-        back = np.zeros_like(data)
-        call("hipMemcpy3DAsync", byref(Copy3D(source=volume, target=Pitched(back.ctypes.data, 7, 7, 5),
-                                              extent=Extent(7, 5, 4), kind=2)), None)
-        expected = np.full_like(data, 9)
-        expected[1:3, 2:5, 1:5] = data[1:3, 1:4, 2:6]
-        np.testing.assert_array_equal(back, expected)
-        call("hipFree", c_void_p(volume.pointer))
-
-    def test_arrays_row_by_row_and_over_the_ends_of_rows(self):
-        data = np.random.default_rng().standard_normal((6, 9)).astype(np.float32)
-        array = made("hipMallocArray", byref(Channels(32, 0, 0, 0, 2)), c_size_t(9), c_size_t(6), 0)
-        call("hipMemcpy2DToArray", array, c_size_t(0), c_size_t(0), address(data), c_size_t(36), c_size_t(36),
-             c_size_t(6), 1)
-        window, run = np.zeros((2, 4), np.float32), np.zeros(13, np.float32)
-        call("hipMemcpy2DFromArray", address(window), c_size_t(16), array, c_size_t(8), c_size_t(3), c_size_t(16),
-             c_size_t(2), 2)
-        np.testing.assert_array_equal(window, data[3:5, 2:6])
-        call("hipMemcpyAtoH", address(run), array, c_size_t(4 * 7), c_size_t(4 * 13))
-        np.testing.assert_array_equal(run, data.ravel()[7:20])
-        extent, channels = Extent(), Channels()
-        call("hipArrayGetInfo", byref(channels), byref(extent), None, array)
-        assert (extent.width, extent.height, extent.depth, channels.x, channels.kind) == (9, 6, 0, 32, 2)
-        with pytest.raises(HipError, match="1: the copy exceeds the array"):
-            call("hipMemcpy2DFromArray", address(window), c_size_t(16), array, c_size_t(24), c_size_t(0), c_size_t(16),
-                 c_size_t(2), 2)
-        call("hipFreeArray", array)
-        with pytest.raises(HipError, match="400: this is not a live array"):
-            call("hipFreeArray", array)
-
-    def test_an_array_of_vectors_takes_elements_for_its_extent(self):
-        data = np.random.default_rng().integers(0, 9, (3, 4, 2), dtype=np.int16)
-        array = made("hipMallocArray", byref(Channels(16, 16, 0, 0, 0)), c_size_t(4), c_size_t(3), 0)
-        call("hipMemcpy3D", byref(Copy3D(source=Pitched(data.ctypes.data, 16, 4, 3), to_array=array,
-                                         extent=Extent(4, 3, 1), kind=1)))
-        back = np.zeros((2, 2, 2), np.int16)
-        call("hipMemcpy3D", byref(Copy3D(from_array=array, from_at=Position(1, 1, 0),
-                                         target=Pitched(back.ctypes.data, 8, 2, 2), extent=Extent(2, 2, 1), kind=2)))
-        np.testing.assert_array_equal(back, data[1:3, 1:3])
-        call("hipFreeArray", array)
-
-    def test_the_threads_own_stream(self):
-        data, back = np.arange(100, dtype=np.int32), np.zeros(100, np.int32)
-        pointer = made("hipMalloc", c_size_t(400))
-        call("hipMemcpy_spt", pointer, address(data), c_size_t(400), 1)
-        call("hipMemsetAsync_spt", pointer, 0, c_size_t(40), None)
-        call("hipMemcpyAsync_spt", address(back), pointer, c_size_t(400), 2, None)
-        call("hipStreamSynchronize_spt", None)
-        np.testing.assert_array_equal(back, np.where(data < 10, 0, data))
-        numbers = []
-        for stream in (None, _PER_THREAD):
-            found = c_uint64()
-            call("hipStreamGetId", stream, byref(found))
-            numbers.append(found.value)
-        assert numbers[0] == 0 < numbers[1]
-        call("hipFree", pointer)
-
-
-class TestVirtualMemory:
-    def test_one_piece_of_memory_at_two_addresses(self):
-        properties = AllocationProperties(1, 1, 1, 0)
-        assert number("hipMemGetAllocationGranularity", c_size_t, byref(properties), 0) == _PAGE
-        space = made("hipMemAddressReserve", c_size_t(2 * _PAGE), c_size_t(0), None, c_uint64(0))
-        piece = made("hipMemCreate", c_size_t(_PAGE), byref(properties), c_uint64(0))
-        for place in (space.value, space.value + _PAGE):
-            call("hipMemMap", c_void_p(place), c_size_t(_PAGE), c_size_t(0), piece, c_uint64(0))
-        with pytest.raises(HipError, match="mapped at these addresses already"):
-            call("hipMemMap", space, c_size_t(_PAGE), c_size_t(0), piece, c_uint64(0))
-        call("hipMemSetAccess", space, c_size_t(2 * _PAGE), byref(Access(1, 0, 3)), c_size_t(1))
-        call("hipMemRelease", piece)
-
-        x, back = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
-        call("hipMemcpy", space, address(x), c_size_t(256), 1)
-        with runtime().module(code_object(KERNELS)) as module, sim.enabled(checks=True):
-            runtime().launch(module.function("twice"), 1, 64, 0,
-                             [space.value + _PAGE, 64])
-        call("hipMemcpy", address(back), space, c_size_t(256), 2)
-        np.testing.assert_array_equal(back, 2 * x)
-
-        call("hipMemUnmap", space, c_size_t(2 * _PAGE))
-        with pytest.raises(HipError):
-            call("hipMemcpy", address(back), space, c_size_t(256), 2)
-        call("hipMemAddressFree", space, c_size_t(2 * _PAGE))
-
-    def test_without_access_a_copy_is_an_error(self):
-        space = made("hipMemAddressReserve", c_size_t(_PAGE), c_size_t(0), None, c_uint64(0))
-        piece = made("hipMemCreate", c_size_t(_PAGE), byref(AllocationProperties(1, 0, 1, 0)), c_uint64(0))
-        call("hipMemMap", space, c_size_t(_PAGE), c_size_t(0), piece, c_uint64(0))
-        with pytest.raises(HipError):
-            call("hipMemset", space, 0, c_size_t(8))
-        call("hipMemUnmap", space, c_size_t(_PAGE))
-        call("hipMemRelease", piece)
-        call("hipMemAddressFree", space, c_size_t(_PAGE))
-
-    def test_a_file_descriptor_carries_memory(self):
-        properties, file = AllocationProperties(1, 1, 1, 0), c_int()
-        piece = made("hipMemCreate", c_size_t(_PAGE), byref(properties), c_uint64(0))
-        call("hipMemExportToShareableHandle", byref(file), piece, 1, c_uint64(0))
-        again = made("hipMemImportFromShareableHandle", c_void_p(file.value), 1)
-        for handle, value in ((piece, 7), (again, None)):
-            space = made("hipMemAddressReserve", c_size_t(_PAGE), c_size_t(0), None, c_uint64(0))
-            call("hipMemMap", space, c_size_t(_PAGE), c_size_t(0), handle, c_uint64(0))
-            call("hipMemSetAccess", space, c_size_t(_PAGE), byref(Access(1, 0, 3)), c_size_t(1))
-            if value:
-                call("hipMemset", space, value, c_size_t(16))
-            assert ctypes.string_at(space.value, 16) == bytes([7]) * 16
-            call("hipMemUnmap", space, c_size_t(_PAGE))
-            call("hipMemRelease", handle)
-            call("hipMemAddressFree", space, c_size_t(_PAGE))
 
 
 _OTHER_PROCESS = """
@@ -276,31 +126,43 @@ class TestOtherProcesses:
             call("hipIpcGetMemHandle", byref(handle), address(np.zeros(4)))
         call("hipFree", pointer)
 
+    def test_events_need_their_flags(self):
+        handle, event = (c_char * 64)(), made("hipEventCreate")
+        with pytest.raises(HipError, match="hipEventInterprocess and hipEventDisableTiming"):
+            call("hipIpcGetEventHandle", handle, event)
+        call("hipIpcGetEventHandle", handle, made("hipEventCreateWithFlags", 6))
 
-class TestStreams:
-    def test_attributes(self):
-        stream, value = made("hipStreamCreate"), (c_int * 16)(4)
-        call("hipStreamSetAttribute", stream, 3, value)
-        other = made("hipStreamCreateWithPriority", 0, -1)
-        found = (c_int * 16)()
-        call("hipStreamGetAttribute", other, 8, found)
-        assert found[0] == -1
-        call("hipStreamCopyAttributes", other, stream)
-        call("hipStreamGetAttribute", other, 3, found)
-        assert found[0] == 4
-        with pytest.raises(HipError, match="no attribute of a stream"):
-            call("hipStreamSetAttribute", stream, 2, value)
-        for one in (stream, other):
-            call("hipStreamDestroy", one)
 
-    def test_values_in_memory(self):
-        place = made("hipMalloc", c_size_t(8))
-        call("hipStreamWriteValue64", None, place, c_uint64(1 << 40), 0)
-        call("hipStreamWaitValue64", None, place, c_uint64(1 << 39), 0, c_uint64(2 ** 64 - 1))
-        call("hipStreamWaitValue32", None, c_void_p(place.value + 4), c_uint32(1 << 8), 1, c_uint32(0xffff))
-        with pytest.raises(HipError, match="null or not aligned"):
-            call("hipStreamWriteValue32", None, c_void_p(place.value + 1), c_uint32(0), 0)
-        call("hipFree", place)
+def test_what_may_be_said_of_memory():
+    memory, size = made("hipMallocManaged", c_size_t(4096), 1), c_size_t(4096)
+    call("hipMemAdvise", memory, size, 3, -1)
+    call("hipMemPrefetchAsync", memory, size, 0, None)
+    found = c_size_t()
+    call("hipMemPtrGetInfo", c_void_p(memory.value + 5), byref(found))
+    assert found.value == 4096
+    for name, *arguments, told in (("hipMemAdvise", c_size_t(8192), 1, 0, "not in one known allocation"),
+                                   ("hipMemAdvise", size, 50, 0, "none of hipMemoryAdvise"),
+                                   ("hipMemPrefetchAsync", size, 9, None, "device 9 of 1")):
+        with pytest.raises(HipError, match=told):
+            call(name, memory, *arguments)
+    call("hipFree", memory)
+
+
+def test_the_number_of_the_threads_own_stream_is_a_stream():
+    data, back = np.arange(100, dtype=np.int32), np.zeros(100, np.int32)
+    pointer = made("hipMalloc", c_size_t(400))
+    call("hipMemcpyAsync", pointer, address(data), c_size_t(400), 1, _PER_THREAD)
+    call("hipMemsetAsync", pointer, 0, c_size_t(40), _PER_THREAD)
+    call("hipMemcpyAsync", address(back), pointer, c_size_t(400), 2, _PER_THREAD)
+    call("hipStreamSynchronize", _PER_THREAD)
+    np.testing.assert_array_equal(back, np.where(data < 10, 0, data))
+    assert sim.load().hipGetStreamDeviceId(_PER_THREAD) == 0
+    words = (c_uint32 * 10)()
+    call("hipExtStreamGetCUMask", _PER_THREAD, 10, words)
+    assert sum(word.bit_count() for word in words) == 304
+    with pytest.raises(HipError, match="the default stream cannot be destroyed"):
+        call("hipStreamDestroy", _PER_THREAD)
+    call("hipFree", pointer)
 
 
 def test_what_is_not_simulated_says_so_once(capfd):

@@ -44,8 +44,7 @@ def error(name: str, *arguments: object) -> int:
 
 # By value, or a host address of any length: the program's memory is at stake, on hardware too.
 NO_ADDRESS = {"hipCreateChannelDesc"}
-WILD = {"hipDrvLaunchKernelEx", "hipDrvPointerGetAttributes", "hipExtStreamCreateWithCUMask", "hipLaunchKernelExC",
-        "hipSetupArgument"}
+WILD = {"hipDrvLaunchKernelEx", "hipLaunchKernelExC"}
 
 
 @pytest.mark.parametrize("argument", ("null", "garbage"))
@@ -55,40 +54,26 @@ def test_no_function_dies_of_its_arguments(argument):
         names = [name for name in names if name not in WILD and not name.startswith(("hipMemset", "hipMemcpy"))]
     done = subprocess.run([sys.executable, "-c", CALLER, sim.load()._name, argument, *names], capture_output=True,
                           text=True, timeout=120, check=False)
-    assert len(names) > 330 and done.stdout.splitlines()[-1] == "to the end", f"{argument} arguments, and dead"
+    assert len(names) > 120 and done.stdout.splitlines()[-1] == "to the end", f"{argument} arguments, and dead"
 
 
 class TestHandles:
     def test_of_graphs(self):
-        graph, node = made("hipGraphCreate", 0), c_void_p()
-        call("hipGraphAddEmptyNode", byref(node), graph, None, c_size_t(0))
+        stream, pointer, graph, node = made("hipStreamCreate"), made("hipMalloc", c_size_t(4)), c_void_p(), c_void_p()
+        call("hipStreamBeginCapture", stream, 0)
+        call("hipMemsetAsync", pointer, 0, c_size_t(4), stream)
+        call("hipStreamEndCapture", stream, byref(graph))
+        call("hipGraphGetNodes", graph, byref(node), byref(c_size_t(1)))
         executable = made("hipGraphInstantiate", graph, None, None, c_size_t(0))
         call("hipGraphExecDestroy", executable)
         call("hipGraphDestroy", graph)
         kind = c_int()
         for name, *arguments in (
                 ("hipGraphDestroy", graph), ("hipGraphDestroy", None), ("hipGraphExecDestroy", executable),
-                ("hipGraphExecDestroy", None), ("hipGraphLaunch", executable, None), ("hipGraphDestroyNode", node),
-                ("hipGraphNodeGetType", node, byref(kind)), ("hipGraphClone", byref(node), graph),
+                ("hipGraphExecDestroy", None), ("hipGraphLaunch", executable, None),
+                ("hipGraphNodeGetType", node, byref(kind)),
                 ("hipGraphInstantiate", byref(node), graph, None, None, c_size_t(0))):
             assert error(name, *arguments) == INVALID_VALUE, name
-
-    def test_edges_are_those_of_one_graph(self):
-        graph, other = made("hipGraphCreate", 0), made("hipGraphCreate", 0)
-        nodes, foreign = (c_void_p * 2)(), c_void_p()
-        for i in range(2):
-            call("hipGraphAddEmptyNode", c_void_p(ctypes.addressof(nodes) + 8 * i), graph, None, c_size_t(0))
-        call("hipGraphAddEmptyNode", byref(foreign), other, None, c_size_t(0))
-        first, second = (byref(c_void_p(nodes[i])) for i in range(2))
-
-        def add(start, end) -> int:
-            return error("hipGraphAddDependencies", graph, start, end, c_size_t(1))
-
-        assert add(first, second) == 0
-        assert add(first, second) == add(first, first) == add(byref(foreign), second) == INVALID_VALUE
-        assert error("hipGraphAddEmptyNode", byref(c_void_p()), other, nodes, c_size_t(1)) == INVALID_VALUE
-        twice = (c_void_p * 2)(nodes[0], nodes[0])
-        assert error("hipGraphAddEmptyNode", byref(c_void_p()), graph, twice, c_size_t(2)) == INVALID_VALUE
 
     def test_of_modules(self):
         code = code_object(KERNELS)
@@ -114,7 +99,7 @@ class TestHandles:
         out = c_void_p()
         for name, *arguments in (
                 ("hipStreamCreateWithFlags", byref(out), 6), ("hipEventCreateWithFlags", byref(out), 0x100),
-                ("hipEventCreateWithFlags", byref(out), 4), ("hipGraphCreate", byref(out), 1),
+                ("hipEventCreateWithFlags", byref(out), 4),
                 ("hipHostMalloc", byref(out), c_size_t(8), c_uint32(0xc0000000)),
                 ("hipMallocManaged", byref(out), c_size_t(8), 7), ("hipMallocManaged", byref(out), c_size_t(0), 1),
                 ("hipExtMallocWithFlags", byref(out), c_size_t(9), 2), ("hipStreamWaitEvent", None, None, 9),

@@ -51,7 +51,7 @@ def run_pipeline(program: Path, settings: str) -> subprocess.CompletedProcess:
                           text=True, check=False)
 
 
-def test_a_pipeline_of_streams_a_graph_by_hand_and_pools(tmp_path):
+def test_a_pipeline_of_streams_a_captured_graph_and_pools(tmp_path):
     link_program("hip_pipeline.hip", tmp_path / "pipeline")
     for settings in ("1", "check", "fuzz=3,threads=2", "defer", *(f"defer,fuzz={seed}" for seed in range(1, 5))):
         done = run_pipeline(tmp_path / "pipeline", settings)

@@ -17,7 +17,7 @@ from checking import only
 from damaged_lines import sections
 from hip_program import PRELUDE, code_object
 
-from aiter_like import paths, sim
+from aiter_like import sim
 from aiter_like.errors import SimulatorError
 from aiter_like.modules import recipe, toolchain
 from aiter_like.ops.attention import flash_attn_fwd_hip
@@ -78,8 +78,8 @@ early:
 """
 
 
-def compiled(*flags: str) -> bytes:
-    return code_object(SOURCE + INLINED, "--no-gpu-bundle-output", *flags)
+def compiled(*flags: str, compiler: str = "") -> bytes:
+    return code_object(SOURCE + INLINED, "--no-gpu-bundle-output", *flags, compiler=compiler)
 
 
 def assembled(folder: Path) -> tuple[bytes, Path]:
@@ -154,15 +154,10 @@ def test_the_reader_agrees_with_llvm_on_assembly(tmp_path):
     assert ours == {pc: theirs[pc] for pc in ours}
 
 
-def test_the_reader_agrees_with_llvm_on_triton(tmp_path):
-    pytest.importorskip("triton")
+def test_the_reader_agrees_with_llvm_on_triton(simulated_triton, tmp_path):
     from line_kernels import double
 
-    sim.enable_triton()
-    try:
-        elf = double[(1,)](torch.ones(128), torch.zeros(128), BLOCK=128).asm["hsaco"]
-    finally:
-        sim.disable_triton()
+    elf = double[(1,)](torch.ones(128), torch.zeros(128), BLOCK=128).asm["hsaco"]
     ours, theirs = lines(elf), llvm_lines(elf, tmp_path)
     assert len({source.rpartition(":")[2] for source, _ in ours.values()}) > 2
     assert ours == {pc: theirs.get(pc) for pc in ours} and set(theirs) & set(every_pc(elf)) == set(ours)
@@ -201,18 +196,11 @@ def test_a_missing_wait_in_assembly(tmp_path):
     assert report["other"]["source"] == f"{source}:{line_of(ASSEMBLY, 'global_load')}"
 
 
-@pytest.mark.parametrize("compiler", ["hip", pytest.param("clang++-19", marks=pytest.mark.skipif(
+@pytest.mark.parametrize("compiler", ["", pytest.param("clang++-19", marks=pytest.mark.skipif(
     not shutil.which("clang++-19"), reason="no clang++-19 here"))])
 def test_code_of_a_header_names_the_line_that_calls_it(compiler, tmp_path):
     """Whatever functions are between the instruction and the kernel: its own line is the author's."""
-    elf = compiled("-gline-tables-only")
-    if compiler != "hip":
-        source, output = tmp_path / "program.hip", tmp_path / "code.co"
-        source.write_text(PRELUDE + SOURCE + INLINED)
-        subprocess.run([compiler, *"-x hip --offload-arch=gfx942 -std=c++17 -O2 -gline-tables-only -nogpuinc -nogpulib "
-                        "--offload-device-only --no-gpu-bundle-output -c".split(), f"-I{paths.csrc() / 'include'}",
-                        source, "-o", output], check=True, capture_output=True)
-        elf = output.read_bytes()
+    elf = compiled("-gline-tables-only", compiler=compiler)
     x, out = torch.ones(32), torch.zeros(64)
     arguments = struct.pack("<QQ", x.data_ptr(), out.data_ptr())
     with sim.enabled(on_report="collect") as session:
@@ -232,17 +220,12 @@ def test_a_failed_launch_names_its_line():
     assert "program.hip:" in raised.value.reports[0]["source"]
 
 
-def test_a_store_out_of_bounds_in_triton():
-    pytest.importorskip("triton")
+def test_a_store_out_of_bounds_in_triton(simulated_triton):
     from line_kernels import double
 
     x, out = torch.ones(128), torch.zeros(100)
-    sim.enable_triton()
-    try:
-        with sim.enabled(on_report="collect") as session:
-            double[(1,)](x, out, BLOCK=128)
-    finally:
-        sim.disable_triton()
+    with sim.enabled(on_report="collect") as session:
+        double[(1,)](x, out, BLOCK=128)
     file = Path(__file__).with_name("line_kernels.py")
     assert {report["source"] for report in session.reports} == {f"{file}:{line_of(file.read_text(), 'tl.store')}"}
 
@@ -281,9 +264,8 @@ def reported(file: Path, helpers: Path, monkeypatch) -> list[dict]:
 
 
 @pytest.mark.parametrize("is_apart", [False, True], ids=["", "helper"])
-def test_copies_of_a_triton_kernel_name_their_own_file(tmp_path, monkeypatch, is_apart):
+def test_copies_of_a_triton_kernel_name_their_own_file(simulated_triton, tmp_path, monkeypatch, is_apart):
     """Of two files with the same text, each is named for its own launches; so is a function's in a third file."""
-    pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
@@ -291,12 +273,8 @@ def test_copies_of_a_triton_kernel_name_their_own_file(tmp_path, monkeypatch, is
         (folder / "helper.py").write_text(f"import triton\nimport triton.language as tl\n{HELPER}")
         (folder / "kernels.py").write_text(COPIED.format(helper="from helper import put" if is_apart else HELPER))
     files = [folder / "kernels.py" for folder in (folders[:1] * 2 if is_apart else folders)]
-    sim.enable_triton()
-    try:
-        with sim.enabled(on_report="collect") as session:
-            found = [reported(file, folder, monkeypatch) for file, folder in zip(files, folders, strict=True)]
-    finally:
-        sim.disable_triton()
+    with sim.enabled(on_report="collect") as session:
+        found = [reported(file, folder, monkeypatch) for file, folder in zip(files, folders, strict=True)]
     expected = [{str(folder / ("helper.py" if is_apart else "kernels.py"))} for folder in folders]
     assert [{report["source"].rpartition(":")[0] for report in one} for one in found] == expected
     for file, one in zip(files, found, strict=True):

@@ -153,16 +153,17 @@ DESCRIPTOR = "s_mov_b32 s4, s16\ns_and_b32 s5, s17, 0xffff\ns_or_b32 s5, s5, {:#
 
 def forms_of(name: str, access: Access) -> list[Form]:
     space = name.split("_")[0]
+    near, far = (8, 16) if access.action == "atomic" else (7, 15)            # only atomics have to be aligned
     if space == "ds":
-        return [Form("{a}, {d}", offset, flags=f"offset:{offset}") for offset in (0, 16)]
+        return [Form("{a}, {d}", offset, flags=f"offset:{offset}") for offset in (0, far)]
     cached = "sc1 nt" if access.action == "atomic" else "sc0 sc1 nt"
     if space == "global":
-        made = [Form("v0, {d}, s[16:17]", 8, flags="offset:8"), Form("v0, {d}, s[16:17]", 0, flags=cached),
+        made = [Form("v0, {d}, s[16:17]", near, flags=f"offset:{near}"), Form("v0, {d}, s[16:17]", 0, flags=cached),
                 Form("v[20:21], {d}, off", 24, ADDRESS, "offset:24"),
                 Form("v[22:23], {d}, off", 0, ADDRESS + "v_add_co_u32 v22, vcc, 16, v20\n"
                      "v_addc_co_u32 v23, vcc, 0, v21, vcc\n", "offset:-16")]
     elif space == "flat":
-        made = [Form("v[20:21], {d}", 0, ADDRESS), Form("v[20:21], {d}", 16, ADDRESS, f"offset:16 {cached}")]
+        made = [Form("v[20:21], {d}", 0, ADDRESS), Form("v[20:21], {d}", far, ADDRESS, f"offset:{far} {cached}")]
     else:
         raw, strided = DESCRIPTOR.format(0), DESCRIPTOR.format(SLOT << 16)
         both = "v_mov_b32 v20, v24\nv_mov_b32 v21, 4\n"
@@ -374,7 +375,6 @@ def test_scratch_forms(seed=7):
         np.testing.assert_array_equal(result["v[100:115]"], registers, name)
 
 
-# What has its test elsewhere.
 ELSEWHERE = {
     "test_flat.test_load_to_lds_adds_the_offset_on_both_sides": "global_load_lds_ubyte global_load_lds_sbyte "
     "global_load_lds_ushort global_load_lds_sshort global_load_lds_dword",

@@ -115,30 +115,6 @@ def test_narrow_load_at_the_end(name, kind):
     np.testing.assert_array_equal(result["v2"], np.where(at + size <= 101, values, 0))
 
 
-@pytest.mark.parametrize("name, size, first", [("byte", 1, 0), ("byte_d16_hi", 1, 2), ("short", 2, 0),
-                                               ("short_d16_hi", 2, 2)])
-def test_narrow_store(name, size, first):
-    memory, data = _memory(), RNG.integers(0, 2**32, LANES, dtype=np.uint32)
-    expected = memory.copy()
-    for lane in range(LANES):
-        expected[lane * 3:lane * 3 + size] = data[lane:lane + 1].view(np.uint8)[first:first + size]
-    run(f"{DESCRIPTOR}buffer_store_{name} v2, v1, s[4:7], 0 offen", {"v1": LANE * 3, "v2": data, **_scalars()}, {},
-        buffers={"s[10:11]": memory})
-    np.testing.assert_array_equal(memory, expected)
-
-
-def test_d16_load_keeps_the_other_half():
-    memory, old = _memory(), RNG.integers(0, 2**32, LANES, dtype=np.uint32)
-    body = f"""{DESCRIPTOR}buffer_load_short_d16 v2, v1, s[4:7], 0 offen
-      buffer_load_short_d16_hi v3, v1, s[4:7], 0 offen
-      s_waitcnt vmcnt(0)"""
-    result = run(body, {"v1": LANE * 2, "v2": old, "v3": old, **_scalars()}, ["v2", "v3"],
-                 buffers={"s[10:11]": memory})
-    value = memory.view(np.uint16)[:LANES].astype(np.uint32)
-    np.testing.assert_array_equal(result["v2"], old & 0xffff0000 | value)
-    np.testing.assert_array_equal(result["v3"], old & 0xffff | value << 16)
-
-
 def test_atomic_returns_into_its_data_register_and_is_dropped_out_of_range():
     memory = RNG.integers(0, 2**32, LANES, dtype=np.uint32)
     start, data = memory.copy(), RNG.integers(0, 2**32, LANES, dtype=np.uint32)
@@ -146,18 +122,6 @@ def test_atomic_returns_into_its_data_register_and_is_dropped_out_of_range():
     result = run(body, {"v1": LANE * 4, "v2": data, **_scalars(records=160)}, ["v2"], buffers={"s[10:11]": memory})
     np.testing.assert_array_equal(result["v2"], np.where(LANE < 40, start, 0))
     np.testing.assert_array_equal(memory, np.where(LANE < 40, start + data, start))
-
-
-def test_compare_and_swap_and_f32_add():
-    memory, floats = np.arange(LANES, dtype=np.uint32), RNG.standard_normal(LANES).astype(np.float32)
-    data = np.stack([LANE + 500, np.where(LANE % 2, LANE, 0)], axis=1).astype(np.uint32)
-    inputs = {"v1": LANE * 4, "v[2:3]": data, **_scalars()}
-    run(f"{DESCRIPTOR}buffer_atomic_cmpswap v[2:3], v1, s[4:7], 0 offen", inputs, {}, buffers={"s[10:11]": memory})
-    np.testing.assert_array_equal(memory, np.where((LANE % 2 == 1) | (LANE == 0), LANE + 500, LANE))
-    start = floats.copy()
-    run(f"{DESCRIPTOR}buffer_atomic_add_f32 v2, v1, s[4:7], 0 offen", {"v1": LANE * 4, "v2": start, **_scalars()}, {},
-        buffers={"s[10:11]": floats})
-    np.testing.assert_array_equal(floats, start + start)
 
 
 @pytest.mark.parametrize("name, kind", [("dword", np.uint32), ("ubyte", np.uint8), ("sbyte", np.int8),

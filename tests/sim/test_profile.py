@@ -118,20 +118,3 @@ def test_a_script(profile, tmp_path):
     status, out, found = profile("--whole", str(script), "512")
     assert status == 0 and len(found) == 1 and found[0]["recorded"] == found[0]["workgroups_of_xcd"], out
     assert "ended with the end" in out
-
-
-@pytest.mark.parametrize("words, message", [
-    (["rms_nrm", "input=bf16[1,1]"], "did you mean rms_norm"), (["nowhere.py"], "no such file"),
-    (["rms_norm", "input"], "an argument must be name=value"),
-    (["nowhere.co", "--kernel", "x"], "nowhere.co: No such file"),
-    (["rms_norm", "input=bf16[1,64]", "--grid", "4"], "--grid is for a code object")])
-def test_mistakes(words, message, capsys):
-    assert cli.main(["sim", "profile", *words]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_a_code_object_wants_its_description(tmp_path, capsys):
-    file = tmp_path / "some.co"
-    file.write_bytes(b"\x7fELF")
-    assert cli.main(["sim", "profile", str(file), "--kernel", "x"]) == 1
-    assert f"aiter-like sim run --init {file} writes one" in capsys.readouterr().err

@@ -18,9 +18,10 @@ from aiter_like.sim import rocm
 VARIABLE = "AITER_LIKE_TEST_HIP_SAMPLES"
 SECONDS = 300
 
-# What a sample may need and nobody has here: another interface, a library of ROCm's, textures, another compiler.
+# What a sample may need and nobody has here: another interface, a library of ROCm's, what refuses, a compiler.
 NOT_HERE = re.compile(r"'(?:GLFW|glad|vulkan|omp|cuda|CL|(?:hip|roc)(?:cub|rand|prim|blas|solver|fft|sparse|thrust)|"
                       r"thrust)[\w/]*\.(?:h|hpp)' file not found"
+                      r"|(?:undeclared identifier|unknown type name) 'hip\w+'"
                       r"|(?:hip|tex)\w*Texture|tex2D|hipArray|hipify-perl|nvcc|glslangValidator|cmake")
 
 

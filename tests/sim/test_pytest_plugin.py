@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,9 @@ from pathlib import Path
 import children
 import pytest
 
-from aiter_like.modules import cache
-
 pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]
 FOLDER = Path(__file__).resolve().parent
-CACHES = {"AITER_LIKE_CACHE_DIR": str(cache.cache_root()), "TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
 
 TESTS = """
 import sys
@@ -54,14 +50,6 @@ def early():
 def test_bad_fixture(early):
     pass
 """
-
-
-@pytest.fixture
-def caches(pytester, monkeypatch):
-    """pytester moves HOME: the simulator would be built again for each test. Its programs are forks."""
-    monkeypatch.setattr(pytester, "popen", children.of_pytester)
-    for name, folder in CACHES.items():
-        monkeypatch.setenv(name, os.environ.get(name, folder))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from aiter_like.sim import names
 from aiter_like.sim.debugging import data_types
 from aiter_like.sim.debugging.wave_view import Value
-from aiter_like.sim.profiling import advice, sources
+from aiter_like.sim.profiling import figures, sources
 
 ALL = 2**64 - 1
 
@@ -45,7 +45,7 @@ def test_whatever_binds_a_launch_is_explained():
     units = ("matrix", "vector", "LDS", "address", "L2", "beyond L2")
     for bound in (*(f"{unit} (70% busy)" for unit in units), "grid: no workgroup for 9 of 38 CUs", "issue",
                   *(f"waits: {why}" for why in stalls)):
-        assert all(len(text) > 30 for text in advice.of(bound).values()), bound
+        assert all(len(text) > 30 for text in figures.advice(bound).values()), bound
 
 
 def test_a_profile_of_before_has_no_callers():

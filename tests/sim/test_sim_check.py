@@ -106,10 +106,3 @@ def test_seeds_and_json(check, tmp_path):
 def test_mistakes_are_named(check, arguments, message):
     done = check(*arguments)
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_missing_script_is_named(tmp_path, capsys):
-    from aiter_like import cli
-
-    assert cli.main(["sim", "check", str(tmp_path / "none.py")]) == 1
-    assert "none.py: no such file" in capsys.readouterr().err

@@ -69,11 +69,9 @@ def scale_pair_kernel(pair, factor, n, BLOCK: tl.constexpr):
 
 
 @pytest.fixture(autouse=True)
-def simulated():
-    sim.enable_triton()
+def checked(simulated_triton):
     with sim.enabled(checks=True):
         yield
-    sim.disable_triton()
 
 
 def run_add(n: int, block: int = 256, **options: int) -> None:

@@ -15,6 +15,8 @@ from aiter_like import sim  # noqa: E402
 from aiter_like.errors import SimulatorError  # noqa: E402
 from aiter_like.sim import triton_host  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("simulated_triton")
+
 
 @triton.jit
 def talking_kernel(x, out, n, limit, BLOCK: tl.constexpr):
@@ -29,12 +31,8 @@ def talking_kernel(x, out, n, limit, BLOCK: tl.constexpr):
 
 def run(limit: float, debug: bool, n: int = 100) -> tuple[sim.Session, torch.Tensor]:
     x, out = torch.arange(n, dtype=torch.float32), torch.zeros(n)
-    sim.enable_triton()
-    try:
-        with sim.enabled(checks="all") as session:
-            talking_kernel[(2,)](x, out, n, limit, BLOCK=64, num_warps=1, debug=debug)
-    finally:
-        sim.disable_triton()
+    with sim.enabled(checks="all") as session:
+        talking_kernel[(2,)](x, out, n, limit, BLOCK=64, num_warps=1, debug=debug)
     return session, out
 
 

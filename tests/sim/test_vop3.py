@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""VOP3 against NumPy: integer and float operations with three sources, 64-bit arithmetic, op_sel."""
+"""VOP3 against NumPy: integer and float operations with three sources, 64-bit arithmetic;
+test_forms.py runs its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from asm import LANES, run
 from isa_model import (
     Row,
     canonical,
-    check_rows,
     exact_fma,
     field,
     is_signaling,
@@ -17,7 +17,6 @@ from isa_model import (
     median,
     minimum,
     saturated,
-    table_names,
     values,
 )
 
@@ -210,59 +209,13 @@ FLOAT_ROWS = [
     Row("v_cvt_pknorm_u16_f16", "u32", "f16 f16", norm(0, 65535)),
     Row("v_pack_b32_f16", "u32", "f16 f16", lambda a, b: pack(half_bits(a), half_bits(b)), ranges=(no_nan, no_nan)),
 ]
-CLAMPED_ROWS = [
-    Row("v_add_i32", "i32", "i32 i32", wide(lambda a, b: saturated(a + b, np.int32)), suffix=" clamp"),
-    Row("v_sub_i16", "i16", "i16 i16", wide(lambda a, b: saturated(a - b, np.int16)), suffix=" clamp"),
-    Row("v_mad_u32_u24", "u32", "u32 u32 u32", suffix=" clamp", model=lambda a, b, c: saturated(
-        field(a, 0, 24, False) * field(b, 0, 24, False) + c, np.uint32)),
-    Row("v_mad_i32_i24", "i32", "u32 u32 i32", suffix=" clamp", model=lambda a, b, c: saturated(
-        field(a, 0, 24, True) * field(b, 0, 24, True) + c, np.int32)),
-    Row("v_mad_u16", "u16", "u16 u16 u16", suffix=" clamp", keep_high=True,
-        model=wide(lambda a, b, c: saturated(a * b + c, np.uint16))),
-    Row("v_sad_u32", "u32", "u32 u32 u32", suffix=" clamp",
-        model=wide(lambda a, b, c: saturated(np.abs(a - b) + c, np.uint32))),
-]
-MEDIA_ROWS = {"v_qsad_pk_u16_u8", "v_mqsad_pk_u16_u8", "v_mqsad_u32_u8"}                          # test_vop3_media.py
-LANE_ROWS = {"v_readlane_b32", "v_writelane_b32", "v_mbcnt_lo_u32_b32", "v_mbcnt_hi_u32_b32"}      # test_dpp.py
-OTHER_ROWS = {f"v_div_{name}_{kind}" for name in ("scale", "fmas", "fixup") for kind in ("f32", "f64")}
-OTHER_ROWS |= {"v_div_fixup_f16", "v_div_fixup_legacy_f16", "v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32", "v_cvt_sr_fp8_f32",
-               "v_cvt_sr_bf8_f32"}                                                                 # test_division.py
-OTHER_ROWS |= {"v_cubeid_f32", "v_cubesc_f32", "v_cubetc_f32", "v_cubema_f32", "v_trig_preop_f64", "v_cvt_pk_u8_f32",
-               "v_cvt_pkaccum_u8_f32"}                                                             # test_vop3_media.py
-
-
-def test_integer_rows():
-    check_rows(INTEGER_ROWS)
-
-
-def test_float_rows():
-    check_rows(FLOAT_ROWS)
-
-
-def test_integer_clamp_saturates():
-    check_rows(CLAMPED_ROWS)
-
-
-def test_every_row_is_tested():
-    assert {row.name for row in INTEGER_ROWS} | LANE_ROWS | MEDIA_ROWS == table_names("vop3_int.cpp")
-    assert {row.name for row in FLOAT_ROWS} | OTHER_ROWS == table_names("vop3_float.cpp")
-
-
-@pytest.mark.parametrize("pattern", range(16))
-def test_op_sel(pattern):
-    """Bits 0-2 take the high half of a source, bit 3 writes the destination's high half."""
-    bits = [pattern >> at & 1 for at in range(4)]
-    words = [values("u32", at) for at in range(4)]
-    a, b, c = (np.ascontiguousarray(words[at] >> 16 * bits[at]).astype(np.uint16) for at in range(3))
-    old = words[3]
-    text = f"op_sel:[{','.join(map(str, bits))}]"
-    got = run(f"v_mad_u16 v4, v0, v1, v2 {text}\nv_max3_i16 v5, v0, v1, v2 {text}",
-              {"v0": words[0], "v1": words[1], "v2": words[2], "v4": old, "v5": old}, ["v4", "v5"])
-    largest = np.maximum(np.maximum(a.view(np.int16), b.view(np.int16)), c.view(np.int16)).view(np.uint16)
-    for register, value, keeps in (("v4", a * b + c, True), ("v5", largest, False)):
-        low = old if keeps else np.zeros_like(old)
-        wanted = pack(old & 0xFFFF, value) if bits[3] else low & 0xFFFF0000 | value
-        np.testing.assert_array_equal(got[register], wanted)
+CLAMPED = {
+    "v_add_i32": wide(lambda a, b: saturated(a + b, np.int32)),
+    "v_sub_i16": wide(lambda a, b: saturated(a - b, np.int16)),
+    "v_mad_u32_u24": lambda a, b, c: saturated(field(a, 0, 24, False) * field(b, 0, 24, False) + c, np.uint32),
+    "v_mad_u16": wide(lambda a, b, c: saturated(a * b + c, np.uint16)),
+    "v_sad_u32": wide(lambda a, b, c: saturated(np.abs(a - b) + c, np.uint32)),
+}
 
 
 def test_median_of_nan_is_the_minimum():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""VOPC against NumPy: every comparison of every type, v_cmpx, classes, SDWA; results in VCC or any SGPR pair."""
+"""VOPC against NumPy: every comparison of every type, of equal operands too; v_cmpx writes VCC or any SGPR pair."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from asm import LANES, Case, run, run_many
-from isa_model import Row, check_rows, is_signaling, pack_mask, random_exec, table_names, unpack_mask, values
+from asm import LANES, Case, run_many
+from isa_model import Row, is_signaling, pack_mask, random_exec, unpack_mask, values
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value")
 
@@ -48,15 +48,6 @@ def half_equal(a, b):
     return np.where(np.arange(LANES) % 2 == 0, a, b)
 
 
-def test_rows():
-    check_rows(ROWS)
-
-
-def test_every_row_is_tested():
-    tested = {row.name for row in ROWS}
-    assert tested | {name.replace("v_cmp_", "v_cmpx_") for name in tested} == table_names("vopc.cpp")
-
-
 def test_equal_operands():
     cases, expected = [], []
     for (name, kind), model in COMPARISONS.items():
@@ -81,22 +72,3 @@ def test_cmpx_writes_its_destination_and_exec(dst):
     for wanted, result in zip(expected, run_many(cases), strict=True):
         np.testing.assert_array_equal(result[dst], wanted)
         np.testing.assert_array_equal(result["exec"], wanted)
-
-
-def test_cmpx_class():
-    x, wanted = values("f32", 7), values("u32", 8)
-    got = run("v_cmpx_class_f32 vcc, v0, v1", {"v0": x, "v1": wanted}, ["vcc", "exec"])
-    np.testing.assert_array_equal(got["exec"], pack_mask(classes(x, wanted)))
-    np.testing.assert_array_equal(got["vcc"], got["exec"])
-
-
-def test_modifiers_and_sdwa():
-    a, b = values("f32", 9), values("f32", 10)
-    words = values("u32", 11)
-    got = run("v_cmp_lt_f32_e64 s[8:9], -v0, |v1|\nv_cmp_eq_u32_sdwa s[10:11], v2, v3 src0_sel:BYTE_2 src1_sel:DWORD\n"
-              "v_cmp_gt_i32_sdwa vcc, sext(v2), v3 src0_sel:WORD_1 src1_sel:DWORD",
-              {"v0": a, "v1": b, "v2": words, "v3": words >> 16 & 0xFF}, ["s[8:9]", "s[10:11]", "vcc"])
-    np.testing.assert_array_equal(got["s[8:9]"], pack_mask(-a < np.abs(b)))
-    assert (got["s[10:11]"] == ~np.uint64(0)).all()
-    signed = (words >> 16).astype(np.uint16).view(np.int16).astype(np.int64)
-    np.testing.assert_array_equal(got["vcc"], pack_mask(signed > (words >> 16 & 0xFF).astype(np.int64)))

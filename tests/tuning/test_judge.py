@@ -50,6 +50,16 @@ def test_what_each_dtype_forgives(dtype):
     assert judge.check(made, one_element)[1] is not None
 
 
+def test_an_output_that_others_are_made_of_is_kept_though_all_of_it_is_written():
+    def stepped(out, state, x):
+        out.copy_(x + state)
+        state.copy_(x)
+
+    made = make(stepped, torch.empty(4, 64), torch.ones(4, 64))
+    assert [output.is_kept for output in made.outputs] == [False, True]
+    assert judge.check(made, stepped)[1] is None
+
+
 def test_memory_of_the_kernels_is_no_result():
     toy = op(lambda out, parts, x: double(out, x), torch.empty(4, 64), torch.empty(4))
     toy.result_indices = (0,)

@@ -50,11 +50,7 @@ def add_seeds(parser: argparse.ArgumentParser, how: str) -> None:
 
 
 def seeds_of(args: argparse.Namespace) -> range:
-    """The seeds that `--fuzz` and `--seeds` ask for.
-
-    Raises:
-        ValueError: one of them is out of range.
-    """
+    """The seeds that `--fuzz` and `--seeds` ask for."""
     first = default_settings().fuzz if args.fuzz is None else args.fuzz
     if args.seeds < 1 or first < 0 or first + args.seeds > 2**64:
         raise ValueError(f"--seeds must be at least 1, --fuzz at least 0, their sum at most 2**64, got {args.seeds} "
@@ -63,11 +59,7 @@ def seeds_of(args: argparse.Namespace) -> range:
 
 
 def checks_of(text: str) -> tuple[str, ...]:
-    """ "wait,bounds" as a tuple, "all" as all of them.
-
-    Raises:
-        argparse.ArgumentTypeError: one of them is no check.
-    """
+    """ "wait,bounds" as a tuple, "all" as all of them."""
     try:
         return sim.parse_checks(text)
     except ValueError as error:
@@ -85,8 +77,7 @@ def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[
 def _run(args: argparse.Namespace) -> int:
     require_script(args.script)
     seeds = seeds_of(args)
-    if args.json:
-        require_writable(args.json, "--json")
+    require_writable(args.json, "--json")
     found, status = _run_children(args, seeds) if len(seeds) > 1 else _run_here(args, seeds[0])
     found = reports.merged(found)
     if args.json:

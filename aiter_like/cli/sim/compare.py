@@ -19,8 +19,8 @@ from pathlib import Path
 
 from aiter_like import sim
 from aiter_like.cli.sim import compile as sim_compile
-from aiter_like.cli.sim import described, spec
 from aiter_like.cli.sim import launch as sim_launch
+from aiter_like.cli.sim import spec
 from aiter_like.errors import SimulatorError
 from aiter_like.modules import code_object
 from aiter_like.sim import library, profiling
@@ -48,16 +48,12 @@ class Side:
 
     Attributes:
         label: as the command line has it.
-        file: the code object.
-        image: its bytes.
-        kernels: by name.
+        code: the code object.
         folders: where the sources of a commit lie now, and where they would lie here.
     """
 
     label: str
-    file: Path
-    image: bytes
-    kernels: dict[str, code_object.Kernel]
+    code: spec.Code
     folders: tuple[str, str] = ("", "")
 
 
@@ -82,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
         for pair in pairs:
             print("\n".join(_static(pair, (before, after), args.lines)))
         for number, side in enumerate((before, after)):
-            alone = [name for name in side.kernels if name not in [pair[number] for pair in pairs]]
+            alone = [name for name in side.code.kernels if name not in [pair[number] for pair in pairs]]
             if alone and not args.kernel:
                 print(f"only in {side.label}: {', '.join(map(demangled, alone))}")
         if args.args:
@@ -94,12 +90,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:
-    """The code object that a word of the command line means.
-
-    Raises:
-        ValueError: there is no such file, commit or kernel.
-        BuildError: a source does not compile.
-    """
+    """The code object that a word of the command line means."""
     scratch.mkdir()
     path, folders = Path(text), ("", "")
     if not path.exists() and (named := re.fullmatch(r"([\w./~^@-]+):(.+)", text)):
@@ -108,13 +99,7 @@ def _side(text: str, scratch: Path, args: argparse.Namespace) -> Side:
         folders = (f"{tree}", _git("rev-parse", "--show-toplevel").decode().strip())
     elif path.suffix in (*sim_compile.HIP_SUFFIXES, *sim_compile.ASSEMBLY) and path.is_file():
         path = _compiled(path, scratch, args, None)
-    described.require_kind(path, "code object")
-    image = described.read_file(path, sim_launch.MOST_IMAGE_BYTES)
-    try:
-        kernels = code_object.kernels(image, spec.ARCH)
-    except ValueError as error:
-        raise ValueError(f"{text}: {error}") from error
-    return Side(text, path, image, kernels, folders)
+    return Side(text, spec.read_code(path), folders)
 
 
 def _compiled(source: Path, scratch: Path, args: argparse.Namespace, tree: Path | None) -> Path:
@@ -150,20 +135,16 @@ def _git(*words: str, why: str = "") -> bytes:
 
 
 def _pairs(before: Side, after: Side, name: str | None) -> list[tuple[str, str]]:
-    """Names of kernels that belong together.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Names of kernels that belong together."""
     if name:
-        return [tuple(spec.kernel_of(side.file, side.image, name).name for side in (before, after))]
-    pairs = [(one, one) for one in before.kernels if one in after.kernels]
-    left = [{spec.function_name(demangled(one)): one for one in side.kernels
-             if one not in dict(pairs)} for side in (before, after)]
+        return [tuple(side.code.kernel(name).name for side in (before, after))]
+    kernels = [side.code.kernels for side in (before, after)]
+    pairs = [(one, one) for one in kernels[0] if one in kernels[1]]
+    left = [{spec.function_name(demangled(one)): one for one in own if one not in dict(pairs)} for own in kernels]
     pairs += [(one, left[1][function]) for function, one in left[0].items() if function in left[1]]
     if not pairs:
-        raise ValueError(f"no kernel is in both: {before.label} has {', '.join(before.kernels) or 'none'}, "
-                         f"{after.label} has {', '.join(after.kernels) or 'none'}")
+        raise ValueError(f"no kernel is in both: {before.label} has {', '.join(kernels[0]) or 'none'}, "
+                         f"{after.label} has {', '.join(kernels[1]) or 'none'}")
     return pairs
 
 
@@ -175,8 +156,8 @@ def _static(pair: Sequence[str], sides: Sequence[Side], most_lines: int) -> list
     names = [demangled(name) for name in pair]
     title = names[0] if names[0] == names[1] else f"{names[0]} → {names[1]}"
     rows = [title, f"  {'':42} {sides[0].label[-18:]:>18} {sides[1].label[-18:]:>18} {'change':>8}"]
-    resources = [sim.inspect(side.image)[name] for side, name in zip(sides, pair)]
-    listings = [_listing(side.image, name) for side, name in zip(sides, pair)]
+    resources = [sim.inspect(side.code.image)[name] for side, name in zip(sides, pair)]
+    listings = [_listing(side.code.image, name) for side, name in zip(sides, pair)]
     kinds = [collections.Counter(_kind(text) for _, text, _ in listing) for listing in listings]
     rows.append(_row("instructions", [len(listing) for listing in listings]))
     rows += [_row(f"  {kind}", [one[kind] for one in kinds]) for kind in (*(kind for kind, _ in _KINDS), "other")
@@ -251,15 +232,10 @@ def _row(name: str, values: Sequence[float]) -> str:
 
 
 def _modelled(sides: Sequence[Side], args: argparse.Namespace) -> Iterator[str]:
-    """Both run, one after the other, on buffers with the same contents.
-
-    Raises:
-        SimulatorError: a launch failed.
-        ValueError: the description does not fit one of them.
-    """
+    """Both run, one after the other, on buffers with the same contents."""
     found: list[list[dict]] = []
     for side in sides:
-        launches = sim_launch.read(side.file, args)
+        launches = sim_launch.read(side.code.file, args)
         profiles: list[dict] = []
         with profiling.profiled(profiles, sample=False), _named(side):
             for launch in launches:

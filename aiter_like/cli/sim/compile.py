@@ -77,9 +77,6 @@ def command_line(sources: Sequence[Path], output: Path, options: Sequence[str], 
     Args:
         options: clang's, after those that are always there.
         debug: with names and types of variables, not lines alone.
-    Raises:
-        BuildError: no compiler, or the simulator cannot be built.
-        ValueError: the sources do not make such an output.
     """
     if any(source.suffix in ASSEMBLY for source in sources):
         return _assembling(sources, output, options)
@@ -120,12 +117,7 @@ def _assembling(sources: Sequence[Path], output: Path, options: Sequence[str]) -
 
 def compile_program(sources: Sequence[Path], output: Path, options: Sequence[str] = (), debug: bool = False,
                     show: bool = False) -> None:
-    """Runs the command of `command_line`; the compiler's warnings go to stderr.
-
-    Raises:
-        BuildError: it does not compile; the message has the compiler's words.
-        ValueError: a source is missing or of another kind, or an option asks for another device.
-    """
+    """Runs the command of `command_line`; the compiler's warnings go to stderr."""
     for source in sources:
         if source.suffix not in (*HIP_SUFFIXES, *ASSEMBLY, *_OTHER_SUFFIXES):
             raise ValueError(f"{source}: not a kind of source that is known; there are: "
@@ -180,6 +172,8 @@ def hint(said: str) -> str:
         like = did_you_mean(missing[1], known) if missing[1].startswith("hip/") else ""
         return (f": there is no {missing[1]} here{like}; headers of HIP: {', '.join(known)}; ROCm's libraries are not "
                 "part of the simulator")
+    if missing := re.search(r"(?:undeclared identifier|unknown type name) '(hip[A-Z]\w+)'", said):
+        return f": there is no {missing[1]} here; csrc/sim/hip/README.md lists the functions of HIP that are simulated"
     place, reason = rocm.device_libraries()
     if place is None and (function := re.search(r"undefined.*?(__oc[km]l_\w+)", said)):
         return f": it needs {function[1]} of the device library. {reason}"

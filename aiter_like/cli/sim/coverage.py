@@ -76,11 +76,7 @@ def add_coverage(actions: argparse._SubParsersAction) -> None:
 
 
 def read(folder: Path) -> Coverage:
-    """The code objects under `folder`; shows its progress.
-
-    Raises:
-        ValueError: the folder has none.
-    """
+    """The code objects under `folder`; shows its progress."""
     files = list(_code_objects(folder))
     if not files:
         raise ValueError(f"{folder}: no code objects there")
@@ -142,8 +138,7 @@ def _add(found: Coverage, file: Path, name: str) -> None:
 def _run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
         raise ValueError(f"{args.folder}: no such folder")
-    if args.json:
-        require_writable(args.json, "--json")
+    require_writable(args.json, "--json")
     found = read(args.folder)
     if args.json:
         parts = {name: {key: {"count": use.count, "files": use.files} for key, use in uses.items()}

@@ -27,14 +27,8 @@ def lanes_text(lanes: int) -> str:
     """ "lanes 0-3,5" of a bit each."""
     if lanes == 2**64 - 1:
         return "all lanes"
-    found, start = [], None
-    for lane in range(65):
-        if lanes >> lane & 1 and start is None:
-            start = lane
-        elif start is not None and not lanes >> lane & 1:
-            found.append(f"{start}" if lane - start == 1 else f"{start}-{lane - 1}")
-            start = None
-    return f"lane{'s' * (len(found) != 1 or '-' in found[0])} {','.join(found)}" if found else "no lane"
+    found = [lane for lane in range(64) if lanes >> lane & 1]
+    return f"lane{'s' * (len(found) > 1)} {names.spans(found)}" if found else "no lane"
 
 
 def where(source: tuple[str, int]) -> str:
@@ -94,11 +88,7 @@ def place_lines(view: WaveView, done: int | None = None) -> Iterator[str]:
 
 
 def list_lines(view: WaveView, file: str, line: int) -> list[str]:
-    """Source lines around one; those with code have a mark.
-
-    Raises:
-        DebuggerError: the file is not to be had.
-    """
+    """Source lines around one; those with code have a mark."""
     text = sources.lines(file)
     if not text:
         raise DebuggerError(f"{file or 'the source of this code'} is not to be had here")

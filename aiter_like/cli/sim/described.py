@@ -22,11 +22,7 @@ GOT.maxdict = GOT.maxlist = 8
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """A file's contents.
-
-    Raises:
-        ValueError: it cannot be read, is no file, or is larger than `most_bytes`.
-    """
+    """A file's contents."""
     try:
         mode = path.stat().st_mode  # not a device: one may have no end
         if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
@@ -43,9 +39,6 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 def require_kind(path: Path, wanted: str) -> None:
     """Refuses a file that is certainly no "Python script" or no "code object", whichever is wanted, and says what it is
     and what runs it; all others pass, as what reads them has its own words.
-
-    Raises:
-        ValueError: it is a program, a source, or the other one of the two.
     """
     if not path.is_file() or not os.access(path, os.R_OK):  # a pipe can be read once
         return
@@ -78,11 +71,7 @@ def _is_elf_for(head: bytes, machine: int) -> bool:
 
 
 def read_json(path: Path, most_bytes: int) -> Any:
-    """Reads a file of JSON; refuses an object that has a key twice.
-
-    Raises:
-        ValueError: it cannot be read, or is no JSON.
-    """
+    """Reads a file of JSON; refuses an object that has a key twice."""
     text = read_file(path, most_bytes)
     try:
         return json.loads(text, object_pairs_hook=_object)

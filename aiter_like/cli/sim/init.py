@@ -13,8 +13,6 @@ import re
 from typing import Any
 
 from aiter_like.cli.outputs import require_writable
-from aiter_like.cli.sim import described
-from aiter_like.cli.sim import launch as sim_launch
 from aiter_like.cli.sim import spec as sim_spec
 from aiter_like.modules import code_object
 from aiter_like.sim.names import demangled
@@ -29,27 +27,16 @@ _VECTOR = re.compile(r"HIP_vector_type<(.+), (\d)u>")
 
 
 def write(args: argparse.Namespace) -> int:
-    """Writes the description where `--args` says, or beside the code object; the exit status.
-
-    Raises:
-        ValueError: the file is no code object, has no such kernel, or the description is there already.
-    """
-    described.require_kind(args.file, "code object")
-    image = described.read_file(args.file, sim_launch.MOST_IMAGE_BYTES)
+    """Writes the description where `--args` says, or beside the code object; the exit status."""
+    code = sim_spec.read_code(args.file)
     path = args.args or args.file.with_suffix(".json")
-    try:
-        kernels = code_object.kernels(image, sim_spec.ARCH)
-    except ValueError as error:
-        raise ValueError(f"{args.file}: {error}") from error
-    if args.kernel is not None:
-        kernel = sim_spec.kernel_of(args.file, image, args.kernel)
-        kernels = {kernel.name: kernel}
+    kernels = [*code.kernels.values()] if args.kernel is None else [code.kernel(args.kernel)]
     if not kernels:
         raise ValueError(f"{args.file}: has no kernels")
     if path.exists():
         raise ValueError(f"--init: {path} is there already; remove it, or name another file with --args")
     require_writable(path, "--args")
-    spec = description(list(kernels.values()), args)
+    spec = description(kernels, args)
     path.write_text(_text(spec))
     print(f"{path}: {len(spec['buffers'])} buffers, {len(kernels)} launches. Guessed, to be corrected: grid and block, "
           f"shapes and contents, numbers\nthen: aiter-like sim run {args.file} --args {path}")

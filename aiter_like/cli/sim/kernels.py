@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiter_like.cli.sim import described
 from aiter_like.cli.sim import spec as sim_spec
+from aiter_like.cli.sim.steps import sizes
 from aiter_like.errors import SimulatorError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _MOST_BYTES = 64 << 20
-_MOST_IMAGE_BYTES = 1 << 30
 _ABSENT = f"{MANIFEST} does not have it"
 
 DESCRIPTION = f"""DIR/{MANIFEST} says which kernel serves which row of the table of published times (--rows lists them):
@@ -36,11 +36,7 @@ reads from a file, as an object."""
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name of a row → its entry of the manifest, checked but for what its launches need.
-
-    Raises:
-        ValueError: the manifest cannot be read, or says what is not possible.
-    """
+    """Name of a row → its entry of the manifest, checked but for what its launches need."""
     from aiter_like.sim.validation.whole_kernels import published
 
     path = folder / MANIFEST
@@ -80,11 +76,7 @@ def _launches(entry: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
 
 
 def modelled(folder: Path, rows: Sequence[Published]) -> Iterator[Modelled]:
-    """Each row, in order, when it is done. A row whose kernel fails is one that did not run; it says why.
-
-    Raises:
-        ValueError: as `read`.
-    """
+    """Each row, in order, when it is done. A row whose kernel fails is one that did not run; it says why."""
     from aiter_like.sim import modelling
     from aiter_like.sim.validation.whole_kernels import Modelled
 
@@ -110,22 +102,15 @@ def _run_us(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], cloc
     total = 0.0
     for launch in run:
         file, place = folder / str(launch["file"]), f"{row.name}: {launch['file']}"
-        image = described.read_file(file, _MOST_IMAGE_BYTES)
-        kernel = sim_spec.kernel_of(file, image, str(launch["kernel"]))
+        code = sim_spec.read_code(file)
+        kernel = code.kernel(str(launch["kernel"]))
         spec = sim_spec.spec_of(launch["args"], file, f"{place}: args")
-        grid, block = (_sizes(launch[key], f"{place}: {key}") for key in ("grid", "block"))
-        shared = _sizes([launch.get("shared", 0)], f"{place}: shared", least=0)[0]
+        grid, block = (sizes(launch[key], f"{place}: {key}") for key in ("grid", "block"))
+        shared = described.integer(launch.get("shared", 0), 0, 2**32 - 1, f"{place}: shared")
         with sim.enabled(checks=False, model="sample", clock_mhz=clock_mhz) as session:
-            sim.launch(image, kernel.name, grid, block, shared, spec.steps[0].kernargs(kernel, spec.buffers))
+            sim.launch(code.image, kernel.name, grid, block, shared, spec.steps[0].kernargs(kernel, spec.buffers))
             total += sum(one["modelled_us"] for one in session.modelled)
     return total
-
-
-def _sizes(value: Any, place: str, least: int = 1) -> tuple[int, int, int]:
-    if not isinstance(value, list) or not 1 <= len(value) <= 3 or not all(
-            type(size) is int and least <= size < 2**32 for size in value):
-        raise ValueError(f"{place} must be one to three integers from {least} to {2**32 - 1}, got {value!r}")
-    return (*value, 1, 1)[:3]
 
 
 def lines(found: Sequence[Modelled]) -> list[str]:
@@ -163,10 +148,9 @@ def section(found: Sequence[Modelled]) -> list[str]:
 
     ratios, sums = whole_kernels.ratio_errors(found), whole_kernels.groups(found)
     text = ["## Whole kernels", "",
-            f"Model version {modelling.version()}. Published times of other people's kernels, from none of which the "
-            "model's parameters", "come; their code objects are not in this repository. What stands under \"modelled\" "
-            "is not measured: at the", "clock that the kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen "
-            "before any of them ran), at 2100 MHz, and", "as a ratio that needs no clock: how much a row's error "
+            f"Model version {modelling.version()}. Figures under \"modelled\" are not measured: they are times at the "
+            "clock that the", "kernel's class sustains (`modelling.SUSTAINED_MHZ`, chosen before any of them ran). The "
+            "last two columns are the error at", "2100 MHz, and a ratio that needs no clock: how much a row's error "
             "differs from the geometric mean of its group and class.", "",
             "| row | source | published, us | modelled, us | error | at 2100 MHz | ratio |",
             "|---|---|---|---|---|---|---|"]
@@ -183,12 +167,14 @@ def section(found: Sequence[Modelled]) -> list[str]:
 
 def _reasons(found: Sequence[Modelled]) -> list[str]:
     """For each group and whose kernel it is: how many rows are far off, and what is known of the reason."""
-    from aiter_like.sim.validation.whole_kernels import MOST_ERROR, UNEXPLAINED
+    from aiter_like.sim.validation import page
+    from aiter_like.sim.validation.whole_kernels import MOST_ERROR
 
+    known = page.known()["whole_kernels"]
     far = collections.Counter((one.row.group.split()[0], one.row.variant.split()[0]) for one in found
                               if one.us is not None and abs(one.error) > MOST_ERROR)
     return [f"What is off by more than {MOST_ERROR:.0%}:", "",
-            *(f"- {group}, {whose}, {count} rows: {UNEXPLAINED.get((group, whose), 'no explanation')}."
+            *(f"- {group}, {whose}, {count} rows: {known.get(group, {}).get(whose, 'no explanation')}."
               for (group, whose), count in far.items())] if far else []
 
 

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiter_like import sim
-from aiter_like.cli.sim import described
 from aiter_like.cli.sim import spec as sim_spec
 from aiter_like.cli.sim.spec import Buffer
 from aiter_like.cli.sim.steps import Step
 from aiter_like.modules import code_object
-
-MOST_IMAGE_BYTES = 1 << 30
-"""The largest code object that is read."""
 
 
 def add_options(parser: argparse.ArgumentParser, see: str = "aiter-like sim run --help") -> None:
@@ -51,11 +47,7 @@ class KernelLaunch:
     shared_bytes: int
 
     def run(self, buffers: Mapping[str, Buffer]) -> None:
-        """Launches it with these contents of the buffers.
-
-        Raises:
-            SimulatorError: a checker reported something, or the launch failed.
-        """
+        """Launches it with these contents of the buffers."""
         used = self.step.used(self.kernel, buffers)
         tensors = tuple(buffer and buffer.data for buffer in used)
         writable = [index for index, buffer in enumerate(used) if buffer and buffer.is_writable]
@@ -65,47 +57,31 @@ class KernelLaunch:
 
 
 def read(file: Path, args: argparse.Namespace) -> tuple[KernelLaunch, ...]:
-    """The launches that the options describe, in their order, on the same buffers.
-
-    Raises:
-        ValueError: the file, its kernels or the description is not what they have to be.
-    """
-    described.require_kind(file, "code object")
-    image = described.read_file(file, MOST_IMAGE_BYTES)
+    """The launches that the options describe, in their order, on the same buffers."""
+    code = sim_spec.read_code(file)
     if args.args is None:
         raise ValueError(f"--args must name the description of what the kernel gets; aiter-like sim run --init {file} "
                          "writes one")
-    only = _only_kernel(file, image) if args.kernel is None else args.kernel
+    only = next(iter(code.kernels)) if len(code.kernels) == 1 else ""
     if args.kernel is not None:
-        sim_spec.kernel_of(file, image, args.kernel)  # before buffers are filled
+        only = code.kernel(args.kernel).name  # before buffers are filled
     spec = sim_spec.read_spec(args.args)
-    return tuple(_launch(file, image, step, spec, only, args) for step in spec.steps)
+    return tuple(_launch(code, step, spec, only, args) for step in spec.steps)
 
 
-def _launch(file: Path, image: bytes, step: Step, spec: sim_spec.Spec, only: str,
-            args: argparse.Namespace) -> KernelLaunch:
+def _launch(code: sim_spec.Code, step: Step, spec: sim_spec.Spec, only: str, args: argparse.Namespace) -> KernelLaunch:
     name = step.kernel or only
     if not name:
-        kernels = ", ".join(code_object.kernels(image, sim_spec.ARCH))
-        raise ValueError(f"{step.place}: --kernel must be given, or kernel in the description; {file} has: "
-                         f"{kernels or 'none'}")
-    kernel = sim_spec.kernel_of(file, image, name)
+        raise ValueError(f"{step.place}: --kernel must be given, or kernel in the description; {code.file} has: "
+                         f"{', '.join(code.kernels) or 'none'}")
+    kernel = code.kernel(name)
     sizes = {"grid": step.grid or args.grid, "block": step.block or args.block}
     for option, size in sizes.items():
         if size is None:
             raise ValueError(f"{step.place}: --{option} must be given, or {option} in launches of the description")
     step.kernargs(kernel, spec.buffers)
     shared = args.shared if step.shared_bytes is None else step.shared_bytes
-    return KernelLaunch(image, kernel, step, spec, sizes["grid"], sizes["block"], shared)
-
-
-def _only_kernel(file: Path, image: bytes) -> str:
-    """The name of a code object's kernel where it has one alone, else ""."""
-    try:
-        kernels = code_object.kernels(image, sim_spec.ARCH)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    return next(iter(kernels)) if len(kernels) == 1 else ""
+    return KernelLaunch(code.image, kernel, step, spec, sizes["grid"], sizes["block"], shared)
 
 
 def _sizes(text: str) -> tuple[int, int, int]:

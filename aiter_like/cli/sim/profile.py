@@ -51,8 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     args = targets.with_rest(args, "profile", _add_options)
     for path, option in ((args.page, "--page"), (args.json, "--json"), (args.trace, "--trace"),
                          (args.thread_trace and args.thread_trace / "ui_output", "--thread-trace")):
-        if path:
-            require_writable(path, option)
+        require_writable(path, option)
     before = _read(args.compare) if args.compare else None
     call = targets.call_of(args, "profile")
     device.use_simulator(True)
@@ -97,11 +96,7 @@ def _needs(operator: str, values: tuple) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> list[dict]:
-    """Profiles that `--json` wrote.
-
-    Raises:
-        ValueError: the file is none of these.
-    """
+    """Profiles that `--json` wrote."""
     from aiter_like.sim import profiling
 
     try:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCH = "gfx942"
-_MOST_BYTES = 64 << 20  # the largest SPEC.json
+_MOST_BYTES, _MOST_IMAGE_BYTES = 64 << 20, 1 << 30  # the largest SPEC.json, the largest code object
 _PAGE_BYTES = 4096
 _MOST_SIZES = 32  # dimensions that every NumPy can write
 
@@ -67,11 +67,7 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """The description in a file, its buffers filled.
-
-    Raises:
-        ValueError: it is damaged, says what is not possible, or needs more memory than there is.
-    """
+    """The description in a file, its buffers filled."""
     return spec_of(described.read_json(path, _MOST_BYTES), path, f"{path}")
 
 
@@ -81,9 +77,6 @@ def spec_of(spec: Any, beside: Path, place: str) -> Spec:
     Args:
         beside: the file beside which the files of its buffers are.
         place: what messages call it.
-
-    Raises:
-        ValueError: as `read_spec`.
     """
     described.require_keys(spec, {"buffers", "arguments", "launches"}, place)
     if "arguments" not in spec and "launches" not in spec:
@@ -109,26 +102,37 @@ def function_name(readable: str) -> str:
     return readable
 
 
-def kernel_of(file: Path, image: bytes, name: str) -> code_object.Kernel:
-    """A kernel of a code object that was read from `file`.
+@dataclass(frozen=True)
+class Code:
+    """A code object that has been read, and its kernels by name."""
 
-    Raises:
-        ValueError: it is no code object for gfx942, or has no such kernel.
-    """
+    file: Path
+    image: bytes
+    kernels: dict[str, code_object.Kernel]
+
+    def kernel(self, name: str) -> code_object.Kernel:
+        """The kernel of that name, as it is or as C++ has it."""
+        if name in self.kernels:
+            return self.kernels[name]
+        readable = {mangled: demangled(mangled) for mangled in self.kernels}
+        found = [mangled for mangled, text in readable.items() if name in (text, function_name(text))]
+        if len(found) == 1:
+            return self.kernels[found[0]]
+        if found:
+            raise ValueError(f"{self.file} has {len(found)} kernels {name}: "
+                             f"{', '.join(readable[one] for one in found)}")
+        like = did_you_mean(name, [function_name(text) for text in readable.values()])
+        raise ValueError(f"{self.file} has no kernel {name}; it has: {', '.join(self.kernels) or 'none'}{like}")
+
+
+def read_code(file: Path) -> Code:
+    """The code object in a file."""
+    described.require_kind(file, "code object")
+    image = described.read_file(file, _MOST_IMAGE_BYTES)
     try:
-        kernels = code_object.kernels(image, ARCH)
+        return Code(file, image, code_object.kernels(image, ARCH))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    if name in kernels:
-        return kernels[name]
-    readable = {mangled: demangled(mangled) for mangled in kernels}
-    found = [mangled for mangled, text in readable.items() if name in (text, function_name(text))]
-    if len(found) == 1:
-        return kernels[found[0]]
-    if found:
-        raise ValueError(f"{file} has {len(found)} kernels {name}: {', '.join(readable[one] for one in found)}")
-    known = [function_name(text) for text in readable.values()]
-    raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}{did_you_mean(name, known)}")
 
 
 # ---- buffers
@@ -237,11 +241,7 @@ def _available_bytes() -> int:
 
 
 def numpy_for(place: str) -> ModuleType:
-    """NumPy, which reads and writes .npy files.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """NumPy, which reads and writes .npy files."""
     try:
         return importlib.import_module("numpy")
     except ImportError as error:

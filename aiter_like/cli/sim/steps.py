@@ -63,11 +63,7 @@ class Step:
         return [buffers.get(name) for name in [*(one.get("buffer") for one in given), *inside]]
 
     def kernargs(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
-        """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`.
-
-        Raises:
-            ValueError: the arguments are not those that the kernel takes.
-        """
+        """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`."""
         arguments = self._in_order(kernel)
         segment = bytearray(max((wanted.offset + wanted.size for wanted in kernel.arguments), default=0))
         for index, (wanted, given) in enumerate(zip(kernel.arguments, arguments, strict=True)):
@@ -105,11 +101,7 @@ class Step:
 
 
 def steps_of(spec: Mapping[str, Any], place: str) -> tuple[Step, ...]:
-    """The launches of a description that has `arguments`, for one, or `launches`.
-
-    Raises:
-        ValueError: it says what is not possible.
-    """
+    """The launches of a description that has `arguments`, for one, or `launches`."""
     if "arguments" in spec:
         return (Step(place, _given(spec["arguments"], place)),)
     launches = spec["launches"]
@@ -126,17 +118,18 @@ def _step(entry: Any, place: str) -> Step:
     shared = entry.get("shared")
     if shared is not None:
         described.integer(shared, 0, 2**32 - 1, f"{place}.shared")
-    sizes = [_sizes(entry[key], f"{place}.{key}") if key in entry else None for key in ("grid", "block")]
-    return Step(place, _given(entry["arguments"], place), kernel, *sizes, shared)
+    grid, block = (sizes(entry[key], f"{place}.{key}") if key in entry else None for key in ("grid", "block"))
+    return Step(place, _given(entry["arguments"], place), kernel, grid, block, shared)
 
 
-def _sizes(value: Any, place: str) -> tuple[int, int, int]:
-    sizes = [value] if type(value) is int else value
-    if not isinstance(sizes, list) or not 1 <= len(sizes) <= 3:
+def sizes(value: Any, place: str) -> tuple[int, int, int]:
+    """One to three sizes of a grid or of a block, as three."""
+    found = [value] if type(value) is int else value
+    if not isinstance(found, list) or not 1 <= len(found) <= 3:
         raise ValueError(f"{place} must be one to three sizes, got {described.GOT.repr(value)}")
-    for size in sizes:
+    for size in found:
         described.integer(size, 1, 2**32 - 1, place)
-    return (*sizes, 1, 1)[:3]
+    return (*found, 1, 1)[:3]
 
 
 def _given(arguments: Any, place: str) -> list | dict:

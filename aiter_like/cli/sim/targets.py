@@ -48,11 +48,7 @@ def with_rest(args: argparse.Namespace, action: str,
 
 
 def call_of(args: argparse.Namespace, action: str) -> Callable[[], Any]:
-    """The function that makes the launches.
-
-    Raises:
-        ValueError: the target is neither a script, a code object nor a public function, or an argument is wrong.
-    """
+    """The function that makes the launches."""
     target = Path(args.target)
     given = [f"--{name}" for name in ("kernel", "grid", "block", "shared", "args") if getattr(args, name)]
     if not target.suffix == ".py" and (target.is_file() or target.suffix in (".co", ".hsaco")):

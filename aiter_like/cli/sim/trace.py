@@ -43,8 +43,7 @@ def _run(args: argparse.Namespace) -> int:
 
     args = targets.with_rest(args, "trace", _add_options)
     for path, option in ((args.page, "--page"), (args.json, "--json")):
-        if path:
-            require_writable(path, option)
+        require_writable(path, option)
     call = targets.call_of(args, "trace")
     device.use_simulator(True)
     found: list[dict] = []

@@ -55,8 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.page:
         for path in {_of(args.page, "kernels"), _of(args.page, "microbenchmarks"), _of(args.page, "one side alone")}:
             require_writable(path, "--page")
-    if args.json:
-        require_writable(args.json, "--json")
+    require_writable(args.json, "--json")
     return _run_kernels(args) if args.kernels else _run_cases(args)
 
 
@@ -95,15 +94,10 @@ def _put(place: Path, name: str, lines: Sequence[str]) -> None:
 
 
 def chosen_cases(only: Sequence[str]) -> list[Case]:
-    """The cases with one of these texts in their names; all without.
+    """The cases with one of these texts in their names; all without."""
+    from aiter_like.sim.validation.unpublished import all_cases
 
-    Raises:
-        ValueError: none has.
-    """
-    from aiter_like.sim.validation.cases import cases
-    from aiter_like.sim.validation.unpublished import unpublished
-
-    return _named([*cases(), *unpublished()], only)
+    return _named(all_cases(), only)
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

@@ -51,31 +51,17 @@ class Scope:
         self.names.setdefault(name, []).append(value)
         self.places.setdefault(name, []).append(place)
 
-    @functools.cached_property
-    def blocks(self) -> dict[int, tuple]:
-        """Node of its own → the lists of statements around it, outermost first, each as (node, field)."""
-        found = {id(self.node): ()}
-        for node in [self.node, *self.own]:
-            if node is not self.node and isinstance(node, _SCOPES):
-                continue
-            for name, children in ast.iter_fields(node):
-                for child in children if isinstance(children, list) else [children]:
-                    if isinstance(child, ast.AST):
-                        is_block = isinstance(child, (ast.stmt, ast.ExceptHandler)) and isinstance(children, list)
-                        found[id(child)] = (*found[id(node)], (id(node), name)) if is_block else found[id(node)]
-        return found
-
     def reaching(self, node: ast.Name) -> list:
-        """The values that a name of this scope may have where it stands, without those that a later statement of the
-        lists around it has replaced by then."""
-        values, places = self.names[node.id], self.places.get(node.id, [])
-        around = self.blocks.get(id(node), ())
-        lines = [getattr(place, "lineno", 0) for place in places]
-        before = sorted((line, number) for number, line in enumerate(lines) if line < node.lineno)
-        for index in range(len(before) - 1, -1, -1):
-            block = self.blocks.get(id(places[before[index][1]]), ())
-            if block and block[-1] in around:
-                return [values[number] for _, number in before[index:]]
+        """The values that a name of this scope may have where it stands, without those that a later statement has
+        replaced by then: one that is indented no further than all between it and the name."""
+        values = self.names[node.id]
+        bound = sorted((place.lineno, number) for number, place in enumerate(self.places.get(node.id, []))
+                       if getattr(place, "lineno", node.lineno) < node.lineno)
+        for index in range(len(bound) - 1, -1, -1):
+            place = self.places[node.id][bound[index][1]]
+            if all(place.col_offset <= one.col_offset for one in self.own if isinstance(
+                    one, (ast.stmt, ast.ExceptHandler)) and place.lineno < one.lineno <= node.lineno):
+                return [values[number] for _, number in bound[index:]]
         return values
 
     @functools.cached_property
@@ -175,8 +161,6 @@ class Program:
             return {f"{name}.{node.attr}" for name in self.targets(node.value, scope)}
         if isinstance(node, ast.IfExp):
             return self.targets(node.body, scope) | self.targets(node.orelse, scope)
-        if isinstance(node, ast.BoolOp):
-            return set().union(*(self.targets(value, scope) for value in node.values))
         if isinstance(node, ast.Call):
             return self._returned(node, scope)
         return set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,6 @@ from aiter_like.integrations.takeover import LEFT
 from aiter_like.ops.common import marks
 from aiter_like.ops.common.contents import as_int32
 
-_log = logging.getLogger("aiter_like")
 _METHOD = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 _UTILS = "vllm.model_executor.utils"
 _NAME, _OWNER, _OP = "vllm.experts", "vllm", "moe_gemm"

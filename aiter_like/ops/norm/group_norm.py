@@ -47,9 +47,10 @@ class GroupNormCall(NamedTuple):
 
     @property
     def groups(self) -> Tensor:
-        """A row for each group, as the kernels see it; without memory."""
-        count = self.input.shape[0] * self.num_groups
-        return torch.empty(count, self.input.numel() // count, dtype=self.input.dtype, device="meta")
+        """A row as long as each group has elements; of channels last, rows have other elements than groups."""
+        input = self.input
+        dense = input.permute(0, *range(2, input.ndim), 1) if self.is_channels_last else input
+        return dense.view(input.shape[0] * self.num_groups, -1)
 
     @property
     def is_channels_last(self) -> bool:

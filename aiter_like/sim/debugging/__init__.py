@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The debugger of simulated launches, as a Python object: `with sim.debug(program) as debugger:`.
 
-csrc/sim/DEBUGGER.md, "The debugger", describes it; `aiter-like sim debug` is its user interface.
+csrc/sim/DEBUGGER.md, "The debugger", describes it; `aiter-like sim debug` is its user interface. What is not there, or
+cannot be done, is a DebuggerError in all of this folder, which says why.
 """
 
 from __future__ import annotations

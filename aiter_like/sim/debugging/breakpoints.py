@@ -126,11 +126,7 @@ class Watch:
 
 
 def group_number(workgroup: int | Sequence[int], grid: Sequence[int]) -> int:
-    """A workgroup's place in the grid.
-
-    Raises:
-        DebuggerError: the grid has none there.
-    """
+    """A workgroup's place in the grid."""
     x, y, z = (workgroup, 0, 0) if isinstance(workgroup, int) else (*workgroup, 0, 0)[:3]
     total = grid[0] * grid[1] * grid[2]
     if isinstance(workgroup, int) and 0 <= workgroup < total:
@@ -146,8 +142,6 @@ def find_place(program: Program, place: str, entry: int, file: str) -> list[int]
     Args:
         entry: the address of the kernel's first instruction, from which `*pc` counts.
         file: the one that a bare line is in.
-    Raises:
-        DebuggerError: this code has no such place.
     """
     if match := re.fullmatch(r"\*\s*(0x[\da-fA-F]+|\d+)", place):
         return [program.index_of(entry + int(match[1], 0))]

@@ -79,11 +79,7 @@ class Comparison:
 
 
 def parse(text: str) -> tuple[Comparison, ...]:
-    """The comparisons of a condition, all of which must hold in one lane.
-
-    Raises:
-        DebuggerError: the text is no condition.
-    """
+    """The comparisons of a condition, all of which must hold in one lane."""
     found = []
     for part in re.split(r"\band\b|&&", text):
         match = _TERM.match(part)
@@ -105,9 +101,6 @@ def register(launch: dict, name: str) -> tuple[str, int, int]:
     """A register by its name after the $ → ("vector", row, dwords), ("scalar", place, dwords) or what a wave is.
 
     v3, a7, s4, v[2:3], s[2:5], vcc, exec, scc, m0, and wave, lane, workgroup.x, .y, .z.
-
-    Raises:
-        DebuggerError: the launch has no such register.
     """
     if name in SCALARS:
         return ("scalar", *SCALARS[name])

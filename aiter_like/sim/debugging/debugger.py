@@ -61,8 +61,6 @@ class Controller:
             reports: also where a checker reports an error.
             failures: also where an instruction fails.
             signals: also at SIGINT, while a launch runs.
-        Raises:
-            DebuggerError: another debugger is attached.
         """
         if not current.debugger.acquire(blocking=False):
             raise DebuggerError("another debugger is attached in this process, and there is one simulated device: end "
@@ -89,8 +87,6 @@ class Controller:
             ignore: not the first so many times.
         Returns:
             The breakpoint. Before a launch it waits for one that has the place.
-        Raises:
-            DebuggerError: the place or condition is none, or a launch that has stopped has no such place.
         """
         if lane is not None and not 0 <= lane < 64:
             raise DebuggerError(f"a wave has lanes 0 to 63, got {lane}")
@@ -130,11 +126,7 @@ class Controller:
         return found
 
     def delete(self, number: int) -> None:
-        """Forgets a breakpoint or watch.
-
-        Raises:
-            DebuggerError: there is none of that number.
-        """
+        """Forgets a breakpoint or watch."""
         if number not in self.breakpoints and number not in self.watches:
             known = ", ".join(map(str, sorted([*self.breakpoints, *self.watches])))
             raise DebuggerError(f"no breakpoint or watch {number}; there are: {known or 'none'}")
@@ -163,11 +155,7 @@ class Controller:
         self._plan(view, _OVER, count)
 
     def finish(self, view: WaveView) -> None:
-        """The line after the call of the function that the wave is in, which may be inlined.
-
-        Raises:
-            DebuggerError: it is in the kernel itself.
-        """
+        """The line after the call of the function that the wave is in, which may be inlined."""
         self._require_lines()
         if not view.calls and not self._depth(view):
             raise DebuggerError("the wave is in the outermost function, the kernel: use `continue`")

@@ -85,11 +85,7 @@ class Machine:
         return buffer.raw
 
     def memory(self, address: int, size: int, data: bytes | None = None) -> bytes:
-        """Bytes of memory; `data`: writes them.
-
-        Raises:
-            DebuggerError: not all of them are mapped.
-        """
+        """Bytes of memory; `data`: writes them."""
         buffer = ctypes.create_string_buffer(data or b"", size)
         done = self._library.aiter_like_sim_debug_memory(address, size, buffer, data is not None)
         if done != size:

@@ -49,11 +49,7 @@ class _Entry:
 
 
 def register_of(launch: dict, number: int) -> tuple[str, int]:
-    """DWARF's number of a register → ("vector", row) or ("scalar", place).
-
-    Raises:
-        DebuggerError: no such register is known.
-    """
+    """DWARF's number of a register → ("vector", row) or ("scalar", place)."""
     for first, last, kind, base in ((32, 95, "scalar", 0), (1088, 1129, "scalar", 64), (1536, 1791, "vector", 0),
                                     (2560, 2815, "vector", 0), (17, 17, "scalar", 126), (512, 512, "scalar", 106)):
         if first <= number <= last:
@@ -75,11 +71,7 @@ class Evaluation:
         self._launch, self._read = launch, read
 
     def pieces(self, variable: Variable, address: int) -> list[Piece]:
-        """The variable's place, in the order of its bytes.
-
-        Raises:
-            DebuggerError: it has none there, or one that is not understood.
-        """
+        """The variable's place, in the order of its bytes."""
         if variable.constant is not None:
             return [Piece("value", variable.constant, variable.type.size)]
         operations = variable.operations(address)

@@ -76,11 +76,7 @@ class Program:
         return self.instructions[index].pc - self.image
 
     def index_of(self, pc: int) -> int:
-        """The instruction at an address of the process.
-
-        Raises:
-            DebuggerError: there is none.
-        """
+        """The instruction at an address of the process."""
         if pc not in self._at:
             raise DebuggerError(f"no instruction is at {pc:#x}")
         return self._at[pc]
@@ -109,11 +105,7 @@ class Program:
         return array.array("I", [self.debug.depth(self.address(index)) for index in range(len(self.instructions))])
 
     def file_named(self, name: str) -> str | None:
-        """The file with code whose path ends so.
-
-        Raises:
-            DebuggerError: several do.
-        """
+        """The file with code whose path ends so."""
         wanted = PurePath(name).parts
         found = [file for file in self.files if PurePath(file).parts[-len(wanted):] == wanted or file == name]
         if len(found) > 1:
@@ -121,11 +113,7 @@ class Program:
         return found[0] if found else None
 
     def line(self, file: str, line: int) -> list[int]:
-        """The instructions with which the line begins, one for each piece of code that was made of it.
-
-        Raises:
-            DebuggerError: it has no code; the message names lines nearby that have.
-        """
+        """The instructions with which the line begins, one for each piece of code that was made of it."""
         found = [index for index, one in enumerate(self.instructions) if one.source == (file, line)]
         starts = [index for index in found if index == 0 or self.instructions[index - 1].source != (file, line)
                   or self.instructions[index - 1].text == END]
@@ -149,11 +137,7 @@ class Program:
         return f"lines near it that have: {', '.join(map(str, sorted(known)))}"
 
     def function(self, name: str) -> list[int]:
-        """First instructions of a kernel or a function, also where it was inlined; of a template, of all instances.
-
-        Raises:
-            DebuggerError: there is none of that name.
-        """
+        """First instructions of a kernel or a function, also where it was inlined; of a template, of all instances."""
         if own := [at for kernel, at in self.kernels.items()
                    if name in (kernel, names.short(kernel), names.short(kernel).partition("<")[0])]:
             return sorted(own)

@@ -129,8 +129,6 @@ class WaveView:
 
         Args:
             kind: a name of TERM_TYPES; "" = unsigned, of all the registers that are named.
-        Raises:
-            DebuggerError: there is no such register, or type.
         """
         source, first, count = conditions.register(self.launch, name)
         if kind and kind not in data_types.TERM_TYPES:
@@ -155,8 +153,6 @@ class WaveView:
         Args:
             value: a float is stored as f32.
             lane: of a vector register; None: all lanes.
-        Raises:
-            DebuggerError: there is no such register.
         """
         source, first, count = conditions.register(self.launch, name)
         bits = struct.unpack("<I", struct.pack("<f", value))[0] if isinstance(value, float) else value
@@ -174,12 +170,7 @@ class WaveView:
         return debug.variables(self.program.address(self.index)) if debug else []
 
     def variable(self, name: str) -> Value:
-        """A variable by its name in the source.
-
-        Raises:
-            DebuggerError: there is none of that name here, the compiler has not kept it, or the debug information
-                has none.
-        """
+        """A variable by its name in the source."""
         if self.program.debug is None:
             raise DebuggerError(f"{name}: {self.program.no_debug}")
         address = self.program.address(self.index)
@@ -224,11 +215,7 @@ class WaveView:
         return self.argument(parameters.index(variable), variable.name, variable.type)
 
     def argument(self, number: int, name: str = "", kind: DataType | None = None) -> Value:
-        """An argument of the kernel, as it was given; the first is 0.
-
-        Raises:
-            DebuggerError: it has no such argument.
-        """
+        """An argument of the kernel, as it was given; the first is 0."""
         args = self.launch["args"]
         if not 0 <= number < len(args):
             raise DebuggerError(f"$arg{number}: the kernel has {len(args)} arguments, from $arg0 on")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from aiter_like.sim import modelling, session
-from aiter_like.sim.profiling import advice, figures, sources
+from aiter_like.sim.profiling import figures, sources
 
 SCHEMA = 2
 """The version of a profile: see `profiles`."""
@@ -70,7 +70,7 @@ def profiles(counts: Sequence[dict], cycles: Sequence[dict], calls: Mapping[int,
         lines = [{**by_pc[line["pc"]], **line} for line in one["instructions"]]
         profile = {**one, "schema": SCHEMA, "instructions": lines, "counts": counted["totals"],
                    "registers": counted["registers"], "bound": figures.bound(one),
-                   "advice": advice.of(figures.bound(one)),
+                   "advice": figures.advice(figures.bound(one)),
                    "roofs": modelling.roofs(one["clock_mhz"]), "lines": sources.texts(lines)}
         total = math.prod(one["grid"])
         profile["figures"] = figures.of(profile, total / max(counted["workgroups"], 1), total / max(one["recorded"], 1))

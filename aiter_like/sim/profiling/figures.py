@@ -5,8 +5,11 @@ page and comparison show these figures and none of their own.
 
 from __future__ import annotations
 
+import functools
 import re
+import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 
 from aiter_like.sim import modelling
 
@@ -31,6 +34,16 @@ def bound(launch: dict) -> str:
     if not reasons:
         return "issue"
     return f"waits: {next(iter(reasons))}"
+
+
+def advice(bound: str) -> dict[str, str]:
+    """`meaning` and `remedy` of a bound."""
+    return _advice()[bound.removeprefix("waits: ").partition(" (")[0].partition(":")[0]]
+
+
+@functools.cache
+def _advice() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("assets").joinpath("advice.toml").read_text(encoding="utf-8"))
 
 
 def idle_cus(launch: dict) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import html
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -124,7 +124,7 @@ def _summary_row(number: int, index: int, group: list[dict]) -> str:
     one = group[0]
     conflicts = one["conflict_clk"] if one["space"] == "LDS" else ""
     cells = [("l", f'<a href="#a{number}-{index}">{html.escape(sources.where(one))}</a>'),
-             ("l", html.escape(one["text"])), ("", _spans([each["wave"] for each in group])),
+             ("l", html.escape(one["text"])), ("", names.spans([each["wave"] for each in group])),
              ("l", f"{_WHOLE[one['access']]} {one['space']}"), ("", len(one["lanes"])),
              ("", len(one["lanes"]) * one["bytes"]), ("", one["segments_128"] or ""), ("", one["clk"] or ""),
              ("bad" if conflicts else "", conflicts)]
@@ -136,7 +136,7 @@ def _alike(group: list[dict]) -> str:
     others = [one for one in group if one["wave"] != group[0]["wave"]]
     passes = len(group) - len({one["wave"] for one in group})
     waves = sorted({one["wave"] for one in others})
-    told = [f"wave{'s' * (len(waves) > 1)} {_spans(waves)} from {', '.join(_starts(others))}"] if waves else []
+    told = [f"wave{'s' * (len(waves) > 1)} {names.spans(waves)} from {', '.join(_starts(others))}"] if waves else []
     told += [f"{passes} more pass{'es' * (passes > 1)} of a loop"] if passes else []
     return f'<p class="dim">the same: {html.escape("; ".join(told))}</p>' if told else ""
 
@@ -196,10 +196,10 @@ def _lds(one: dict) -> str:
         by_phase[phase].append(place)
     tips = _lds_tips(one)
     whole = _banks(one, range(len(one["lanes"])), tips, by_phase)
-    order = "; ".join(f"phase {phase}: lanes {_spans([one['lanes'][place] for place in places])}"
+    order = "; ".join(f"phase {phase}: lanes {names.spans([one['lanes'][place] for place in places])}"
                       for phase, places in sorted(by_phase.items()))
     worst = [(phase, places, *_busiest(one, places)) for phase, places in sorted(by_phase.items())]
-    rows = "".join(f'<tr><td>{phase}</td><td class="l">{_spans([one["lanes"][place] for place in places])}</td>'
+    rows = "".join(f'<tr><td>{phase}</td><td class="l">{names.spans([one["lanes"][place] for place in places])}</td>'
                    f'<td class="{"bad" if clk > 1 else ""}">{clk}</td><td class="l">{html.escape(who)}</td></tr>'
                    for phase, places, clk, who in worst)
     return (f'{whole}<details{" open" if one["conflict_clk"] else ""}><summary title="{html.escape(order)}">'
@@ -230,7 +230,7 @@ def _busiest(one: dict, places: Sequence[int]) -> tuple[int, str]:
         for dword in _dwords(one, place):
             banks[dword % _BANKS][dword].append(one["lanes"][place])
     bank, dwords = max(banks.items(), key=lambda item: len(item[1]))
-    who = ", ".join(_spans(lanes) for lanes in list(dwords.values())[:8]) + (", …" if len(dwords) > 8 else "")
+    who = ", ".join(names.spans(lanes) for lanes in list(dwords.values())[:8]) + (", …" if len(dwords) > 8 else "")
     return len(dwords), f"bank {bank}: lane{'s' * (len(dwords) > 1)} {who}" if len(dwords) > 1 else ""
 
 
@@ -288,17 +288,3 @@ def _name(address: int, arguments: Sequence[int], touched: int | None = None) ->
     number = min(near)[1]
     offset = address - arguments[number]
     return f"arg{number}{'-' if offset < 0 else '+'}{abs(offset):#x}"
-
-
-def _spans(lanes: Sequence[int]) -> str:
-    """ "0-3,8" of lanes in order."""
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in _runs(sorted(set(lanes))))
-
-
-def _runs(lanes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = None
-    for index, lane in enumerate(lanes):
-        start = lane if start is None else start
-        if index + 1 == len(lanes) or lanes[index + 1] != lane + 1:
-            yield start, lane
-            start = None

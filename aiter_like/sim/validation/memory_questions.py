@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aiter_like.sim.names import spans
 from aiter_like.sim.validation.kernels import Kernel
-from aiter_like.sim.validation.question import LANES, UNTOUCHED, Question, Rows, each, once, spans
+from aiter_like.sim.validation.question import LANES, UNTOUCHED, Question, Rows, each, once
 
 _FILL, _PLACE = 0x5A5A5A5A, 4 * LANES
 _NUMBERS = tuple(range(0x100, 0x100 + LANES))

@@ -65,14 +65,3 @@ def each(names: Sequence[str], answers: Sequence[str]) -> str:
     if len(set(answers)) == 1:
         return answers[0]
     return ", ".join(f"{name}: {answer}" for name, answer in zip(names, answers, strict=True))
-
-
-def spans(lanes: Sequence[int]) -> str:
-    """ "0-3,20-23"."""
-    parts: list[list[int]] = []
-    for lane in lanes:
-        if parts and parts[-1][-1] == lane - 1:
-            parts[-1].append(lane)
-        else:
-            parts.append([lane])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts) or "none"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aiter_like.sim.names import spans
 from aiter_like.sim.validation.memory_questions import memory_questions
-from aiter_like.sim.validation.question import LANES, Question, Rows, bits, each, once, spans
+from aiter_like.sim.validation.question import LANES, Question, Rows, bits, each, once
 
 _SIGNAL, _QUIET, _OTHER, _DENORMAL = 0x7FA00001, 0x7FC00002, 0xFFC00003, 0x00000005
 _ONE, _TWO, _QUIETED = bits(1.0), bits(2.0), 1 << 22

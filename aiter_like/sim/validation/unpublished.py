@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aiter_like.sim.validation.case import KIB, Case, Slope
-from aiter_like.sim.validation.cases import EXP, PACKED, VALU, mfma
+from aiter_like.sim.validation.cases import EXP, PACKED, VALU, cases, mfma
 from aiter_like.sim.validation.kernels import Kernel
 
 _NONE = "not published"
+
+
+def all_cases() -> list[Case]:
+    """The published ones, then those of this module."""
+    return [*cases(), *unpublished()]
 
 
 def unpublished() -> list[Case]:

@@ -27,24 +27,6 @@ FEWEST_GROUPS = 3
 MOST_ERROR = 0.15
 """The aim for the mean; of what is off by more, the page says why as far as it is known."""
 
-# Group and first word of the variant → what the model lacks there, as far as the counters and the sources tell.
-UNEXPLAINED = {
-    ("F1", "AITER"):
-        "the published times of the three roundings are in the ratio of the sums of their matrix and vector "
-        "time (RTNE to RTZ 1.148; sums 1.142), as if the two waves of a SIMD did not overlap these; the model "
-        "overlaps them, and has the matrix units busy for most of the time",
-    ("F5", "SGLang"):
-        "the address unit is modelled to take a cycle for every change of line from lane to lane; the table "
-        "is loaded with neighbouring lanes in different rows, 8 or 32 distinct lines in 64 lanes, and that "
-        "costs the model 64 cycles a load",
-    ("F6", "tile"):
-        "without a clock their mean error is 8 %: the clock of their class is too low for them, most of all for "
-        "kernels of a few microseconds, which power does not hold back",
-    ("F7", "RadeonFlow"):
-        "caches are modelled cold, and a benchmark that repeats a small launch finds its data in the L2; "
-        "below 3 us the time of a launch itself, which is not modelled, shows",
-}
-
 
 @dataclass(frozen=True)
 class Published:

@@ -52,15 +52,16 @@ u64 rule_perm(const Value* s) {
   return out;
 }
 
+constexpr BitsRule copy = [](const Value* s) { return s[0].undefined; };
+constexpr BitsRule bit_and = [](const Value* s) { return rule_and(s[0], s[1]); };
+constexpr BitsRule bit_or = [](const Value* s) { return rule_or(s[0], s[1]); };
+constexpr BitsRule bit_xor = [](const Value* s) { return s[0].undefined | s[1].undefined; };
+constexpr BitsRule andn2 = [](const Value* s) { return rule_and(s[0], inverse(s[1])); };
+constexpr BitsRule orn2 = [](const Value* s) { return rule_or(s[0], inverse(s[1])); };
+constexpr BitsRule andn1 = [](const Value* s) { return rule_and(inverse(s[0]), s[1]); };
+constexpr BitsRule orn1 = [](const Value* s) { return rule_or(inverse(s[0]), s[1]); };
+
 const std::unordered_map<std::string_view, BitsRule>& bits_rules() {
-  static constexpr BitsRule copy = [](const Value* s) { return s[0].undefined; };
-  static constexpr BitsRule bit_and = [](const Value* s) { return rule_and(s[0], s[1]); };
-  static constexpr BitsRule bit_or = [](const Value* s) { return rule_or(s[0], s[1]); };
-  static constexpr BitsRule bit_xor = [](const Value* s) { return s[0].undefined | s[1].undefined; };
-  static constexpr BitsRule andn2 = [](const Value* s) { return rule_and(s[0], inverse(s[1])); };
-  static constexpr BitsRule orn2 = [](const Value* s) { return rule_or(s[0], inverse(s[1])); };
-  static constexpr BitsRule andn1 = [](const Value* s) { return rule_and(inverse(s[0]), s[1]); };
-  static constexpr BitsRule orn1 = [](const Value* s) { return rule_or(inverse(s[0]), s[1]); };
   static const std::unordered_map<std::string_view, BitsRule> rules = {
       {"v_mov_b32", copy}, {"v_mov_b64", copy}, {"v_not_b32", copy}, {"v_accvgpr_read_b32", copy},
       {"v_accvgpr_write_b32", copy}, {"v_accvgpr_mov_b32", copy}, {"s_mov_b32", copy}, {"s_mov_b64", copy},

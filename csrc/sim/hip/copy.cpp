@@ -3,23 +3,25 @@
 #include <algorithm>
 #include <cstring>
 
-#include "hip/copy.h"
 #include "hip/defer.h"
-#include "hip/graph_params.h"
 #include "run/memory.h"
 #include "run/traps.h"
 
 namespace sim::hip {
 namespace {
 
+// Rows of `width` bytes.
+struct Box {
+  size_t to_pitch = 0, from_pitch = 0, width = 0, height = 1;
+};
+
 Error copy_now(void* to, const void* from, Box b) {
   return guarded(kInvalidValue, [&] {
     if (b.width == 0) return kSuccess;
     install_traps();
-    for (size_t row = 0; row < b.height * b.depth; ++row) {
-      const size_t slice = row / b.height, line = row % b.height;
-      u8* target = static_cast<u8*>(to) + slice * b.to_slice + line * b.to_pitch;
-      const u8* source = static_cast<const u8*>(from) + slice * b.from_slice + line * b.from_pitch;
+    for (size_t row = 0; row < b.height; ++row) {
+      u8* target = static_cast<u8*>(to) + row * b.to_pitch;
+      const u8* source = static_cast<const u8*>(from) + row * b.from_pitch;
       with_traps([&] { std::memmove(target, source, b.width); });
       memory().copy_defined(reinterpret_cast<u64>(target), reinterpret_cast<u64>(source), b.width);
     }
@@ -44,9 +46,7 @@ Error fill_now(void* to, T value, size_t pitch, size_t count, size_t height) {
 constexpr int kDefault = 4, kDeviceToDeviceNoCu = 1024;          // hipMemcpyKind
 
 // From the first byte to the last one of a box.
-size_t span(const Box& b, size_t pitch, size_t slice) {
-  return (b.depth - 1) * slice + (b.height - 1) * pitch + b.width;
-}
+size_t span(const Box& b, size_t pitch) { return (b.height - 1) * pitch + b.width; }
 
 // A copy that begins in an allocation must end in it, and none begins in one that is freed. Memory that is not known is
 // the host's own.
@@ -65,12 +65,12 @@ Error check_copy(const void* to, const void* from, const Box& b, int kind) {
   if (kind < 0 || (kind > kDefault && kind != kDeviceToDeviceNoCu)) {
     return set_error(kInvalidDirection, std::to_string(kind) + " is none of hipMemcpyKind");
   }
-  if (!b.width || !b.height || !b.depth) return kSuccess;
-  if ((b.height > 1 || b.depth > 1) && (b.to_pitch < b.width || b.from_pitch < b.width)) {
+  if (!b.width || !b.height) return kSuccess;
+  if (b.height > 1 && (b.to_pitch < b.width || b.from_pitch < b.width)) {
     return set_error(kInvalidPitch, "a pitch is smaller than the row of " + std::to_string(b.width) + " bytes");
   }
-  if (const Error error = check_memory(to, span(b, b.to_pitch, b.to_slice), "the copy's target")) return error;
-  return check_memory(from, span(b, b.from_pitch, b.from_slice), "the copy's source");
+  if (const Error error = check_memory(to, span(b, b.to_pitch), "the copy's target")) return error;
+  return check_memory(from, span(b, b.from_pitch), "the copy's source");
 }
 
 bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(pointer)).has_value(); }
@@ -80,8 +80,7 @@ bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(
 Error copy_on(void* stream, void* to, const void* from, Box b, int kind = kDefault) {
   if (const Error error = check_copy(to, from, b, kind)) return error;
   return guarded(kInvalidHandle, [&] {
-    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, b); },
-                               [&] { return kept_params(to, from, b); });
+    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, b); });
     if (error || !deferring() || (is_known(to) && is_known(from)) || is_capturing(stream)) return error;
     return finish_stream(stream);
   });
@@ -99,9 +98,7 @@ Error fill_on(void* stream, void* to, T value, size_t count, size_t pitch = 0, s
     if (const Error error = check_memory(to, (height - 1) * pitch + row, "what is filled")) return error;
   }
   return guarded(kInvalidHandle, [&] {
-    return submit(stream, NodeKind::fill, [=] { return fill_now(to, value, pitch, count, height); }, [&] {
-      return FillParams{to, sizeof(T), height, height > 1 ? pitch : row, static_cast<u32>(value), count};
-    });
+    return submit(stream, NodeKind::fill, [=] { return fill_now(to, value, pitch, count, height); });
   });
 }
 
@@ -131,51 +128,6 @@ u8* inside(const void* symbol, size_t bytes, size_t offset) {
 }
 
 }  // namespace
-
-Work copy_work(void* to, const void* from, size_t bytes) {
-  return [=] { return copy_now(to, from, Box{.width = bytes}); };
-}
-
-Work box_work(void* to, const void* from, Box b) {
-  if (const Error error = check_copy(to, from, b, kDefault)) throw Fault(error_text(error));
-  return [=] { return copy_now(to, from, b); };
-}
-
-Error copy_box(void* stream, void* to, const void* from, Box b, const char* waits, int kind) {
-  if (const Error error = waits ? forbidden_in_capture(waits) : kSuccess) return error;
-  if (const Error error = copy_on(stream, to, from, b, kind)) return error;
-  return waits ? finish_stream(stream) : kSuccess;
-}
-
-Error fill_box(void* stream, void* to, u32 value, u32 element_bytes, Box b, const char* waits) {
-  if (const Error error = waits ? forbidden_in_capture(waits) : kSuccess) return error;
-  return guarded(kInvalidHandle, [&] {
-    for (size_t slice = 0; slice < b.depth; ++slice) {
-      u8* at = static_cast<u8*>(to) + slice * b.to_slice;
-      const size_t count = b.width / element_bytes;
-      const auto fill = [&](auto element) { return fill_on(stream, at, element, count, b.to_pitch, b.height); };
-      const Error error = element_bytes == 1   ? fill(static_cast<u8>(value))
-                          : element_bytes == 2 ? fill(static_cast<u16>(value))
-                                               : fill(value);
-      if (error) return error;
-    }
-    return kSuccess;
-  });
-}
-
-Work symbol_work(const void* symbol, const void* from, void* to, size_t bytes, size_t offset) {
-  u8* place = inside(symbol, bytes, offset);
-  return to ? copy_work(to, place, bytes) : copy_work(place, from, bytes);
-}
-
-Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height) {
-  switch (element_bytes) {
-    case 1: return [=] { return fill_now(to, static_cast<u8>(value), pitch, count, height); };
-    case 2: return [=] { return fill_now(to, static_cast<u16>(value), pitch, count, height); };
-    case 4: return [=] { return fill_now(to, value, pitch, count, height); };
-    default: throw Fault("elements of " + std::to_string(element_bytes) + " bytes cannot be filled, only 1, 2 and 4");
-  }
-}
 
 HIP_API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) { return copy(to, from, bytes, kind); }
 HIP_API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* stream) {
@@ -212,7 +164,9 @@ HIP_API int hipMemcpyPeerAsync(void* to, int to_device, const void* from, int fr
 
 HIP_API int hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                         int kind) {
-  return copy_box(nullptr, to, from, Box{to_pitch, from_pitch, width, height}, "hipMemcpy2D", kind);
+  if (const Error error = forbidden_in_capture("hipMemcpy2D")) return error;
+  if (const Error error = copy_on(nullptr, to, from, Box{to_pitch, from_pitch, width, height}, kind)) return error;
+  return finish_stream(nullptr);
 }
 
 HIP_API int hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Graphs by stream capture, and how graphs run. A captured call keeps its arguments' values.
+// Graphs by stream capture, and how graphs run: node after node, as they were captured. A captured call keeps its
+// arguments' values.
 #include <algorithm>
 #include <atomic>
-#include <utility>
 
 #include "hip/defer.h"
-#include "hip/graph_params.h"
 
 namespace sim::hip {
 namespace {
 
 constexpr int kGlobal = 0, kThreadLocal = 1, kRelaxed = 2;       // hipStreamCaptureMode
 constexpr int kNone = 0, kActive = 1, kInvalidated = 2;          // hipStreamCaptureStatus
-constexpr u32 kNonBlocking = 1, kSetDependencies = 1;        // hipStreamSetCaptureDependencies
+constexpr u32 kNonBlocking = 1;                  // hipStreamNonBlocking
 thread_local int thread_mode = kGlobal;
 std::atomic<int> num_captures{0};                // so that work outside captures takes no lock
 
@@ -23,14 +22,7 @@ int status_of(const Stream* stream) {
 
 using Works = std::vector<Work>;
 
-constexpr int kInstantiateError = 1;             // hipGraphInstantiateResult
 constexpr int kOtherTopology = 2, kOtherKind = 3;                // hipGraphExecUpdateResult
-struct InstantiateParams {                       // hipGraphInstantiateParams
-  void* failed;
-  unsigned long long flags;
-  int result;
-  void* stream;
-};
 
 Error run(const Works& works) {
   for (const Work& work : works) {
@@ -39,74 +31,50 @@ Error run(const Works& works) {
   return kSuccess;
 }
 
+Graph& graph_of(const void* handle) { return live_one<Graph>(handle, "graph"); }
+
 Works works_of(const Graph& graph) {
   Works works;
-  for (const Node* node : run_order(graph)) {
-    // A child's nodes may have changed since it was added.
-    const auto* child = std::any_cast<ChildNode>(&node->params);
-    works.push_back(child ? graph_work(*child->graph) : node->work);
-  }
+  for (const Node& node : graph.nodes) works.push_back(node.work);
   return works;
 }
 
-// For each node the nodes that it comes after, as places in the order of running.
-std::vector<std::vector<size_t>> shape_of(const std::vector<const Node*>& order) {
+// For each node the nodes that it comes after, as places in the graph.
+std::vector<std::vector<size_t>> shape_of(const Graph& graph) {
   std::map<const Node*, size_t> places;
-  for (const Node* node : order) places.emplace(node, places.size());
   std::vector<std::vector<size_t>> shape;
-  for (const Node* node : order) {
+  for (const Node& node : graph.nodes) {
     std::vector<size_t>& after = shape.emplace_back();
-    for (const Node* before : node->after) after.push_back(places.at(before));
+    for (const Node* before : node.after) after.push_back(places.at(before));
     std::sort(after.begin(), after.end());
+    places.emplace(&node, places.size());
   }
   return shape;
 }
 
 // An executable graph stays as it is when the graph that it was made from is destroyed.
 struct Executable {
-  std::shared_ptr<const Works> works;            // in the order of running; those of disabled nodes do nothing
-  std::map<const Node*, size_t> places;          // node of the graph → its work
+  std::shared_ptr<const Works> works;
   std::vector<NodeKind> kinds;
   std::vector<std::vector<size_t>> shape;
-  std::map<size_t, Work> disabled;               // node → the work that it would do
-  unsigned long long flags = 0;
-  std::vector<std::shared_ptr<void>> owned;      // user objects
   std::shared_ptr<void> only;                    // a graph with memory: Graph::executable
 };
 
 Executable& executable_of(const void* handle) { return live_one<Executable>(handle, "executable graph"); }
 
-size_t place_of(const Executable& e, const void* node) {
-  const auto place = e.places.find(static_cast<const Node*>(node));
-  if (place == e.places.end()) throw Fault("the executable graph has no such node");
-  return place->second;
-}
-
-// Launches that have not run yet keep the old work.
-void set_work(Executable& e, size_t place, Work work) {
-  auto works = std::make_shared<Works>(*e.works);
-  (*works)[place] = std::move(work);
-  e.works = std::move(works);
-}
-
-Error instantiate(void** out, void* graph, unsigned long long flags = 0) {
+Error instantiate(void** out, void* graph) {
   return guarded(kInvalidValue, [&] {
     if (!out) throw Fault("the result's address is null");
     Graph& from = graph_of(graph);
     auto made = std::make_unique<Executable>();
     made->works = std::make_shared<const Works>(works_of(from));
-    const std::vector<const Node*> order = run_order(from);
-    for (const Node* node : order) {
-      made->places.emplace(node, made->places.size());
-      made->kinds.push_back(node->kind);
+    made->shape = shape_of(from);
+    bool holds_memory = false;
+    for (const Node& node : from.nodes) {
+      made->kinds.push_back(node.kind);
+      holds_memory |= node.kind == NodeKind::allocate || node.kind == NodeKind::release;
     }
-    made->shape = shape_of(order);
-    made->flags = flags;
-    made->owned = share_objects(from);
-    const auto holds_memory = [](const Node* node) {
-      return node->kind == NodeKind::allocate || node->kind == NodeKind::release;
-    };
-    if (std::any_of(order.begin(), order.end(), holds_memory)) {
+    if (holds_memory) {
       if (!from.executable.expired()) {
         return set_error(kNotSupported, "a graph that allocates or frees memory has one executable graph at a time");
       }
@@ -119,42 +87,11 @@ Error instantiate(void** out, void* graph, unsigned long long flags = 0) {
   });
 }
 
-std::vector<const Node*> nodes_of(void* const* handles, size_t count) {
-  std::vector<const Node*> nodes;
-  for (size_t i = 0; i < count; ++i) nodes.push_back(static_cast<const Node*>(handles[i]));
-  return nodes;
-}
-
 // `more` comes before a stream's next node, too.
 void join(std::vector<const Node*>& last, const std::vector<const Node*>& more) {
   for (const Node* node : more) {
     if (std::find(last.begin(), last.end(), node) == last.end()) last.push_back(node);
   }
-}
-
-Error begin(void* handle, int mode, Graph* graph, std::vector<const Node*> after) {
-  return guarded(kContextIsDestroyed, [&] {      // the runtime's error for a stream that is none
-    if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
-    const std::lock_guard lock(stream_mutex());
-    Stream* stream = find_stream(handle);
-    if (!stream) return set_error(kCaptureUnsupported, "the default stream cannot be captured");
-    if (stream->capture) return set_error(kIllegalState, "the stream is capturing already");
-    static u64 serial = 0;
-    stream->capture = std::make_shared<Capture>();
-    Capture& c = *stream->capture;
-    if (!graph) c.made = std::make_unique<Graph>();
-    c.graph = graph ? graph : c.made.get();
-    c.origin = stream;
-    c.mode = mode;
-    c.thread = std::this_thread::get_id();
-    c.id = ++serial;
-    c.streams.push_back(stream);
-    stream->clock.clear();
-    stream->last = std::move(after);
-    captures().push_back(stream->capture);
-    ++num_captures;
-    return kSuccess;
-  });
 }
 
 // The default stream waits for those that block it, which cannot be told while one of them captures.
@@ -176,31 +113,12 @@ bool all_joined(const Capture& c) {
 
 }  // namespace
 
-bool same_shape(const Graph& a, const Graph& b) {
-  const std::vector<const Node*> first = run_order(a), second = run_order(b);
-  const auto same_kind = [](const Node* x, const Node* y) { return x->kind == y->kind; };
-  return std::equal(first.begin(), first.end(), second.begin(), second.end(), same_kind) &&
-         shape_of(first) == shape_of(second);
-}
-
-Work graph_work(const Graph& graph) {
-  return [works = works_of(graph)] { return run(works); };
-}
-
-void replace_work(void* executable, const Node* node, Work work) {
-  Executable& e = executable_of(executable);
-  const size_t place = place_of(e, node);
-  const auto disabled = e.disabled.find(place);
-  if (disabled != e.disabled.end()) disabled->second = std::move(work);
-  else set_work(e, place, std::move(work));
-}
-
 std::vector<std::shared_ptr<Capture>>& captures() {
   static auto* instance = new std::vector<std::shared_ptr<Capture>>;
   return *instance;
 }
 
-Error submit(void* handle, NodeKind kind, Work work, const std::function<std::any()>& params) {
+Error submit(void* handle, NodeKind kind, Work work) {
   if (const Error error = lost()) return error;
   Stream* stream = nullptr;
   if (handle || num_captures) {
@@ -209,9 +127,7 @@ Error submit(void* handle, NodeKind kind, Work work, const std::function<std::an
     if (stream && stream->capture) {
       Capture& c = *stream->capture;
       if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
-      // The program may have destroyed one.
-      std::erase_if(stream->last, [](const Node* node) { return !live<Node>().has(node); });
-      stream->last = {&c.graph->add({kind, std::move(work), stream->last, params ? params() : std::any{}})};
+      stream->last = {&c.graph->add({kind, std::move(work), stream->last})};
       ++stream->clock[stream];
       return kSuccess;
     }
@@ -281,15 +197,26 @@ Error wait_for(Stream* stream, const CapturedPoint& point) {
   return kSuccess;
 }
 
-HIP_API int hipStreamBeginCapture(void* handle, int mode) { return begin(handle, mode, nullptr, {}); }
-
-// Into a graph that is there: the captured nodes come after `after`.
-HIP_API int hipStreamBeginCaptureToGraph(void* handle, void* graph, void* const* after, const void*, size_t count,
-                                         int mode) {
-  return guarded(kInvalidValue, [&] {
-    Graph& own = graph_of(graph);
-    check_nodes(own, after, count);
-    return begin(handle, mode, &own, nodes_of(after, count));
+HIP_API int hipStreamBeginCapture(void* handle, int mode) {
+  return guarded(kContextIsDestroyed, [&] {      // the runtime's error for a stream that is none
+    if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    if (!stream) return set_error(kCaptureUnsupported, "the default stream cannot be captured");
+    if (stream->capture) return set_error(kIllegalState, "the stream is capturing already");
+    static u64 serial = 0;
+    stream->capture = std::make_shared<Capture>();
+    Capture& c = *stream->capture;
+    c.origin = stream;
+    c.mode = mode;
+    c.thread = std::this_thread::get_id();
+    c.id = ++serial;
+    c.streams.push_back(stream);
+    stream->clock.clear();
+    stream->last.clear();
+    captures().push_back(stream->capture);
+    ++num_captures;
+    return kSuccess;
   });
 }
 
@@ -309,8 +236,7 @@ HIP_API int hipStreamEndCapture(void* handle, void** graph) {
     end_capture(c);
     if (!c->broken.empty()) return set_error(kCaptureInvalidated, c->broken);
     if (!joined) return set_error(kCaptureUnjoined, "the origin does not wait for the last work of a forked stream");
-    *graph = c->graph;
-    c->made.release();
+    *graph = c->graph.release();
     return kSuccess;
   });
 }
@@ -337,25 +263,10 @@ HIP_API int hipStreamGetCaptureInfo_v2(void* handle, int* status, unsigned long 
     if (*status != kActive) return kSuccess;
     const Capture& c = *stream->capture;
     if (id) *id = c.id;
-    if (graph) *graph = c.graph;
+    if (graph) *graph = c.graph.get();
     if (dependencies) *dependencies = stream->last.data();
     if (num_dependencies) *num_dependencies = stream->last.size();
     return kSuccess;
-  });
-}
-
-HIP_API int hipStreamUpdateCaptureDependencies(void* handle, void* const* nodes, size_t count, u32 flags) {
-  return guarded(kInvalidHandle, [&] {
-    if (flags > kSetDependencies) return set_error(kInvalidValue, "these flags do not exist");
-    const std::lock_guard lock(stream_mutex());
-    Stream* stream = find_stream(handle);
-    if (!stream || !stream->capture) return set_error(kIllegalState, "the stream is not capturing");
-    return guarded(kInvalidValue, [&] {
-      check_nodes(*stream->capture->graph, nodes, count);
-      if (flags == kSetDependencies) stream->last.clear();
-      join(stream->last, nodes_of(nodes, count));
-      return kSuccess;
-    });
   });
 }
 
@@ -386,80 +297,37 @@ HIP_API int hipGraphGetNodes(void* graph, void** nodes, size_t* count) {
 HIP_API int hipGraphNodeGetType(void* node, int* kind) {
   return guarded(kInvalidValue, [&] {
     if (!kind) throw Fault("the result's address is null");
-    *kind = static_cast<int>(node_of(node).kind);
+    *kind = static_cast<int>(live_one<Node>(node, "node").kind);
     return kSuccess;
   });
 }
 
 HIP_API int hipGraphInstantiate(void** out, void* graph, void*, char*, size_t) { return instantiate(out, graph); }
-HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long long flags) {
-  return instantiate(out, graph, flags);
-}
-HIP_API int hipGraphInstantiateWithParams(void** out, void* graph, InstantiateParams* p) {
-  if (!p) return set_error(kInvalidValue, "the parameters are null");
-  p->failed = nullptr;
-  const Error error = instantiate(out, graph, p->flags);
-  p->result = error ? kInstantiateError : 0;
-  return error;
-}
-HIP_API int hipGraphExecGetFlags(void* executable, unsigned long long* flags) {
-  return guarded(kInvalidValue, [&] {
-    if (!flags) throw Fault("the result's address is null");
-    *flags = executable_of(executable).flags;
-    return kSuccess;
-  });
+HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long long) {
+  return instantiate(out, graph);
 }
 
-HIP_API int hipGraphNodeSetEnabled(void* executable, void* node, u32 enabled) {
-  return guarded(kInvalidValue, [&] {
-    Executable& e = executable_of(executable);
-    const size_t place = place_of(e, node);
-    if (e.kinds[place] != NodeKind::kernel && e.kinds[place] != NodeKind::copy && e.kinds[place] != NodeKind::fill) {
-      throw Fault("only kernels, copies and fills can be disabled");
-    }
-    const auto disabled = e.disabled.find(place);
-    if (enabled && disabled != e.disabled.end()) {
-      set_work(e, place, std::move(disabled->second));
-      e.disabled.erase(disabled);
-    } else if (!enabled && disabled == e.disabled.end()) {
-      e.disabled.emplace(place, (*e.works)[place]);
-      set_work(e, place, [] { return kSuccess; });
-    }
-    return kSuccess;
-  });
-}
-HIP_API int hipGraphNodeGetEnabled(void* executable, void* node, u32* enabled) {
-  return guarded(kInvalidValue, [&] {
-    if (!enabled) throw Fault("the result's address is null");
-    const Executable& e = executable_of(executable);
-    *enabled = !e.disabled.count(place_of(e, node));
-    return kSuccess;
-  });
-}
-
-// The works of a graph of the same shape: nodes of the same kinds in the same order, after the same ones.
+// The works of a graph of the same shape: nodes of the same kinds in the same order, after the same ones. Launches that
+// have not run yet keep the old ones.
 HIP_API int hipGraphExecUpdate(void* executable, void* graph, void** failed, int* result) {
   return guarded(kInvalidValue, [&] {
     Executable& e = executable_of(executable);
-    const Graph& from = graph_of(graph);
-    const std::vector<const Node*> order = run_order(from);
+    Graph& from = graph_of(graph);
     if (failed) *failed = nullptr;
-    const auto refuse = [&](int why, const Node* node) {
+    const auto refuse = [&](int why, Node* node) {
       if (result) *result = why;
-      if (failed) *failed = const_cast<Node*>(node);
+      if (failed) *failed = node;
       return set_error(kExecUpdateFailure, "the graph has another shape than the executable one");
     };
-    if (order.size() != e.kinds.size()) return refuse(kOtherTopology, nullptr);
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (order[i]->kind != e.kinds[i]) return refuse(kOtherKind, order[i]);
+    if (from.nodes.size() != e.kinds.size()) return refuse(kOtherTopology, nullptr);
+    const auto shape = shape_of(from);
+    size_t i = 0;
+    for (Node& node : from.nodes) {
+      if (node.kind != e.kinds[i]) return refuse(kOtherKind, &node);
+      if (shape[i] != e.shape[i]) return refuse(kOtherTopology, &node);
+      ++i;
     }
-    const auto shape = shape_of(order);
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (shape[i] != e.shape[i]) return refuse(kOtherTopology, order[i]);
-    }
-    auto works = std::make_shared<Works>(works_of(from));
-    for (auto& [place, work] : e.disabled) work = std::exchange((*works)[place], [] { return kSuccess; });
-    e.works = std::move(works);
+    e.works = std::make_shared<const Works>(works_of(from));
     if (result) *result = 0;
     return kSuccess;
   });
@@ -480,9 +348,7 @@ HIP_API int hipGraphUpload(void* executable, void*) {
 
 HIP_API int hipGraphDestroy(void* graph) {
   return guarded(kInvalidValue, [&] {
-    Graph& own = graph_of(graph);
-    if (own.is_child) throw Fault("the graph is a node's, and destroyed with it");
-    delete &own;
+    delete &graph_of(graph);
     return kSuccess;
   });
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "hip/defer.h"
-#include "hip/graph_params.h"
 #include "names.h"
 #include "report.h"
 #include "settings.h"
@@ -118,14 +117,12 @@ Work work_of(const Function& f, const Launch& l, std::string kernarg) {
   };
 }
 
-// `handle`: what the program calls the kernel, which a captured node tells again.
 Error check_arguments(const Kernel& kernel, void* const* params, void* const* extra) {
   if (params || extra || kernel.args.empty()) return kSuccess;
   return set_error(kInvalidValue, "kernel " + short_name(kernel.name) + " takes arguments, and is given none");
 }
 
-Error launch(const Function& f, const void* handle, const Launch& l, void* const* params,
-             void* const* extra = nullptr) {
+Error launch(const Function& f, const Launch& l, void* const* params, void* const* extra = nullptr) {
   if (const Error error = check_arguments(*f.kernel, params, extra)) return error;
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   if (deferring() || l.cooperative) check(request_of(f, l, kernarg));
@@ -133,21 +130,19 @@ Error launch(const Function& f, const void* handle, const Launch& l, void* const
     return set_error(kCooperativeTooLarge,
                      "the grid of kernel " + short_name(f.kernel->name) + " does not fit the device at once");
   }
-  const KernelParams told{l.block, const_cast<void**>(extra), const_cast<void*>(handle), l.grid,
-                          const_cast<void**>(params), static_cast<u32>(l.lds_bytes)};
-  return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)), [&] { return kept_params(told); });
+  return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)));
 }
 
 Error launch_stub(const void* stub, const Launch& l, void* const* params) {
   return guarded(kLaunchFailure, [&] {
-    if (live<Function>().has(stub)) return launch(function_of(stub), stub, l, params);
-    return launch(registered_function(stub, device_of(l.stream)), stub, l, params);
+    if (live<Function>().has(stub)) return launch(function_of(stub), l, params);
+    return launch(registered_function(stub, device_of(l.stream)), l, params);
   });
 }
 
 Error launch_function(void* f, const Launch& l, void* const* params, void* const* extra = nullptr) {
   if (!live<Function>().has(f)) return set_error(kInvalidHandle, "this is not a live function");
-  return guarded(kLaunchFailure, [&] { return launch(function_of(f), f, l, params, extra); });
+  return guarded(kLaunchFailure, [&] { return launch(function_of(f), l, params, extra); });
 }
 
 Error groups_of(Dim3 size, Dim3 block, Dim3& grid) {
@@ -211,15 +206,6 @@ Error between(void* start, void* stop, void* stream, Body&& body) {
 }
 
 }  // namespace
-
-Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra) {
-  const Function f = kernel_of(stub);
-  if (const Error error = check_arguments(*f.kernel, params, extra)) throw NodeError(error);
-  std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
-  const Launch l{grid, block, lds_bytes, nullptr};
-  check(request_of(f, l, kernarg));
-  return work_of(f, l, std::move(kernarg));
-}
 
 HIP_API int __hipPushCallConfiguration(Dim3 grid, Dim3 block, size_t lds_bytes, void* stream) {
   configurations.push_back({grid, block, lds_bytes, stream});

@@ -103,6 +103,15 @@ std::optional<Place> find(const void* pointer) {
   return Place{*range, found == all.by_base.end() ? Allocation{kDevice, current_device(), 0} : found->second};
 }
 
+// All of it lies in one known allocation; a negative device is the host.
+Error check_range(const void* pointer, size_t bytes, int device) {
+  const auto place = find(pointer);
+  if (!place || bytes == 0 || bytes > place->range.base + place->range.bytes - address_of(pointer)) {
+    return set_error(kInvalidValue, "the memory is not in one known allocation");
+  }
+  return device < 0 ? kSuccess : check_device(device);
+}
+
 struct PointerAttributes {                       // hipPointerAttribute_t
   int type, device;
   void *device_pointer, *host_pointer;
@@ -154,6 +163,7 @@ HIP_API int hipHostMalloc(void** out, size_t bytes, u32 flags) {
 }
 
 HIP_API int hipMallocHost(void** out, size_t bytes) { return allocate(out, bytes, "hipMallocHost", kHost); }
+HIP_API int hipMemAllocHost(void** out, size_t bytes) { return allocate(out, bytes, "hipMemAllocHost", kHost); }
 HIP_API int hipHostAlloc(void** out, size_t bytes, u32 flags) {
   return allocate_host(out, bytes, "hipHostAlloc", flags);
 }
@@ -216,6 +226,24 @@ HIP_API int hipMemGetAddressRange(void** base, size_t* bytes, void* pointer) {
   if (base) *base = reinterpret_cast<void*>(place->range.base);
   if (bytes) *bytes = place->range.bytes;
   return kSuccess;
+}
+
+HIP_API int hipMemPtrGetInfo(void* pointer, size_t* bytes) {
+  const auto place = find(pointer);
+  if (!bytes || !place) return set_error(kInvalidValue, "the pointer is in no known allocation");
+  *bytes = place->range.bytes;
+  return kSuccess;
+}
+
+// Advice and prefetches change nothing where host and device share their memory.
+HIP_API int hipMemAdvise(const void* pointer, size_t bytes, int advice, int device) {
+  if (const Error error = check_range(pointer, bytes, device)) return error;
+  const bool is_known = (advice >= 1 && advice <= 6) || advice == 100 || advice == 101;
+  return is_known ? kSuccess : set_error(kInvalidValue, "this advice is none of hipMemoryAdvise");
+}
+HIP_API int hipMemPrefetchAsync(const void* pointer, size_t bytes, int device, void* stream) {
+  if (const Error error = check_range(pointer, bytes, device)) return error;
+  return guarded(kInvalidHandle, [&] { return submit(stream, NodeKind::empty, [] { return kSuccess; }); });
 }
 
 HIP_API int hipPointerGetAttributes(PointerAttributes* out, const void* pointer) {

@@ -6,7 +6,6 @@
 #include <iterator>
 
 #include "hip/defer.h"
-#include "hip/module.h"
 
 namespace sim::hip {
 namespace {
@@ -57,14 +56,6 @@ int attribute(const Kernel& k, int which) {
 const Function& function_of(const void* handle) { return live_one<Function>(handle, "function"); }
 
 Function kernel_of(const void* f) { return live<Function>().has(f) ? function_of(f) : registered_function(f); }
-
-std::vector<std::string> kernel_names(void* module) {
-  std::vector<std::string> names;
-  for (const Kernel& kernel : loaded(module).code->kernels) names.push_back(kernel.name);
-  return names;
-}
-
-const Code& module_code(void* module) { return *loaded(module).code; }
 
 HIP_API int hipModuleLoadData(void** module, const void* image) {
   return guarded(kInvalidImage, [&] {
@@ -150,6 +141,19 @@ HIP_API int hipFuncGetAttributes(FuncAttributes* out, const void* stub) {
     *out = {94, 0, 0, k.private_bytes, attribute(k, 8), attribute(k, 0), attribute(k, 4), 0, 94, k.lds_bytes};
     return kSuccess;
   });
+}
+
+// Names for tracers. A stub is the host function of a kernel that the program is linked with.
+HIP_API const char* hipKernelNameRef(void* function) {
+  return live<Function>().has(function) ? function_of(function).kernel->name.c_str() : nullptr;
+}
+HIP_API const char* hipKernelNameRefByPtr(const void* stub, void*) {
+  const char* name = nullptr;
+  guarded(kInvalidDeviceFunction, [&] {
+    name = kernel_of(stub).kernel->name.c_str();
+    return kSuccess;
+  });
+  return name;
 }
 
 // There is one division of LDS and cache.

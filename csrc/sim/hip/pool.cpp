@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "hip/defer.h"
-#include "hip/graph_params.h"
 #include "hip/memory.h"
 #include "run/memory.h"
 
@@ -17,7 +16,6 @@ constexpr int kFirstFlag = 1, kLastFlag = 3, kReleaseThreshold = 4, kReserved = 
               kUsedHigh = 8;                     // hipMemPoolAttr
 constexpr int kPinned = 1, kUncached = 0x40000000;       // hipMemAllocationType
 constexpr int kAtDevice = 1;                     // hipMemLocationTypeDevice
-constexpr int kNone = 0, kRead = 1, kReadWrite = 3;      // hipMemAccessFlags
 constexpr int kMaxDevices = 64;
 
 struct Pool {
@@ -25,18 +23,19 @@ struct Pool {
   size_t most = 0;                               // 0: no limit
   std::mutex mutex = {};
   std::array<int, kLastFlag + 1> flags{0, 1, 1, 1};      // reuse of memory: allowed, as HIP's default is
-  std::map<int, int> accesses = {};              // other devices, and their access
   u64 threshold = 0, used = 0, used_high = 0, reserved = 0, reserved_high = 0;
 
   void keep(u64 bytes) { reserved = std::max(used, std::min(reserved, bytes)); }
 };
 using PoolPtr = std::shared_ptr<Pool>;
 
-struct Location { int type, id; };               // hipMemLocation
-struct Access {                                  // hipMemAccessDesc
-  Location location;
-  int flags;
+struct PoolParams {                              // hipMemPoolProps
+  int type, handle_types, location_type, device;
+  void* security;
+  size_t most;
+  char reserved[56];
 };
+static_assert(sizeof(PoolParams) == 88);
 
 struct Pools {
   std::mutex mutex;
@@ -103,12 +102,14 @@ Lease lease_of(const PoolPtr& pool, size_t bytes) {
           }};
 }
 
+// The memory is there from now on, at an address that stays, until graph and executables are gone.
 Error allocate_node(void** out, size_t bytes, void* stream) {
-  AllocateParams p{};
-  p.bytes = bytes;
-  Content content = content_of(&p);
-  const Error error = submit(stream, content.kind, content.work, [&] { return content.params; });
-  if (!error) *out = p.pointer;
+  void* pointer = nullptr;
+  if (const Error error = allocate_device(&pointer, bytes, "a graph's allocation")) return error;
+  const std::string name = memory().find(reinterpret_cast<u64>(pointer))->name;
+  const std::shared_ptr<void> block(pointer, [name](void* own) { release_quietly(own, name); });
+  const Error error = submit(stream, NodeKind::allocate, [block] { return kSuccess; });
+  if (!error) *out = pointer;
   return error;
 }
 
@@ -220,31 +221,6 @@ HIP_API int hipMemPoolTrimTo(void* handle, size_t bytes) {
   });
 }
 
-// The devices share the host's memory: each reaches all of it, and what is set here is remembered only.
-HIP_API int hipMemPoolSetAccess(void* handle, const Access* accesses, size_t count) {
-  return with_pool(handle, [&](Pool& pool) {
-    if (!accesses || count == 0) throw Fault("there is no access to set");
-    for (size_t i = 0; i < count; ++i) {
-      const Access& a = accesses[i];
-      if (a.flags != kNone && a.flags != kRead && a.flags != kReadWrite) throw Fault("this access does not exist");
-      if (a.location.type != kAtDevice) throw Fault("access is a device's");
-      if (const Error error = check_device(a.location.id)) return error;
-      if (a.location.id == pool.device && a.flags != kReadWrite) throw Fault("a device has access to its own memory");
-    }
-    for (size_t i = 0; i < count; ++i) pool.accesses[accesses[i].location.id] = accesses[i].flags;
-    return kSuccess;
-  });
-}
-HIP_API int hipMemPoolGetAccess(int* flags, void* handle, const Location* location) {
-  return with_pool(handle, [&](const Pool& pool) {
-    if (!flags || !location || location->type != kAtDevice) throw Fault("no device, or the result's address is null");
-    if (const Error error = check_device(location->id)) return error;
-    const auto set = pool.accesses.find(location->id);
-    *flags = location->id == pool.device ? kReadWrite : set == pool.accesses.end() ? kNone : set->second;
-    return kSuccess;
-  });
-}
-
 HIP_API int hipMallocAsync(void** out, size_t bytes, void* stream) {
   return allocate_from(current_pool(current_device()), out, bytes, stream);
 }
@@ -256,9 +232,10 @@ HIP_API int hipFreeAsync(void* pointer, void* stream) {
   if (!pointer) return kSuccess;
   return guarded(kInvalidHandle, [&] {
     if (is_capturing(stream)) {
-      const ReleaseParams p{pointer};
-      Content content = content_of(&p);
-      return submit(stream, content.kind, content.work, [&] { return content.params; });
+      if (!memory().find(reinterpret_cast<u64>(pointer))) {
+        return set_error(kInvalidValue, "the node frees no known memory");
+      }
+      return submit(stream, NodeKind::release, [] { return kSuccess; });
     }
     if (!deferring()) return release_device(pointer);
     return submit(stream, NodeKind::host, [pointer] { return release_device(pointer); });

@@ -5,7 +5,6 @@
 #include <unordered_set>
 
 #include "hip/defer.h"
-#include "hip/graph_params.h"
 
 namespace sim::hip {
 namespace {
@@ -103,11 +102,6 @@ Stream* find_stream(void* handle) {
   return static_cast<Stream*>(handle);
 }
 
-Attributes& attributes_of(Stream* stream) {
-  static auto* of_default = new Attributes;
-  return stream ? stream->attributes : *of_default;
-}
-
 int device_of(void* handle) {
   if (!handle || handle == kLegacy || handle == kPerThread) return current_device();
   const std::lock_guard lock(stream_mutex());
@@ -118,13 +112,6 @@ HIP_API int hipStreamCreate(void** stream) { return create_stream(stream, 0, 0);
 HIP_API int hipStreamCreateWithFlags(void** stream, u32 flags) { return create_stream(stream, flags, 0); }
 HIP_API int hipStreamCreateWithPriority(void** stream, u32 flags, int priority) {
   return create_stream(stream, flags, priority);
-}
-// The mask of compute units changes no result.
-HIP_API int hipExtStreamCreateWithCUMask(void** stream, u32 words, const u32* mask) {
-  if (words && !mask) return set_error(kInvalidValue, "the mask is null");
-  const Error error = create_stream(stream, 0, 0);
-  if (error == kSuccess) static_cast<Stream*>(*stream)->cu_mask.assign(mask, mask + words);
-  return error;
 }
 
 HIP_API int hipStreamDestroy(void* handle) {
@@ -211,6 +198,29 @@ HIP_API int hipStreamGetDevice(void* handle, int* device) {
   });
 }
 
+// Every stream has all compute units.
+HIP_API int hipExtStreamGetCUMask(void* handle, u32 words, u32* mask) {
+  if (!mask || words == 0) return set_error(kInvalidValue, "there is no room for the mask");
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    find_stream(handle);
+    for (u32 i = 0; i < words; ++i) {
+      const int left = kNumCus - 32 * static_cast<int>(i);
+      mask[i] = left >= 32 ? ~u32{0} : left > 0 ? (u32{1} << left) - 1 : 0;
+    }
+    return kSuccess;
+  });
+}
+
+HIP_API int hipGetStreamDeviceId(void* handle) {
+  int device = -1;
+  guarded(kInvalidHandle, [&] {
+    device = device_of(handle);
+    return kSuccess;
+  });
+  return device;
+}
+
 HIP_API int hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = kLowest;
   if (greatest) *greatest = kHighest;
@@ -224,7 +234,7 @@ HIP_API int hipLaunchHostFunc(void* stream, void (*fn)(void*), void* data) {
       fn(data);
       return kSuccess;
     };
-    return submit(stream, NodeKind::host, call, [=] { return HostParams{fn, data}; });
+    return submit(stream, NodeKind::host, call);
   });
 }
 

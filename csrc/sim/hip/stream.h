@@ -2,9 +2,6 @@
 // Streams, and the one door through which work on a stream passes: it runs at once, or a graph that is captured keeps
 // it.
 #pragma once
-#include <any>
-#include <array>
-#include <atomic>
 #include <functional>
 #include <list>
 #include <map>
@@ -17,24 +14,18 @@
 
 namespace sim::hip {
 
-enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4, empty = 5, wait_event = 6,
-                            record_event = 7, allocate = 10, release = 11, memory_operation = 14 };  // hipGraphNodeType
+enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4, empty = 5, allocate = 10,
+                            release = 11 };      // hipGraphNodeType
 using Work = std::function<Error()>;
 
-struct Graph;
 struct Node {
   NodeKind kind;
   Work work;
-  std::vector<const Node*> after;                // it depends on these
-  std::any params = {};                          // parameters, if a call of its own made the node: graph_params.h
-  Graph* graph = nullptr;
+  std::vector<const Node*> after;                // it depends on these, which were captured before it
 };
 
 struct Graph {
-  std::list<Node> nodes = {};                    // their addresses are handles
-  std::map<const Node*, Node*> copies = {};      // in a clone: node of the original → its own
-  std::vector<std::shared_ptr<void>> owned = {}; // user objects
-  bool is_child = false;                         // a node's: destroyed with it
+  std::list<Node> nodes = {};                    // in the order of their capture; their addresses are handles
   std::weak_ptr<void> executable = {};           // the last that was made of it
 
   Graph() { live<Graph>().add(this); }
@@ -44,7 +35,6 @@ struct Graph {
     live<Graph>().drop(this);
   }
   Node& add(Node node) {
-    node.graph = this;
     nodes.push_back(std::move(node));
     live<Node>().add(&nodes.back());
     return nodes.back();
@@ -56,8 +46,7 @@ using Clock = std::map<const Stream*, u64>;      // per stream: how much of its 
 
 // One capture: the stream that began it, and those that have joined it by waiting for its events.
 struct Capture {
-  std::unique_ptr<Graph> made;                   // null where the program has brought the graph
-  Graph* graph;
+  std::unique_ptr<Graph> graph = std::make_unique<Graph>();
   const Stream* origin;
   int mode;                                      // a hipStreamCaptureMode
   std::thread::id thread;
@@ -67,27 +56,16 @@ struct Capture {
   std::string broken;                            // why it can only fail; empty = it has not
 };
 
-using Attributes = std::map<int, std::array<char, 64>>;      // hipLaunchAttributeID → hipLaunchAttributeValue
-
-inline u64 next_stream_id() {
-  static std::atomic<u64> last{0};
-  return ++last;
-}
-
 struct Stream {
   u32 flags = 0;
   int priority = 0, device = 0;
   std::shared_ptr<Capture> capture;
   Clock clock;
   std::vector<const Node*> last = {};            // while it captures: its next node comes after these
-  u64 id = next_stream_id();
-  Attributes attributes = {};
-  std::vector<u32> cu_mask = {};                 // empty: all
 };
 
-// Runs `work`, or adds it to the graph that the stream is capturing; `params` makes what a captured node tells of
-// itself (graph_params.h).
-Error submit(void* stream, NodeKind kind, Work work, const std::function<std::any()>& params = {});
+// Runs `work`, or adds it to the graph that the stream is capturing.
+Error submit(void* stream, NodeKind kind, Work work);
 bool is_capturing(void* stream);
 // A capturing stream is destroyed: its capture can only fail, and ends at once when it is the one that began it. Needs
 // stream_mutex().
@@ -101,8 +79,6 @@ int device_of(void* stream);
 std::mutex& stream_mutex();                      // guards every Stream and Capture
 // A live stream, null for the default one; throws Fault. Needs stream_mutex().
 Stream* find_stream(void* handle);
-// Those of the default stream for null. Needs stream_mutex().
-Attributes& attributes_of(Stream* stream);
 // Captures in progress. Needs stream_mutex().
 std::vector<std::shared_ptr<Capture>>& captures();
 

@@ -17,146 +17,186 @@ Error refuse(const char* function, const char* subject, std::atomic<bool>& told)
 
 }  // namespace
 
-#define AITER_LIKE_UNSUPPORTED(function, subject) \
-  HIP_API int function() {                        \
-    static std::atomic<bool> told{false};         \
-    return refuse(#function, subject, told);      \
+#define AITER_LIKE_REFUSE(subject, function)   \
+  HIP_API int function() {                     \
+    static std::atomic<bool> told{false};      \
+    return refuse(#function, subject, told);   \
   }
+// Each of the functions refuses. A macro does not expand itself, so the next one is named by another macro, which the
+// rescans of AITER_LIKE_RESCAN come across.
+#define AITER_LIKE_RESCAN(...) AITER_LIKE_RESCAN3(AITER_LIKE_RESCAN3(AITER_LIKE_RESCAN3(__VA_ARGS__)))
+#define AITER_LIKE_RESCAN3(...) AITER_LIKE_RESCAN2(AITER_LIKE_RESCAN2(AITER_LIKE_RESCAN2(__VA_ARGS__)))
+#define AITER_LIKE_RESCAN2(...) AITER_LIKE_RESCAN1(AITER_LIKE_RESCAN1(AITER_LIKE_RESCAN1(__VA_ARGS__)))
+#define AITER_LIKE_RESCAN1(...) AITER_LIKE_RESCAN0(AITER_LIKE_RESCAN0(AITER_LIKE_RESCAN0(__VA_ARGS__)))
+#define AITER_LIKE_RESCAN0(...) __VA_ARGS__
+#define AITER_LIKE_NO_ARGUMENTS ()
+#define AITER_LIKE_NEXT() AITER_LIKE_REFUSE_EACH
+#define AITER_LIKE_REFUSE_EACH(subject, function, ...) \
+  AITER_LIKE_REFUSE(subject, function)                 \
+  __VA_OPT__(AITER_LIKE_NEXT AITER_LIKE_NO_ARGUMENTS(subject, __VA_ARGS__))
+#define AITER_LIKE_UNSUPPORTED(subject, ...) AITER_LIKE_RESCAN(AITER_LIKE_REFUSE_EACH(subject, __VA_ARGS__))
 
-constexpr const char* kTextures = "textures, surfaces and mipmaps: gfx942 has no image instructions";
-AITER_LIKE_UNSUPPORTED(hipBindTexture, kTextures)
-AITER_LIKE_UNSUPPORTED(hipBindTexture2D, kTextures)
-AITER_LIKE_UNSUPPORTED(hipBindTextureToArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipBindTextureToMipmappedArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipCreateSurfaceObject, kTextures)
-AITER_LIKE_UNSUPPORTED(hipCreateTextureObject, kTextures)
-AITER_LIKE_UNSUPPORTED(hipDestroySurfaceObject, kTextures)
-AITER_LIKE_UNSUPPORTED(hipDestroyTextureObject, kTextures)
-AITER_LIKE_UNSUPPORTED(hipDeviceGetTexture1DLinearMaxWidth, kTextures)
-AITER_LIKE_UNSUPPORTED(hipExternalMemoryGetMappedMipmappedArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipFreeMipmappedArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipGetMipmappedArrayLevel, kTextures)
-AITER_LIKE_UNSUPPORTED(hipGetTextureAlignmentOffset, kTextures)
-AITER_LIKE_UNSUPPORTED(hipGetTextureObjectResourceDesc, kTextures)
-AITER_LIKE_UNSUPPORTED(hipGetTextureObjectResourceViewDesc, kTextures)
-AITER_LIKE_UNSUPPORTED(hipGetTextureObjectTextureDesc, kTextures)
-AITER_LIKE_UNSUPPORTED(hipGetTextureReference, kTextures)
-AITER_LIKE_UNSUPPORTED(hipMallocMipmappedArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipMemMapArrayAsync, kTextures)
-AITER_LIKE_UNSUPPORTED(hipMipmappedArrayCreate, kTextures)
-AITER_LIKE_UNSUPPORTED(hipMipmappedArrayDestroy, kTextures)
-AITER_LIKE_UNSUPPORTED(hipMipmappedArrayGetLevel, kTextures)
-AITER_LIKE_UNSUPPORTED(hipMipmappedArrayGetMemoryRequirements, kTextures)
-AITER_LIKE_UNSUPPORTED(hipModuleGetTexRef, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexObjectCreate, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexObjectDestroy, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexObjectGetResourceDesc, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexObjectGetResourceViewDesc, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexObjectGetTextureDesc, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetAddress, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetAddressMode, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetBorderColor, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetFilterMode, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetFlags, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetFormat, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetMaxAnisotropy, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetMipMappedArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetMipmapFilterMode, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetMipmapLevelBias, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefGetMipmapLevelClamp, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetAddress, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetAddress2D, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetAddressMode, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetBorderColor, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetFilterMode, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetFlags, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetFormat, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetMaxAnisotropy, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetMipmapFilterMode, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetMipmapLevelBias, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetMipmapLevelClamp, kTextures)
-AITER_LIKE_UNSUPPORTED(hipTexRefSetMipmappedArray, kTextures)
-AITER_LIKE_UNSUPPORTED(hipUnbindTexture, kTextures)
+AITER_LIKE_UNSUPPORTED(
+    "textures, surfaces and mipmaps: gfx942 has no image instructions",
+    hipBindTexture, hipBindTexture2D, hipBindTextureToArray, hipBindTextureToMipmappedArray, hipCreateSurfaceObject,
+    hipCreateTextureObject, hipDestroySurfaceObject, hipDestroyTextureObject, hipDeviceGetTexture1DLinearMaxWidth,
+    hipExternalMemoryGetMappedMipmappedArray, hipFreeMipmappedArray, hipGetMipmappedArrayLevel,
+    hipGetTextureAlignmentOffset, hipGetTextureObjectResourceDesc, hipGetTextureObjectResourceViewDesc,
+    hipGetTextureObjectTextureDesc, hipGetTextureReference, hipMallocMipmappedArray, hipMemMapArrayAsync,
+    hipMipmappedArrayCreate, hipMipmappedArrayDestroy, hipMipmappedArrayGetLevel,
+    hipMipmappedArrayGetMemoryRequirements, hipModuleGetTexRef, hipTexObjectCreate, hipTexObjectDestroy,
+    hipTexObjectGetResourceDesc, hipTexObjectGetResourceViewDesc, hipTexObjectGetTextureDesc, hipTexRefGetAddress,
+    hipTexRefGetAddressMode, hipTexRefGetArray, hipTexRefGetBorderColor, hipTexRefGetFilterMode, hipTexRefGetFlags,
+    hipTexRefGetFormat, hipTexRefGetMaxAnisotropy, hipTexRefGetMipMappedArray, hipTexRefGetMipmapFilterMode,
+    hipTexRefGetMipmapLevelBias, hipTexRefGetMipmapLevelClamp, hipTexRefSetAddress, hipTexRefSetAddress2D,
+    hipTexRefSetAddressMode, hipTexRefSetArray, hipTexRefSetBorderColor, hipTexRefSetFilterMode, hipTexRefSetFlags,
+    hipTexRefSetFormat, hipTexRefSetMaxAnisotropy, hipTexRefSetMipmapFilterMode, hipTexRefSetMipmapLevelBias,
+    hipTexRefSetMipmapLevelClamp, hipTexRefSetMipmappedArray, hipUnbindTexture)
 
-constexpr const char* kOldStructure = "the structure of ROCm 5 (the headers of ROCm 6 and later call …R0600)";
-AITER_LIKE_UNSUPPORTED(hipChooseDevice, kOldStructure)
-AITER_LIKE_UNSUPPORTED(hipGetDeviceProperties, kOldStructure)
+AITER_LIKE_UNSUPPORTED(
+    "the structure of ROCm 5 (the headers of ROCm 6 and later call …R0600)",
+    hipChooseDevice, hipGetDeviceProperties)
 
-constexpr const char* kForeign = "memory and semaphores of other interfaces";
-AITER_LIKE_UNSUPPORTED(hipDestroyExternalMemory, kForeign)
-AITER_LIKE_UNSUPPORTED(hipDestroyExternalSemaphore, kForeign)
-AITER_LIKE_UNSUPPORTED(hipExternalMemoryGetMappedBuffer, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphAddExternalSemaphoresSignalNode, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphAddExternalSemaphoresWaitNode, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphExecExternalSemaphoresSignalNodeSetParams, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphExecExternalSemaphoresWaitNodeSetParams, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphExternalSemaphoresSignalNodeGetParams, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphExternalSemaphoresSignalNodeSetParams, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphExternalSemaphoresWaitNodeGetParams, kForeign)
-AITER_LIKE_UNSUPPORTED(hipGraphExternalSemaphoresWaitNodeSetParams, kForeign)
-AITER_LIKE_UNSUPPORTED(hipImportExternalMemory, kForeign)
-AITER_LIKE_UNSUPPORTED(hipImportExternalSemaphore, kForeign)
-AITER_LIKE_UNSUPPORTED(hipSignalExternalSemaphoresAsync, kForeign)
-AITER_LIKE_UNSUPPORTED(hipWaitExternalSemaphoresAsync, kForeign)
+AITER_LIKE_UNSUPPORTED(
+    "memory and semaphores of other interfaces",
+    hipDestroyExternalMemory, hipDestroyExternalSemaphore, hipExternalMemoryGetMappedBuffer,
+    hipGraphAddExternalSemaphoresSignalNode, hipGraphAddExternalSemaphoresWaitNode,
+    hipGraphExecExternalSemaphoresSignalNodeSetParams, hipGraphExecExternalSemaphoresWaitNodeSetParams,
+    hipGraphExternalSemaphoresSignalNodeGetParams, hipGraphExternalSemaphoresSignalNodeSetParams,
+    hipGraphExternalSemaphoresWaitNodeGetParams, hipGraphExternalSemaphoresWaitNodeSetParams, hipImportExternalMemory,
+    hipImportExternalSemaphore, hipSignalExternalSemaphoresAsync, hipWaitExternalSemaphoresAsync)
 
-constexpr const char* kParts = "parts of a device as a context";
-AITER_LIKE_UNSUPPORTED(hipDevResourceGenerateDesc, kParts)
-AITER_LIKE_UNSUPPORTED(hipDevSmResourceSplit, kParts)
-AITER_LIKE_UNSUPPORTED(hipDevSmResourceSplitByCount, kParts)
-AITER_LIKE_UNSUPPORTED(hipDeviceGetDevResource, kParts)
-AITER_LIKE_UNSUPPORTED(hipDeviceGetExecutionCtx, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxDestroy, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxGetDevResource, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxGetDevice, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxGetId, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxRecordEvent, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxStreamCreate, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxSynchronize, kParts)
-AITER_LIKE_UNSUPPORTED(hipExecutionCtxWaitEvent, kParts)
-AITER_LIKE_UNSUPPORTED(hipGreenCtxCreate, kParts)
-AITER_LIKE_UNSUPPORTED(hipStreamGetDevResource, kParts)
+AITER_LIKE_UNSUPPORTED(
+    "parts of a device as a context",
+    hipDevResourceGenerateDesc, hipDevSmResourceSplit, hipDevSmResourceSplitByCount, hipDeviceGetDevResource,
+    hipDeviceGetExecutionCtx, hipExecutionCtxDestroy, hipExecutionCtxGetDevResource, hipExecutionCtxGetDevice,
+    hipExecutionCtxGetId, hipExecutionCtxRecordEvent, hipExecutionCtxStreamCreate, hipExecutionCtxSynchronize,
+    hipExecutionCtxWaitEvent, hipGreenCtxCreate, hipStreamGetDevResource)
 
-constexpr const char* kBatches = "many at a time";
-AITER_LIKE_UNSUPPORTED(hipDrvMemDiscardAndPrefetchBatchAsync, kBatches)
-AITER_LIKE_UNSUPPORTED(hipDrvMemDiscardBatchAsync, kBatches)
-AITER_LIKE_UNSUPPORTED(hipMemDiscardAndPrefetchBatchAsync, kBatches)
-AITER_LIKE_UNSUPPORTED(hipMemDiscardBatchAsync, kBatches)
-AITER_LIKE_UNSUPPORTED(hipMemcpy3DBatchAsync, kBatches)
+AITER_LIKE_UNSUPPORTED(
+    "many at a time",
+    hipDrvMemDiscardAndPrefetchBatchAsync, hipDrvMemDiscardBatchAsync, hipMemDiscardAndPrefetchBatchAsync,
+    hipMemDiscardBatchAsync, hipMemPrefetchBatchAsync, hipMemcpy3DBatchAsync, hipMemcpyBatchAsync)
 
-constexpr const char* kLog = "the runtime's own log";
-AITER_LIKE_UNSUPPORTED(hipExtDisableLogging, kLog)
-AITER_LIKE_UNSUPPORTED(hipExtEnableLogging, kLog)
-AITER_LIKE_UNSUPPORTED(hipExtSetLoggingParams, kLog)
+AITER_LIKE_UNSUPPORTED(
+    "the runtime's own log",
+    hipExtDisableLogging, hipExtEnableLogging, hipExtSetLoggingParams)
 
-constexpr const char* kNodes = "nodes of memory operations (hipStreamBatchMemOp is there)";
-AITER_LIKE_UNSUPPORTED(hipGraphAddBatchMemOpNode, kNodes)
-AITER_LIKE_UNSUPPORTED(hipGraphBatchMemOpNodeGetParams, kNodes)
-AITER_LIKE_UNSUPPORTED(hipGraphBatchMemOpNodeSetParams, kNodes)
-AITER_LIKE_UNSUPPORTED(hipGraphExecBatchMemOpNodeSetParams, kNodes)
+AITER_LIKE_UNSUPPORTED(
+    "graphs made or changed node by node: hipStreamBeginCapture and hipGraphExecUpdate are there",
+    hipDeviceGetGraphMemAttribute, hipDeviceGraphMemTrim, hipDeviceSetGraphMemAttribute, hipDrvGraphAddMemFreeNode,
+    hipDrvGraphAddMemcpyNode, hipDrvGraphAddMemsetNode, hipDrvGraphExecMemcpyNodeSetParams,
+    hipDrvGraphExecMemsetNodeSetParams, hipDrvGraphMemcpyNodeGetParams, hipDrvGraphMemcpyNodeSetParams,
+    hipGraphAddBatchMemOpNode, hipGraphAddChildGraphNode, hipGraphAddDependencies, hipGraphAddEmptyNode,
+    hipGraphAddEventRecordNode, hipGraphAddEventWaitNode, hipGraphAddHostNode, hipGraphAddKernelNode,
+    hipGraphAddMemAllocNode, hipGraphAddMemFreeNode, hipGraphAddMemcpyNode, hipGraphAddMemcpyNode1D,
+    hipGraphAddMemcpyNodeFromSymbol, hipGraphAddMemcpyNodeToSymbol, hipGraphAddMemsetNode, hipGraphAddNode,
+    hipGraphBatchMemOpNodeGetParams, hipGraphBatchMemOpNodeSetParams, hipGraphChildGraphNodeGetGraph, hipGraphClone,
+    hipGraphCreate, hipGraphDebugDotPrint, hipGraphDestroyNode, hipGraphEventRecordNodeGetEvent,
+    hipGraphEventRecordNodeSetEvent, hipGraphEventWaitNodeGetEvent, hipGraphEventWaitNodeSetEvent,
+    hipGraphExecBatchMemOpNodeSetParams, hipGraphExecChildGraphNodeSetParams, hipGraphExecEventRecordNodeSetEvent,
+    hipGraphExecEventWaitNodeSetEvent, hipGraphExecGetFlags, hipGraphExecHostNodeSetParams,
+    hipGraphExecKernelNodeSetParams, hipGraphExecMemcpyNodeSetParams, hipGraphExecMemcpyNodeSetParams1D,
+    hipGraphExecMemcpyNodeSetParamsFromSymbol, hipGraphExecMemcpyNodeSetParamsToSymbol,
+    hipGraphExecMemsetNodeSetParams, hipGraphExecNodeSetParams, hipGraphGetEdges, hipGraphGetRootNodes,
+    hipGraphHostNodeGetParams, hipGraphHostNodeSetParams, hipGraphInstantiateWithParams,
+    hipGraphKernelNodeCopyAttributes, hipGraphKernelNodeGetAttribute, hipGraphKernelNodeGetParams,
+    hipGraphKernelNodeSetAttribute, hipGraphKernelNodeSetParams, hipGraphMemAllocNodeGetParams,
+    hipGraphMemFreeNodeGetParams, hipGraphMemcpyNodeGetParams, hipGraphMemcpyNodeSetParams,
+    hipGraphMemcpyNodeSetParams1D, hipGraphMemcpyNodeSetParamsFromSymbol, hipGraphMemcpyNodeSetParamsToSymbol,
+    hipGraphMemsetNodeGetParams, hipGraphMemsetNodeSetParams, hipGraphNodeFindInClone, hipGraphNodeGetDependencies,
+    hipGraphNodeGetDependentNodes, hipGraphNodeGetEnabled, hipGraphNodeSetEnabled, hipGraphNodeSetParams,
+    hipGraphReleaseUserObject, hipGraphRemoveDependencies, hipGraphRetainUserObject, hipStreamBeginCaptureToGraph,
+    hipStreamUpdateCaptureDependencies, hipUserObjectCreate, hipUserObjectRelease, hipUserObjectRetain)
 
-constexpr const char* kGraphics = "resources of graphics interfaces";
-AITER_LIKE_UNSUPPORTED(hipGraphicsMapResources, kGraphics)
-AITER_LIKE_UNSUPPORTED(hipGraphicsResourceGetMappedPointer, kGraphics)
-AITER_LIKE_UNSUPPORTED(hipGraphicsSubResourceGetMappedArray, kGraphics)
-AITER_LIKE_UNSUPPORTED(hipGraphicsUnmapResources, kGraphics)
-AITER_LIKE_UNSUPPORTED(hipGraphicsUnregisterResource, kGraphics)
+AITER_LIKE_UNSUPPORTED(
+    "resources of graphics interfaces",
+    hipGraphicsMapResources, hipGraphicsResourceGetMappedPointer, hipGraphicsSubResourceGetMappedArray,
+    hipGraphicsUnmapResources, hipGraphicsUnregisterResource)
 
-constexpr const char* kOther = "of no use here";
-AITER_LIKE_UNSUPPORTED(hipLibraryGetManaged, kOther)
+AITER_LIKE_UNSUPPORTED(
+    "of no use here",
+    hipLibraryGetManaged, hipOccupancyAvailableDynamicSMemPerBlock)
 
-constexpr const char* kPools =
-    "memory of a pool in another process (hipIpc* and hipMemExportToShareableHandle are there)";
-AITER_LIKE_UNSUPPORTED(hipMemGetHandleForAddressRange, kPools)
-AITER_LIKE_UNSUPPORTED(hipMemPoolExportPointer, kPools)
-AITER_LIKE_UNSUPPORTED(hipMemPoolExportToShareableHandle, kPools)
-AITER_LIKE_UNSUPPORTED(hipMemPoolImportFromShareableHandle, kPools)
-AITER_LIKE_UNSUPPORTED(hipMemPoolImportPointer, kPools)
+AITER_LIKE_UNSUPPORTED(
+    "memory of a pool in another process (hipIpc* is there)",
+    hipMemGetHandleForAddressRange, hipMemPoolExportPointer, hipMemPoolExportToShareableHandle,
+    hipMemPoolImportFromShareableHandle, hipMemPoolImportPointer)
 
-constexpr const char* kClusters = "clusters of workgroups: gfx942 has none";
-AITER_LIKE_UNSUPPORTED(hipOccupancyMaxActiveClusters, kClusters)
-AITER_LIKE_UNSUPPORTED(hipOccupancyMaxPotentialClusterSize, kClusters)
+AITER_LIKE_UNSUPPORTED(
+    "clusters of workgroups: gfx942 has none",
+    hipOccupancyMaxActiveClusters, hipOccupancyMaxPotentialClusterSize)
+
+AITER_LIKE_UNSUPPORTED(
+    "arrays, and copies and fills that a structure describes",
+    hipArray3DCreate, hipArray3DGetDescriptor, hipArrayCreate, hipArrayDestroy, hipArrayGetDescriptor, hipArrayGetInfo,
+    hipDrvMemcpy2DUnaligned, hipDrvMemcpy3D, hipDrvMemcpy3DAsync, hipFreeArray, hipGetChannelDesc, hipMalloc3D,
+    hipMalloc3DArray, hipMallocArray, hipMemAllocPitch, hipMemcpy2DArrayToArray, hipMemcpy2DFromArray,
+    hipMemcpy2DFromArrayAsync, hipMemcpy2DToArray, hipMemcpy2DToArrayAsync, hipMemcpy3D, hipMemcpy3DAsync,
+    hipMemcpy3DPeer, hipMemcpy3DPeerAsync, hipMemcpyAtoA, hipMemcpyAtoD, hipMemcpyAtoH, hipMemcpyAtoHAsync,
+    hipMemcpyDtoA, hipMemcpyFromArray, hipMemcpyHtoA, hipMemcpyHtoAAsync, hipMemcpyParam2D, hipMemcpyParam2DAsync,
+    hipMemcpyToArray, hipMemset3D, hipMemset3DAsync, hipMemsetD2D16, hipMemsetD2D16Async, hipMemsetD2D32,
+    hipMemsetD2D32Async, hipMemsetD2D8, hipMemsetD2D8Async)
+
+AITER_LIKE_UNSUPPORTED(
+    "contexts: hipSetDevice chooses a device",
+    hipChooseDeviceR0600, hipCtxCreate, hipCtxDestroy, hipCtxDisablePeerAccess, hipCtxEnablePeerAccess,
+    hipCtxGetApiVersion, hipCtxGetCacheConfig, hipCtxGetCurrent, hipCtxGetDevice, hipCtxGetFlags,
+    hipCtxGetSharedMemConfig, hipCtxPopCurrent, hipCtxPushCurrent, hipCtxSetCacheConfig, hipCtxSetCurrent,
+    hipCtxSetSharedMemConfig, hipCtxSynchronize, hipDevicePrimaryCtxGetState, hipDevicePrimaryCtxRelease,
+    hipDevicePrimaryCtxReset, hipDevicePrimaryCtxRetain, hipDevicePrimaryCtxSetFlags, hipSetValidDevices)
+
+AITER_LIKE_UNSUPPORTED(
+    "launches argument by argument, or on several devices by one call",
+    hipConfigureCall, hipExtLaunchMultiKernelMultiDevice, hipLaunchByPtr, hipLaunchCooperativeKernelMultiDevice,
+    hipModuleLaunchCooperativeKernelMultiDevice, hipSetupArgument)
+
+AITER_LIKE_UNSUPPORTED(
+    "what is remembered of memory",
+    hipDrvPointerGetAttributes, hipMemAdvise_v2, hipMemGetDefaultMemPool, hipMemGetMemPool, hipMemPoolGetAccess,
+    hipMemPoolSetAccess, hipMemPrefetchAsync_v2, hipMemRangeGetAttribute, hipMemRangeGetAttributes, hipMemSetMemPool,
+    hipPointerSetAttribute)
+
+AITER_LIKE_UNSUPPORTED(
+    "calls of their own for a thread's stream: the others take hipStreamPerThread",
+    hipEventRecord_spt, hipGetProcAddress_spt, hipGraphLaunch_spt, hipLaunchCooperativeKernel_spt,
+    hipLaunchHostFunc_spt, hipLaunchKernel_spt, hipMemcpy2DAsync_spt, hipMemcpy2DFromArrayAsync_spt,
+    hipMemcpy2DFromArray_spt, hipMemcpy2DToArrayAsync_spt, hipMemcpy2DToArray_spt, hipMemcpy2D_spt,
+    hipMemcpy3DAsync_spt, hipMemcpy3D_spt, hipMemcpyAsync_spt, hipMemcpyFromArray_spt, hipMemcpyFromSymbolAsync_spt,
+    hipMemcpyFromSymbol_spt, hipMemcpyToSymbolAsync_spt, hipMemcpyToSymbol_spt, hipMemcpy_spt, hipMemset2DAsync_spt,
+    hipMemset2D_spt, hipMemset3DAsync_spt, hipMemset3D_spt, hipMemsetAsync_spt, hipMemset_spt,
+    hipStreamAddCallback_spt, hipStreamBeginCapture_spt, hipStreamEndCapture_spt, hipStreamGetCaptureInfo_spt,
+    hipStreamGetCaptureInfo_v2_spt, hipStreamGetFlags_spt, hipStreamGetPriority_spt, hipStreamIsCapturing_spt,
+    hipStreamQuery_spt, hipStreamSynchronize_spt, hipStreamWaitEvent_spt)
+
+AITER_LIKE_UNSUPPORTED(
+    "attributes and masks of streams, and their waits for values in memory",
+    hipExtStreamCreateWithCUMask, hipStreamAttachMemAsync, hipStreamBatchMemOp, hipStreamCopyAttributes,
+    hipStreamGetAttribute, hipStreamGetId, hipStreamSetAttribute, hipStreamWaitValue32, hipStreamWaitValue64,
+    hipStreamWriteValue32, hipStreamWriteValue64)
+
+AITER_LIKE_UNSUPPORTED(
+    "kernels as libraries: hipModule* is there",
+    hipGetDriverEntryPoint, hipGetDriverEntryPoint_spt, hipGetFuncBySymbol, hipKernelGetAttribute,
+    hipKernelGetFunction, hipKernelGetLibrary, hipKernelGetName, hipKernelGetParamInfo, hipKernelSetAttribute,
+    hipLibraryEnumerateKernels, hipLibraryGetGlobal, hipLibraryGetKernel, hipLibraryGetKernelCount, hipLibraryLoadData,
+    hipLibraryLoadFromFile, hipLibraryUnload, hipModuleGetFunctionCount, hipModuleLoadFatBinary)
+
+AITER_LIKE_UNSUPPORTED(
+    "links of bitcode",
+    hipLinkAddData, hipLinkAddFile, hipLinkComplete, hipLinkCreate, hipLinkDestroy)
+
+AITER_LIKE_UNSUPPORTED(
+    "virtual memory: hipMalloc and hipIpc* are there",
+    hipMemAddressFree, hipMemAddressReserve, hipMemCreate, hipMemExportToShareableHandle, hipMemGetAccess,
+    hipMemGetAllocationGranularity, hipMemGetAllocationPropertiesFromHandle, hipMemImportFromShareableHandle,
+    hipMemMap, hipMemRelease, hipMemRetainAllocationHandle, hipMemSetAccess, hipMemUnmap)
+
+// What a texture's elements are. It is a value: no error can be its answer.
+struct Channels {                                // hipChannelFormatDesc
+  int x, y, z, w, kind;
+};
+HIP_API Channels hipCreateChannelDesc(int x, int y, int z, int w, int kind) { return {x, y, z, w, kind}; }
 
 // A name for each number of a call, for tracers: there are none here.
 HIP_API const char* hipApiName(u32) { return "unknown"; }

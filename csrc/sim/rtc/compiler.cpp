@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The clang that hipRTC and the linkers run: which one, and how. It is part of the runtime's library and of hipRTC's.
+// The clang that hipRTC runs: which one, and how.
 #include "compiler.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The clang that hipRTC and the linkers of bitcode run.
+// The clang that hipRTC runs.
 #pragma once
 #include <filesystem>
 #include <string>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // More of what the headers offer: numbers of 8 and 16 bits, directed conversions, parts of waves, variables that the
 // host and the device share.
-#include <hip/channel_descriptor.h>
 #include <hip/hip_bfloat16.h>
 #include <hip/hip_cooperative_groups.h>
 #include <hip/hip_fp16.h>
@@ -91,7 +90,6 @@ int run_headers() {
   count += check_all("managed", {double(after), shared_table[0], shared_table[3], double(place == &shared_count),
                                  double(shared_count), double(told.isManaged)}, {46, 2, 8, 1, 77, 1});
 
-  const hipChannelFormatDesc pair = hipCreateChannelDesc<short2>(), one = hipCreateChannelDesc<float>();
   int grid = 0, block = 0;
   HIP_CALL(hipOccupancyMaxPotentialBlockSizeVariableSMem(&grid, &block, short_numbers,
                                                          [](int threads) { return threads * 64; }));
@@ -101,6 +99,7 @@ int run_headers() {
   int rate = 0;
   HIP_CALL(hipDeviceGetAttribute(&rate, hipDeviceAttributeAmdSpecificBegin, 0));
   const hipError_t refused = hipLaunchKernel(reinterpret_cast<const void*>(short_numbers), 1, 1, nullptr);
+  const hipChannelFormatDesc pair = hipCreateChannelDesc<short2>(), one = hipCreateChannelDesc<float>();
   return count + check_all("host", {double(pair.x + pair.y + 100 * pair.f), double(one.x + one.y + 100 * one.f),
                                     double(grid / 304 * block), double(refused), double(HIP_R_16BF), double(rate)},
                            {32, 232, 1024, hipErrorInvalidValue, 14, 100000});

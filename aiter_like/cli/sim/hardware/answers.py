@@ -27,9 +27,8 @@ from typing import Any
 from aiter_like.cli.sim.hardware.items import CASE, FACTS, QUESTION, Item
 from aiter_like.errors import TuningError
 from aiter_like.sim.validation import page
-from aiter_like.sim.validation.cases import cases
 from aiter_like.sim.validation.questions import questions
-from aiter_like.sim.validation.unpublished import unpublished
+from aiter_like.sim.validation.unpublished import all_cases
 from aiter_like.tuning.pool import Lost, Worker
 
 SCHEMA = 1
@@ -44,8 +43,6 @@ def records(harness: str, chosen: Sequence[Item], telling: Callable[[Item], None
     Args:
         harness: "module:function" of the worker's device.
         telling: called with each item before it is asked for.
-    Raises:
-        TuningError: no worker starts.
     """
     worker, has_answered = Worker(harness, 0, _WORKER), False
     try:
@@ -84,11 +81,7 @@ def write(path: Path, answers: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file that somebody has sent.
-
-    Raises:
-        ValueError: it cannot be read, or is no file of answers.
-    """
+    """A file that somebody has sent."""
     try:
         data = path.read_bytes()
         found = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
@@ -119,7 +112,7 @@ def _beside(item: Item, record: dict[str, Any]) -> dict[str, Any]:
         asked = next(one for one in questions() if one.name == item.name)
         return {**record, "asks": asked.asks, "simulated": asked.simulated}
     if item.kind == CASE:
-        case = next(one for one in [*cases(), *unpublished()] if one.name == item.name)
+        case = next(one for one in all_cases() if one.name == item.name)
         _, figures = page.figures(page.kept())
         return {**record, "unit": case.unit, "source": case.source, "published": case.published,
                 "modelled": figures.get(case.name), "parameters": list(case.parameters)}

@@ -38,11 +38,7 @@ def add_options(validate: argparse.ArgumentParser) -> None:
 
 
 def asked_for(args: argparse.Namespace) -> Callable[[argparse.Namespace], int] | None:
-    """The function that runs these arguments; None: the model alone.
-
-    Raises:
-        ValueError: options that exclude one another.
-    """
+    """The function that runs these arguments; None: the model alone."""
     given = {"--hardware": args.hardware, "--answers": args.answers}
     model = {"--clock": args.clock, "--mca": args.mca, "--page": args.page, "--json": args.json}
     device = {"--device": args.device, "--kinds": args.kinds, "--output": args.output}

@@ -31,20 +31,15 @@ class Item:
 
 
 def items(only: Sequence[str], kinds: Sequence[str]) -> list[Item]:
-    """All of these kinds, or those with one of the texts in their names; what decides most comes first.
-
-    Raises:
-        ValueError: no name has one of the texts.
-    """
+    """All of these kinds, or those with one of the texts in their names; what decides most comes first."""
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.cli.sim.hardware.costs import costs
     from aiter_like.dispatch import OPS
-    from aiter_like.sim.validation.cases import cases
     from aiter_like.sim.validation.questions import questions
-    from aiter_like.sim.validation.unpublished import unpublished
+    from aiter_like.sim.validation.unpublished import all_cases
 
     names = {QUESTION: [one.name for one in questions()], COST: list(costs()),
-             CASE: [one.name for one in [*cases(), *unpublished()]],
+             CASE: [one.name for one in all_cases()],
              VERIFY: [op.name for op in OPS.values()]}
     found = [Item(kind, name) for kind, own in names.items() if kind in kinds for name in own
              if not only or any(text in name for text in only)]

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like.cli.sim.hardware.device import Device, spans
+from aiter_like.sim import names
 from aiter_like.sim.validation.kernels import Kernel
 from aiter_like.sim.validation.question import LANES
-from aiter_like.sim.validation.question import spans as text_of
 
 _BANKS_BYTES, _WAVES, _UNROLL, _LOOPS = 128, 8, 32, 64
 _AWAY = 16 * _BANKS_BYTES  # the first bank again, at another dword
@@ -52,7 +52,7 @@ def lds_phases(device: Device) -> dict[str, Any]:
     for name, (body, size) in _FORMS.items():
         cost = _cost(device, Kernel(body, _PREPARE, waves=_WAVES, unroll=_UNROLL, lds_bytes=_LDS_BYTES))
         phases, found["raw"][name] = _partition(cost, size)
-        found[name] = "; ".join(text_of(phase) for phase in phases)
+        found[name] = "; ".join(names.spans(phase) for phase in phases)
     return found
 
 

@@ -17,9 +17,8 @@ from aiter_like.cli.sim.hardware.device import Device
 from aiter_like.cli.sim.hardware.items import CASE, COST, FACTS, QUESTION, Item
 from aiter_like.cli.sim.hardware.measure import run_case, run_question
 from aiter_like.errors import AiterLikeError
-from aiter_like.sim.validation.cases import cases
 from aiter_like.sim.validation.questions import questions
-from aiter_like.sim.validation.unpublished import unpublished
+from aiter_like.sim.validation.unpublished import all_cases
 from aiter_like.tuning import worker
 from aiter_like.tuning.harness import Harness
 
@@ -55,7 +54,7 @@ class Service:
         if item.kind == QUESTION:
             return run_question(self._device, next(one for one in questions() if one.name == item.name))
         if item.kind == CASE:
-            return run_case(self._device, next(one for one in [*cases(), *unpublished()] if one.name == item.name))
+            return run_case(self._device, next(one for one in all_cases() if one.name == item.name))
         if item.kind == COST:
             return {"status": status, **costs()[item.name](self._device)}
         from aiter_like.cli import verify

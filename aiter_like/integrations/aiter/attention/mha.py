@@ -49,7 +49,7 @@ def _flash_attn_forward(
     check.tensor(op, "v", v, rank=4)
     _check_dropout(op, dropout_p, return_softmax)
     if cu_seqlens_q is not None or cu_seqlens_kv is not None:
-        _refuse(op, "beside cu_seqlens_q and cu_seqlens_kv", dropout_p=dropout_p != 0, q_descale=q_descale is not None)
+        refuse(op, "beside cu_seqlens_q and cu_seqlens_kv", dropout_p=dropout_p != 0, q_descale=q_descale is not None)
         found = aiter_like.flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, (window_size_left, window_size_right, sink_size), bias, alibi_slopes,
             return_lse=True, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), cu_seqlens_q=cu_seqlens_q,
@@ -73,7 +73,7 @@ def mha_fwd(
         q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
         sink_ptr: Tensor | None = None, gen: torch.Generator | None = None) -> _Four:
     """`_flash_attn_forward` in another order. `gen` must be None: dropout draws from torch's own of the device."""
-    _refuse("mha_fwd", "of its own", gen=gen is not None)
+    refuse("mha_fwd", "of its own", gen=gen is not None)
     return _flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, sink_size, bias,
         alibi_slopes, q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval, AITER_ROUNDING,
@@ -102,7 +102,7 @@ def _flash_attn_varlen_forward(
         check.tensor(op, name, starts, rank=1)
     _check_dropout(op, dropout_p, return_softmax)
     if block_table is not None:
-        _refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,
+        refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,
                 zero_tensors=zero_tensors)
         found = aiter_like.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, min_seqlen_q, 0.0, softmax_scale,
@@ -130,7 +130,7 @@ def mha_varlen_fwd(
         gen: torch.Generator | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None) -> _Four:
     """`_flash_attn_varlen_forward` in another order. `gen` must be None, as in `mha_fwd`."""
-    _refuse("mha_varlen_fwd", "of its own", gen=gen is not None)
+    refuse("mha_varlen_fwd", "of its own", gen=gen is not None)
     return _flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q, max_seqlen_k,
         min_seqlen_q, dropout_p, softmax_scale, is_causal, logits_soft_cap, window_size_left, window_size_right,
@@ -173,7 +173,7 @@ def mha_bwd(
     op = "mha_bwd"
     check.tensor(op, "q", q, rank=4)
     check.tensor(op, "v", v, rank=4)
-    _refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
+    refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
     return _backward(
         op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, (window_size_left, window_size_right), is_causal,
         dropout_p, rng_state, sink, d_sink, max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1],
@@ -194,7 +194,7 @@ def mha_varlen_bwd(
     op = "mha_varlen_bwd"
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "v", v, rank=3)
-    _refuse(op, "of its own", gen=gen is not None)
+    refuse(op, "of its own", gen=gen is not None)
     lengths = _lengths(op, q, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q,
                        max_seqlen_k, alibi_slopes)
     return _backward(
@@ -282,8 +282,8 @@ def _by_sink(op: str, call: AttentionBackwardCall, sink: Tensor) -> list[Attenti
         check.tensor(op, "sink", sink.flatten(), shape=(heads,))
         return [call._replace(sink=sink.flatten(), dsink=torch.empty_like(sink).flatten())]
     check.tensor(op, "sink", sink, shape=(batch, heads))
-    _refuse(op, "of each packed sequence", sink=call.forward.is_varlen)
-    _refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
+    refuse(op, "of each packed sequence", sink=call.forward.is_varlen)
+    refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
     parts = []
     for index in range(batch):
         own = {name: tensor[index:index + 1] for name, tensor in call._asdict().items()
@@ -322,7 +322,7 @@ def _rounding(how_v3_bf16_cvt: int | None) -> int:
     return AITER_ROUNDING if how_v3_bf16_cvt is None else how_v3_bf16_cvt
 
 
-def _refuse(op: str, beside: str, **asked: bool) -> None:
+def refuse(op: str, beside: str, **asked: bool) -> None:
     """Raises where one of them is asked for."""
     reasons = {name: f"not {beside}" for name, is_asked in asked.items() if is_asked}
     if reasons:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like.dispatch.public import public
-from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import mha
 from aiter_like.integrations.aiter.declare import aiter
 
@@ -60,7 +59,7 @@ def fmha_v3_fwd(
         alibi_slopes: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
         v_descale: Tensor | None = None, gen: torch.Generator | None = None) -> _Four:
     """`_flash_attn_forward` in another order, by any of our kernels. `gen` must be None."""
-    _refuse("fmha_v3_fwd", gen=gen is not None)
+    mha.refuse("fmha_v3_fwd", "of its own", gen=gen is not None)
     return mha.flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, 0, bias, alibi_slopes,
         q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval, how_v3_bf16_cvt, out=out)
@@ -77,7 +76,7 @@ def fmha_v3_varlen_fwd(
         gen: torch.Generator | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None) -> _Four:
     """`_flash_attn_varlen_forward` in another order, by any of our kernels. `gen` must be None."""
-    _refuse("fmha_v3_varlen_fwd", gen=gen is not None)
+    mha.refuse("fmha_v3_varlen_fwd", "of its own", gen=gen is not None)
     return mha.flash_attn_varlen_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q, max_seqlen_k,
         min_seqlen_q, dropout_p, softmax_scale, is_causal, logits_soft_cap, window_size_left, window_size_right, 0,
@@ -116,13 +115,6 @@ def fmha_v3_varlen_bwd(
 
 def _numbers(window: Sequence[int] | Tensor | None) -> Sequence[int] | None:
     return window.tolist() if isinstance(window, Tensor) else window
-
-
-def _refuse(op: str, **asked: bool) -> None:
-    """Raises where one of them is asked for."""
-    reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}
-    if reasons:
-        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}", op, reasons)
 
 
 fmha_v3_fwd, fmha_v3_varlen_fwd = public("fmha_v3_fwd", fmha_v3_fwd), public("fmha_v3_varlen_fwd", fmha_v3_varlen_fwd)

@@ -13,12 +13,10 @@ import aiter_like
 from aiter_like import check
 from aiter_like.integrations.aiter.declare import aiter
 
-_PRE, _POST, _BOTH, _TRITON, _LAYER = "mhc_pre", "mhc_post", "mhc_fused_post_pre", "mhc_post_pre", "mhc"
-_TRITON_POST = f"{_POST} of Triton"
+_PRE, _POST, _BOTH, _TRITON = "mhc_pre", "mhc_post", "mhc_fused_post_pre", "mhc_post_pre"
 _NAMES = {  # The callers of each function know what is mixed by these names.
     _POST: ("x", "residual", "post_layer_mix", "comb_res_mix"),
     _BOTH: ("layer_input", "residual_in", "post_layer_mix", "comb_res_mix"),
-    _TRITON_POST: ("layer_input", "residual", "post_mix", "comb_mix"),
     _TRITON: ("layer_input", "residual_in", "post_mix", "comb_mix")}
 _FP32 = (torch.float32,)
 _HALVES = (torch.bfloat16, torch.float16)
@@ -103,7 +101,6 @@ def mhc_fused_post_pre_large_m(
 
 def _post(op: str, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor, like: Tensor) -> Tensor:
     x_name, residual_name, post_name, comb_name = _NAMES[op]
-    op = op.split()[0]
     check.tensor(op, residual_name, residual, dtypes=_HALVES, rank=3)
     tokens, streams, hidden = residual.shape
     check.tensor(op, "out", like, dtypes=(residual.dtype,), shape=residual.shape, device=residual.device)
@@ -177,43 +174,6 @@ def _balanced_logs(x: Tensor, repeat: int) -> Tensor:
     return x.exp()
 
 
-@aiter("aiter.ops.triton.fusions.mhc")
-def mhc(x: Tensor, phi: Tensor, alpha_pre: float, alpha_post: float, alpha_res: float, bias: Tensor, n: int,
-        eps: float = 1e-6, hc_pre_eps: float = 0.0, hc_post_mult_value: float = 2.0, sinkhorn_iters: int = 20,
-        config: object = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Like `mhc_pre`, in the form of AITER's Triton kernels: exponentials are balanced without epsilons.
-
-    Args:
-        x: [tokens, n · hidden] bf16|fp16, the streams of a token side by side.
-        phi: [n · hidden, n · (2 + n)] bf16|fp16|fp32.
-        alpha_pre, alpha_post, alpha_res: factors of the three parts, whose summands are in `bias`, [n · (2 + n)] fp32.
-        config: of AITER's kernels, and of no meaning.
-
-    Returns:
-        [tokens, n, 1], [tokens, n, n] and [tokens, hidden], dtype of `x`. With `sinkhorn_iters` 0 the second one is as
-        it is before balancing.
-    """
-    check.tensor(_LAYER, "x", x, rank=2, dtypes=_HALVES)
-    check.integer(_LAYER, "n", n, 1)
-    if x.shape[1] % n:
-        raise ValueError(f"{_LAYER}: x must have a multiple of n = {n} columns, got shape {tuple(x.shape)}")
-    for name, value in (("alpha_pre", alpha_pre), ("alpha_post", alpha_post), ("alpha_res", alpha_res)):
-        check.real(_LAYER, name, value)
-    alphas = torch.tensor([alpha_pre, alpha_post, alpha_res], dtype=torch.float32, device=x.device)
-    streams = x.view(len(x), n, x.shape[1] // n)
-    found = _triton_pre(_LAYER, streams, phi, (alphas, bias), (eps, hc_pre_eps), hc_post_mult_value,
-                        sinkhorn_iters, None)
-    return tuple(each.to(x.dtype) for each in found)
-
-
-@aiter("aiter.ops.triton.fusions.mhc:mhc_post")
-def mhc_post_of_triton(out: Tensor | None, layer_input: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor,
-                       config: object = None) -> Tensor:
-    """`mhc_post`, which returns `out`, a new tensor where there is none; `config` is of no meaning."""
-    found = _post(_TRITON_POST, layer_input, residual, post_mix, comb_mix, residual if out is None else out)
-    return found if out is None else out.copy_(found)
-
-
 @aiter("aiter.ops.triton.fusions.mhc", callers="S")
 def mhc_post_pre(
         layer_input: Tensor, residual_in: Tensor, post_mix: Tensor, comb_mix: Tensor, phi: Tensor, alphas: Tensor,
@@ -222,17 +182,19 @@ def mhc_post_pre(
         residual_out: Tensor | None = None, h_post: Tensor | None = None, h_res: Tensor | None = None,
         layer_input_out: Tensor | None = None, acc_partial: Tensor | None = None, acc_sq_partial: Tensor | None = None,
         config: object = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`mhc_post` of a layer's result, then `mhc` of the next one.
+    """`mhc_post` of a layer's result, then `mhc_pre` of the next one, whose exponentials are balanced without epsilons.
 
     Args:
-        alphas: [3] fp32.
+        phi: [n · hidden, n · (2 + n)] bf16|fp16|fp32.
+        alphas: [3] fp32, factors of the three parts, whose summands are in `bias`, [n · (2 + n)] fp32.
         asymmetric_exp_domain: exponentials are balanced as by `mhc_pre`, with `hc_sinkhorn_eps`.
         residual_out, h_post, h_res, layer_input_out: written, where given; other floating-point types than that of
             `layer_input` are those of `h_post` and `h_res` alone.
         acc_partial, acc_sq_partial, config: of AITER's kernels, and of no meaning.
 
     Returns:
-        The three of `mhc`, and the new streams.
+        [tokens, n, 1], [tokens, n, n] and [tokens, hidden], dtype of `layer_input`, and the new streams. With
+        `sinkhorn_iters` 0 the second one is as it is before balancing.
     """
     check.tensor(_TRITON, "residual_in", residual_in, rank=3)
     check.integer(_TRITON, "n", n, 1)
@@ -257,7 +219,7 @@ def mhc_post_pre(
 
 def _triton_pre(op: str, streams: Tensor, phi: Tensor, affine: tuple[Tensor, Tensor], eps: tuple[float, float],
                 post_factor: float, repeat: int, balance_eps: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of `mhc` in fp32; `balance_eps`: of the balancing of `mhc_pre`, where that is asked for."""
+    """The three results in fp32; `balance_eps`: of the balancing of `mhc_pre`, where that is asked for."""
     _, n, hidden = streams.shape
     check.tensor(op, "phi", phi, dtypes=_FLOATS, shape=(n * hidden, n * (2 + n)), device=streams.device,
                  last_contiguous=False)

@@ -17,8 +17,6 @@ _FORMATS = {MxDtypeInt.FP4_E2M1: (6.0, 4.0, 1), MxDtypeInt.FP8_E4M3: (448.0, 256
             MxDtypeInt.FP8_E4M3_FNUZ: (240.0, 128.0, 3)}
 """Of each format of elements: the largest, the largest power of two, bits of a mantissa."""
 
-"""Orders of scales in memory, for `scale_shape`."""
-
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which int4 of a word comes to each place
 

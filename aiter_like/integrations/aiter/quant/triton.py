@@ -86,17 +86,3 @@ def get_fp8_min_max_bounds(fp8_dtype: torch.dtype) -> tuple[float, float]:
     """What AITER's norms with gates clamp to: of FNUZ 224, though 240 is its largest number, else the largest."""
     largest = 224.0 if fp8_dtype == torch.float8_e4m3fnuz else float(quant_rule.largest(fp8_dtype))
     return -largest, largest
-
-
-def _check_parts(op: str, **tensors: Tensor | None) -> None:
-    """The first of them says whether all are parts, of how many and of how many rows."""
-    (name, first), *others = tensors.items()
-    check.tensor(op, name, first)
-    if first.ndim not in (2, 3):
-        raise ValueError(f"{op}: {name} must have 2 or 3 dimensions, got shape {tuple(first.shape)}")
-    for other, tensor in others:
-        if tensor is None:
-            continue
-        check.tensor(op, other, tensor, shape=(*first.shape[:-1], None), device=first.device)
-        if first.ndim == 2 and other in ("x2", "inp3"):
-            raise ValueError(f"{op}: {other} must be None where {name} has 2 dimensions")

@@ -171,9 +171,5 @@ def _is_plausible(a: Tensor, b: Tensor, largest: float) -> bool:
     return bool(torch.isfinite(a).all() and torch.isfinite(b).all()) and largest <= 0.5 * peak
 
 
-def _described(value: Any) -> Any:
-    return f"{list(value.shape)} {value.dtype} {value.device}" if isinstance(value, Tensor) else value
-
-
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The runtime's functions, as programs call them on the host, from C or C++. They are declared here as the simulator
-// has them, with what it refuses; parts of a device as a context, and resources of graphics, are not declared.
+// The runtime's functions, as programs call them on the host, from C or C++: those that the simulator has. What it
+// refuses is not declared, so that a program which calls it does not compile.
 #pragma once
 #include "hip/hip_version.h"
 #include "hip/hip_common.h"
@@ -45,7 +45,6 @@ hipError_t hipDeviceGetPCIBusId(char* id, int length, int device);
 hipError_t hipDeviceGetByPCIBusId(int* device, const char* id);
 hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device);
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device);
-hipError_t hipChooseDevice(int* device, const hipDeviceProp_t* wanted);
 hipError_t hipGetDeviceFlags(unsigned* flags);
 hipError_t hipSetDeviceFlags(unsigned flags);
 hipError_t hipDeviceGetLimit(size_t* value, hipLimit_t limit);
@@ -58,17 +57,11 @@ hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest);
 hipError_t hipDeviceCanAccessPeer(int* can, int device, int peer);
 hipError_t hipDeviceEnablePeerAccess(int peer, unsigned flags);
 hipError_t hipDeviceDisablePeerAccess(int peer);
+const char* hipApiName(uint32_t id);
+hipError_t hipExtGetLinkTypeAndHopCount(int from, int to, uint32_t* type, uint32_t* hops);
+hipError_t hipGetProcAddress(const char* symbol, void** address, int hip_version, uint64_t flags,
+                             hipDriverProcAddressQueryResult* status);
 hipError_t hipDeviceGetP2PAttribute(int* value, hipDeviceP2PAttr attribute, int source, int destination);
-hipError_t hipDevicePrimaryCtxRetain(hipCtx_t* context, hipDevice_t device);
-hipError_t hipDevicePrimaryCtxRelease(hipDevice_t device);
-hipError_t hipCtxCreate(hipCtx_t* context, unsigned flags, hipDevice_t device);
-hipError_t hipCtxDestroy(hipCtx_t context);
-hipError_t hipCtxSetCurrent(hipCtx_t context);
-hipError_t hipCtxGetCurrent(hipCtx_t* context);
-hipError_t hipCtxPushCurrent(hipCtx_t context);
-hipError_t hipCtxPopCurrent(hipCtx_t* context);
-hipError_t hipCtxGetDevice(hipDevice_t* device);
-hipError_t hipCtxSynchronize(void);
 
 // ---- memory
 hipError_t hipMalloc(void** out, size_t bytes);
@@ -79,7 +72,6 @@ hipError_t hipHostMalloc(void** out, size_t bytes, unsigned flags AITER_LIKE_DEF
 hipError_t hipHostAlloc(void** out, size_t bytes, unsigned flags);
 hipError_t hipExtHostAlloc(void** out, size_t bytes, unsigned flags);
 hipError_t hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height);
-hipError_t hipMalloc3D(hipPitchedPtr* out, hipExtent extent);
 hipError_t hipFree(void* block);
 hipError_t hipHostFree(void* block);
 hipError_t hipFreeHost(void* block);
@@ -107,6 +99,13 @@ hipError_t hipMemPoolSetAttribute(hipMemPool_t pool, hipMemPoolAttr attribute, v
 hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* block);
 hipError_t hipIpcOpenMemHandle(void** block, hipIpcMemHandle_t handle, unsigned flags);
 hipError_t hipIpcCloseMemHandle(void* block);
+hipError_t hipIpcGetEventHandle(hipIpcEventHandle_t* out, hipEvent_t event);
+hipError_t hipIpcOpenEventHandle(hipEvent_t* out, hipIpcEventHandle_t handle);
+hipError_t hipMemAllocHost(void** out, size_t bytes);
+hipError_t hipMemPoolCreate(hipMemPool_t* out, const hipMemPoolProps* params);
+hipError_t hipMemsetD16Async(hipDeviceptr_t to, unsigned short value, size_t count,
+                             hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
+hipError_t hipPointerGetAttribute(void* out, hipPointer_attribute which, hipDeviceptr_t pointer);
 
 // ---- copies and fills
 hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind kind);
@@ -126,14 +125,11 @@ hipError_t hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_
                        hipMemcpyKind kind);
 hipError_t hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                             hipMemcpyKind kind, hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
-hipError_t hipMemcpy3D(const hipMemcpy3DParms* copy);
-hipError_t hipMemcpy3DAsync(const hipMemcpy3DParms* copy, hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
 hipError_t hipMemset(void* block, int value, size_t bytes);
 hipError_t hipMemsetAsync(void* block, int value, size_t bytes, hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
 hipError_t hipMemset2D(void* block, size_t pitch, int value, size_t width, size_t height);
 hipError_t hipMemset2DAsync(void* block, size_t pitch, int value, size_t width, size_t height,
                             hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
-hipError_t hipMemset3D(hipPitchedPtr block, int value, hipExtent extent);
 hipError_t hipMemsetD8(hipDeviceptr_t block, unsigned char value, size_t count);
 hipError_t hipMemsetD16(hipDeviceptr_t block, unsigned short value, size_t count);
 hipError_t hipMemsetD32(hipDeviceptr_t block, int value, size_t count);
@@ -165,9 +161,6 @@ hipError_t hipStreamGetPriority(hipStream_t stream, int* priority);
 hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device);
 hipError_t hipStreamAddCallback(hipStream_t stream, hipStreamCallback_t callback, void* data, unsigned flags);
 hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t function, void* data);
-hipError_t hipStreamWaitValue32(hipStream_t stream, void* place, uint32_t value, unsigned flags,
-                                uint32_t mask AITER_LIKE_DEFAULT(0xFFFFFFFFu));
-hipError_t hipStreamWriteValue32(hipStream_t stream, void* place, uint32_t value, unsigned flags);
 hipError_t hipEventCreate(hipEvent_t* event);
 hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned flags);
 hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
@@ -175,6 +168,10 @@ hipError_t hipEventSynchronize(hipEvent_t event);
 hipError_t hipEventQuery(hipEvent_t event);
 hipError_t hipEventElapsedTime(float* ms, hipEvent_t start, hipEvent_t stop);
 hipError_t hipEventDestroy(hipEvent_t event);
+hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stream AITER_LIKE_DEFAULT(nullptr),
+                                   unsigned flags AITER_LIKE_DEFAULT(0));
+int hipGetStreamDeviceId(hipStream_t stream);
+hipError_t hipExtStreamGetCUMask(hipStream_t stream, uint32_t words, uint32_t* mask);
 hipError_t hipProfilerStart(void);
 hipError_t hipProfilerStop(void);
 
@@ -189,7 +186,6 @@ hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const void* kerne
 hipError_t hipFuncSetAttribute(const void* kernel, hipFuncAttribute attribute, int value);
 hipError_t hipFuncSetCacheConfig(const void* kernel, hipFuncCache_t config);
 hipError_t hipFuncSetSharedMemConfig(const void* kernel, hipSharedMemConfig config);
-hipError_t hipGetFuncBySymbol(hipFunction_t* function, const void* kernel);
 hipError_t hipModuleLoad(hipModule_t* module, const char* path);
 hipError_t hipModuleLoadData(hipModule_t* module, const void* image);
 hipError_t hipModuleLoadDataEx(hipModule_t* module, const void* image, unsigned count, hipJitOption* options,
@@ -217,37 +213,35 @@ hipError_t hipOccupancyMaxPotentialBlockSize(int* grid, int* block, const void* 
 hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t lds_bytes AITER_LIKE_DEFAULT(0),
                                       hipStream_t stream AITER_LIKE_DEFAULT(nullptr));
 hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* lds_bytes, hipStream_t* stream);
+hipError_t hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG* config, hipFunction_t function, void** params, void** extra);
+const char* hipKernelNameRef(const hipFunction_t function);
+const char* hipKernelNameRefByPtr(const void* stub, hipStream_t stream);
+hipError_t hipLaunchKernelExC(const hipLaunchConfig_t* config, const void* stub, void** params);
+hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* groups, hipFunction_t function, int block,
+                                                                       size_t lds_bytes, unsigned flags);
+hipError_t hipModuleOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, hipFunction_t function,
+                                                            size_t lds_bytes, int limit, unsigned flags);
+hipError_t hipExtModuleLaunchKernel(hipFunction_t function, uint32_t size_x, uint32_t size_y, uint32_t size_z,
+                                    uint32_t block_x, uint32_t block_y, uint32_t block_z, size_t lds_bytes,
+                                    hipStream_t stream, void** params, void** extra,
+                                    hipEvent_t start AITER_LIKE_DEFAULT(nullptr),
+                                    hipEvent_t stop AITER_LIKE_DEFAULT(nullptr),
+                                    uint32_t flags AITER_LIKE_DEFAULT(0));
 
 // ---- graphs
 hipError_t hipStreamBeginCapture(hipStream_t stream, hipStreamCaptureMode mode);
 hipError_t hipStreamEndCapture(hipStream_t stream, hipGraph_t* graph);
 hipError_t hipStreamIsCapturing(hipStream_t stream, hipStreamCaptureStatus* status);
-hipError_t hipGraphCreate(hipGraph_t* graph, unsigned flags);
+hipError_t hipStreamGetCaptureInfo(hipStream_t handle, hipStreamCaptureStatus* status, unsigned long long* id);
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t handle, hipStreamCaptureStatus* status,
+                                      unsigned long long* id AITER_LIKE_DEFAULT(0),
+                                      hipGraph_t* graph AITER_LIKE_DEFAULT(nullptr),
+                                      const hipGraphNode_t** dependencies AITER_LIKE_DEFAULT(nullptr),
+                                      size_t* num_dependencies AITER_LIKE_DEFAULT(nullptr));
+hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode* mode);
 hipError_t hipGraphDestroy(hipGraph_t graph);
-hipError_t hipGraphClone(hipGraph_t* clone, hipGraph_t graph);
 hipError_t hipGraphGetNodes(hipGraph_t graph, hipGraphNode_t* nodes, size_t* count);
-hipError_t hipGraphGetRootNodes(hipGraph_t graph, hipGraphNode_t* nodes, size_t* count);
-hipError_t hipGraphGetEdges(hipGraph_t graph, hipGraphNode_t* from, hipGraphNode_t* to, size_t* count);
 hipError_t hipGraphNodeGetType(hipGraphNode_t node, hipGraphNodeType* type);
-hipError_t hipGraphAddDependencies(hipGraph_t graph, const hipGraphNode_t* from, const hipGraphNode_t* to,
-                                   size_t count);
-hipError_t hipGraphAddKernelNode(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count,
-                                 const hipKernelNodeParams* params);
-hipError_t hipGraphKernelNodeGetParams(hipGraphNode_t node, hipKernelNodeParams* params);
-hipError_t hipGraphKernelNodeSetParams(hipGraphNode_t node, const hipKernelNodeParams* params);
-hipError_t hipGraphExecKernelNodeSetParams(hipGraphExec_t executable, hipGraphNode_t node,
-                                           const hipKernelNodeParams* params);
-hipError_t hipGraphAddMemcpyNode(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count,
-                                 const hipMemcpy3DParms* params);
-hipError_t hipGraphAddMemcpyNode1D(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count,
-                                   void* to, const void* from, size_t bytes, hipMemcpyKind kind);
-hipError_t hipGraphAddMemsetNode(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count,
-                                 const hipMemsetParams* params);
-hipError_t hipGraphAddHostNode(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count,
-                               const hipHostNodeParams* params);
-hipError_t hipGraphAddEmptyNode(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count);
-hipError_t hipGraphAddChildGraphNode(hipGraphNode_t* node, hipGraph_t graph, const hipGraphNode_t* after, size_t count,
-                                     hipGraph_t child);
 hipError_t hipGraphInstantiate(hipGraphExec_t* executable, hipGraph_t graph, hipGraphNode_t* failed, char* log,
                                size_t log_bytes);
 hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t* executable, hipGraph_t graph, unsigned long long flags);
@@ -257,13 +251,7 @@ hipError_t hipGraphLaunch(hipGraphExec_t executable, hipStream_t stream);
 hipError_t hipGraphUpload(hipGraphExec_t executable, hipStream_t stream);
 hipError_t hipGraphExecDestroy(hipGraphExec_t executable);
 
-#include "hip/detail/api_memory.h"
-#include "hip/detail/api_graphs.h"
-#include "hip/detail/api_more.h"
-#include "hip/detail/api_per_thread.h"
-#include "hip/detail/api_external.h"
 #include "hip/detail/textures.h"
-#include "hip/detail/channels.h"
 
 #if defined(__cplusplus)
 }  // extern "C"

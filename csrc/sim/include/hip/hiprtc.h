@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // hipRTC: programs as text. `-lhiprtc` finds the library beside the runtime in `aiter-like sim rocm`.
 #pragma once
-#include <hip/linker_types.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -17,55 +16,6 @@ typedef enum hiprtcResult {
 } hiprtcResult;
 typedef struct _hiprtcProgram* hiprtcProgram;
 
-// Options and kinds are those of hipLink*, under names of their own.
-typedef hipJitOption hiprtcJIT_option;
-typedef hipJitInputType hiprtcJITInputType;
-typedef struct ihiprtcLinkState* hiprtcLinkState;
-#define HIPRTC_JIT_MAX_REGISTERS hipJitOptionMaxRegisters
-#define HIPRTC_JIT_THREADS_PER_BLOCK hipJitOptionThreadsPerBlock
-#define HIPRTC_JIT_WALL_TIME hipJitOptionWallTime
-#define HIPRTC_JIT_INFO_LOG_BUFFER hipJitOptionInfoLogBuffer
-#define HIPRTC_JIT_INFO_LOG_BUFFER_SIZE_BYTES hipJitOptionInfoLogBufferSizeBytes
-#define HIPRTC_JIT_ERROR_LOG_BUFFER hipJitOptionErrorLogBuffer
-#define HIPRTC_JIT_ERROR_LOG_BUFFER_SIZE_BYTES hipJitOptionErrorLogBufferSizeBytes
-#define HIPRTC_JIT_OPTIMIZATION_LEVEL hipJitOptionOptimizationLevel
-#define HIPRTC_JIT_TARGET_FROM_HIPCONTEXT hipJitOptionTargetFromContext
-#define HIPRTC_JIT_TARGET hipJitOptionTarget
-#define HIPRTC_JIT_FALLBACK_STRATEGY hipJitOptionFallbackStrategy
-#define HIPRTC_JIT_GENERATE_DEBUG_INFO hipJitOptionGenerateDebugInfo
-#define HIPRTC_JIT_LOG_VERBOSE hipJitOptionLogVerbose
-#define HIPRTC_JIT_GENERATE_LINE_INFO hipJitOptionGenerateLineInfo
-#define HIPRTC_JIT_CACHE_MODE hipJitOptionCacheMode
-#define HIPRTC_JIT_NEW_SM3X_OPT hipJitOptionSm3xOpt
-#define HIPRTC_JIT_FAST_COMPILE hipJitOptionFastCompile
-#define HIPRTC_JIT_GLOBAL_SYMBOL_NAMES hipJitOptionGlobalSymbolNames
-#define HIPRTC_JIT_GLOBAL_SYMBOL_ADDRESS hipJitOptionGlobalSymbolAddresses
-#define HIPRTC_JIT_GLOBAL_SYMBOL_COUNT hipJitOptionGlobalSymbolCount
-#define HIPRTC_JIT_LTO hipJitOptionLto
-#define HIPRTC_JIT_FTZ hipJitOptionFtz
-#define HIPRTC_JIT_PREC_DIV hipJitOptionPrecDiv
-#define HIPRTC_JIT_PREC_SQRT hipJitOptionPrecSqrt
-#define HIPRTC_JIT_FMA hipJitOptionFma
-#define HIPRTC_JIT_POSITION_INDEPENDENT_CODE hipJitOptionPositionIndependentCode
-#define HIPRTC_JIT_MIN_CTA_PER_SM hipJitOptionMinCTAPerSM
-#define HIPRTC_JIT_MAX_THREADS_PER_BLOCK hipJitOptionMaxThreadsPerBlock
-#define HIPRTC_JIT_OVERRIDE_DIRECT_VALUES hipJitOptionOverrideDirectiveValues
-#define HIPRTC_JIT_NUM_OPTIONS hipJitOptionNumOptions
-#define HIPRTC_JIT_IR_TO_ISA_OPT_EXT hipJitOptionIRtoISAOptExt
-#define HIPRTC_JIT_IR_TO_ISA_OPT_COUNT_EXT hipJitOptionIRtoISAOptCountExt
-#define HIPRTC_JIT_INPUT_CUBIN hipJitInputCubin
-#define HIPRTC_JIT_INPUT_PTX hipJitInputPtx
-#define HIPRTC_JIT_INPUT_FATBINARY hipJitInputFatBinary
-#define HIPRTC_JIT_INPUT_OBJECT hipJitInputObject
-#define HIPRTC_JIT_INPUT_LIBRARY hipJitInputLibrary
-#define HIPRTC_JIT_INPUT_NVVM hipJitInputNvvm
-#define HIPRTC_JIT_NUM_LEGACY_INPUT_TYPES hipJitNumLegacyInputTypes
-#define HIPRTC_JIT_INPUT_LLVM_BITCODE hipJitInputLLVMBitcode
-#define HIPRTC_JIT_INPUT_LLVM_BUNDLED_BITCODE hipJitInputLLVMBundledBitcode
-#define HIPRTC_JIT_INPUT_LLVM_ARCHIVES_OF_BUNDLED_BITCODE hipJitInputLLVMArchivesOfBundledBitcode
-#define HIPRTC_JIT_INPUT_SPIRV hipJitInputSpirv
-#define HIPRTC_JIT_NUM_INPUT_TYPES hipJitNumInputTypes
-
 const char* hiprtcGetErrorString(hiprtcResult result);
 hiprtcResult hiprtcVersion(int* major, int* minor);
 hiprtcResult hiprtcCreateProgram(hiprtcProgram* program, const char* source, const char* name, int num_headers,
@@ -78,17 +28,6 @@ hiprtcResult hiprtcGetProgramLogSize(hiprtcProgram program, size_t* bytes);
 hiprtcResult hiprtcGetProgramLog(hiprtcProgram program, char* log);
 hiprtcResult hiprtcGetCodeSize(hiprtcProgram program, size_t* bytes);
 hiprtcResult hiprtcGetCode(hiprtcProgram program, char* code);
-hiprtcResult hiprtcGetBitcodeSize(hiprtcProgram program, size_t* bytes);
-hiprtcResult hiprtcGetBitcode(hiprtcProgram program, char* bitcode);
-hiprtcResult hiprtcLinkCreate(unsigned num_options, hiprtcJIT_option* options, void** option_values,
-                              hiprtcLinkState* state);
-hiprtcResult hiprtcLinkAddFile(hiprtcLinkState state, hiprtcJITInputType type, const char* path, unsigned num_options,
-                               hiprtcJIT_option* options, void** option_values);
-hiprtcResult hiprtcLinkAddData(hiprtcLinkState state, hiprtcJITInputType type, void* image, size_t bytes,
-                               const char* name, unsigned num_options, hiprtcJIT_option* options,
-                               void** option_values);
-hiprtcResult hiprtcLinkComplete(hiprtcLinkState state, void** binary, size_t* bytes);
-hiprtcResult hiprtcLinkDestroy(hiprtcLinkState state);
 #if defined(__cplusplus)
 }
 #endif

@@ -133,4 +133,3 @@ typedef struct hipDeviceProp_tR0600 {
 } hipDeviceProp_tR0600;
 #define hipDeviceProp_t hipDeviceProp_tR0600
 #define hipGetDeviceProperties hipGetDevicePropertiesR0600
-#define hipChooseDevice hipChooseDeviceR0600

@@ -148,14 +148,6 @@ inline hipError_t hipOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int* 
   return hipOccupancyMaxPotentialBlockSizeVariableSMemWithFlags(grid, block, kernel, bytes_of_block, most, 0);
 }
 
-template <class Kernel>
-inline hipError_t hipLaunchCooperativeKernelMultiDevice(hipLaunchParams* launches, unsigned count, unsigned flags = 0) {
-  return hipLaunchCooperativeKernelMultiDevice(launches, static_cast<int>(count), flags);
-}
-template <class Kernel>
-inline hipError_t hipExtLaunchMultiKernelMultiDevice(hipLaunchParams* launches, unsigned count, unsigned flags = 0) {
-  return hipExtLaunchMultiKernelMultiDevice(launches, static_cast<int>(count), flags);
-}
 template <class... Parameters, class... Arguments>
 inline hipError_t hipLaunchKernelEx(const hipLaunchConfig_t* config, void (*kernel)(Parameters...),
                                     Arguments&&... arguments) {

@@ -67,21 +67,14 @@ enum { HIP_SUCCESS, HIP_ERROR_INVALID_VALUE, HIP_ERROR_NOT_INITIALIZED, HIP_ERRO
 
 typedef void* hipDeviceptr_t;
 typedef int hipDevice_t;
-typedef struct ihipCtx_t* hipCtx_t;
 typedef struct ihipStream_t* hipStream_t;
 typedef struct ihipEvent_t* hipEvent_t;
 typedef struct ihipModule_t* hipModule_t;
 typedef struct ihipModuleSymbol_t* hipFunction_t;
-typedef struct ihipLibrary_t* hipLibrary_t;
-typedef struct ihipKernel_t* hipKernel_t;
 typedef struct ihipMemPoolHandle_t* hipMemPool_t;
-typedef struct ihipMemGenericAllocationHandle* hipMemGenericAllocationHandle_t;
 typedef struct ihipGraph* hipGraph_t;
 typedef struct hipGraphNode* hipGraphNode_t;
 typedef struct hipGraphExec* hipGraphExec_t;
-typedef struct hipUserObject* hipUserObject_t;
-typedef struct hipArray* hipArray_t;
-typedef const struct hipArray* hipArray_const_t;
 typedef void (*hipStreamCallback_t)(hipStream_t stream, hipError_t status, void* data);
 typedef void (*hipHostFn_t)(void* data);
 #define hipStreamLegacy ((hipStream_t)1)
@@ -129,18 +122,11 @@ typedef void (*hipHostFn_t)(void* data);
 #define hipDeviceScheduleMask 7
 #define hipDeviceMapHost 8
 #define hipDeviceLmemResizeToMax 16
-#define hipArrayDefault 0
-#define hipArrayLayered 1
-#define hipArraySurfaceLoadStore 2
 #define hipOccupancyDefault 0
 #define hipOccupancyDisableCachingOverride 1
 #define hipCpuDeviceId (-1)
 #define hipInvalidDeviceId (-2)
 #define hipIpcMemLazyEnablePeerAccess 1
-#define hipStreamWaitValueGte 0
-#define hipStreamWaitValueEq 1
-#define hipStreamWaitValueAnd 2
-#define hipStreamWaitValueNor 3
 #define hipEventReleaseToDevice 0x40000000u
 #define hipEventReleaseToSystem 0x80000000u
 #define hipEventDisableSystemFence 0x20000000u
@@ -153,12 +139,7 @@ typedef void (*hipHostFn_t)(void* data);
 #define hipExtHostRegisterCoarseGrained 8
 #define hipExtHostRegisterUncached 0x80000000u
 #define hipDeviceMallocContiguous 4
-#define hipCooperativeLaunchMultiDeviceNoPreSync 1
-#define hipCooperativeLaunchMultiDeviceNoPostSync 2
 #define hipExtAnyOrderLaunch 1
-#define hipEnableDefault 0
-#define hipEnableLegacyStream 1
-#define hipEnablePerThreadDefaultStream 2
 #define HIP_IPC_HANDLE_SIZE 64
 #define HIP_LAUNCH_PARAM_BUFFER_POINTER ((void*)1)
 #define HIP_LAUNCH_PARAM_BUFFER_SIZE ((void*)2)
@@ -225,9 +206,6 @@ typedef enum hipGraphExecUpdateResult {
   hipGraphExecUpdateErrorParametersChanged, hipGraphExecUpdateErrorNotSupported,
   hipGraphExecUpdateErrorUnsupportedFunctionChange
 } hipGraphExecUpdateResult;
-typedef enum hipChannelFormatKind {
-  hipChannelFormatKindSigned, hipChannelFormatKindUnsigned, hipChannelFormatKindFloat, hipChannelFormatKindNone
-} hipChannelFormatKind;
 typedef enum hipJitOption {
   hipJitOptionMaxRegisters, hipJitOptionThreadsPerBlock, hipJitOptionWallTime, hipJitOptionInfoLogBuffer,
   hipJitOptionInfoLogBufferSizeBytes, hipJitOptionErrorLogBuffer, hipJitOptionErrorLogBufferSizeBytes,
@@ -243,10 +221,6 @@ typedef enum hipJitOption {
 // ---- structures
 
 typedef struct hipUUID_t { char bytes[16]; } hipUUID;
-typedef struct hipPitchedPtr { void* ptr; size_t pitch, xsize, ysize; } hipPitchedPtr;
-typedef struct hipExtent { size_t width, height, depth; } hipExtent;
-typedef struct hipPos { size_t x, y, z; } hipPos;
-typedef struct hipChannelFormatDesc { int x, y, z, w; hipChannelFormatKind f; } hipChannelFormatDesc;
 typedef struct hipIpcMemHandle_st { char reserved[64]; } hipIpcMemHandle_t;
 typedef struct hipIpcEventHandle_st { char reserved[64]; } hipIpcEventHandle_t;
 
@@ -264,52 +238,3 @@ typedef struct hipFuncAttributes {
   int maxDynamicSharedSizeBytes, maxThreadsPerBlock, numRegs, preferredShmemCarveout, ptxVersion;
   size_t sharedSizeBytes;
 } hipFuncAttributes;
-
-typedef struct hipMemcpy3DParms {
-  hipArray_t srcArray;
-  hipPos srcPos;
-  hipPitchedPtr srcPtr;
-  hipArray_t dstArray;
-  hipPos dstPos;
-  hipPitchedPtr dstPtr;
-  hipExtent extent;
-  hipMemcpyKind kind;
-} hipMemcpy3DParms;
-
-typedef struct hipLaunchParams_t {
-  void* func;
-  dim3 gridDim, blockDim;
-  void** args;
-  size_t sharedMem;
-  hipStream_t stream;
-} hipLaunchParams;
-
-typedef struct hipKernelNodeParams {
-  dim3 blockDim;
-  void **extra, *func;
-  dim3 gridDim;
-  void** kernelParams;
-  unsigned sharedMemBytes;
-} hipKernelNodeParams;
-
-typedef struct hipHostNodeParams { hipHostFn_t fn; void* userData; } hipHostNodeParams;
-typedef struct hipMemsetParams {
-  void* dst;
-  unsigned elementSize;
-  size_t height, pitch;
-  unsigned value;
-  size_t width;
-} hipMemsetParams;
-
-static inline hipPitchedPtr make_hipPitchedPtr(void* ptr, size_t pitch, size_t xsize, size_t ysize) {
-  hipPitchedPtr made = {ptr, pitch, xsize, ysize};
-  return made;
-}
-static inline hipExtent make_hipExtent(size_t width, size_t height, size_t depth) {
-  hipExtent made = {width, height, depth};
-  return made;
-}
-static inline hipPos make_hipPos(size_t x, size_t y, size_t z) {
-  hipPos made = {x, y, z};
-  return made;
-}

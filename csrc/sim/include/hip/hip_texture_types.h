@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: MIT
-// Textures, as the host knows them: a part of the runtime's functions.
-#pragma once
-#include "hip/hip_runtime_api.h"
