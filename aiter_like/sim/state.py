@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What this process has open of the simulator: `current`, the one object that knows it.
+"""The blocks of the simulator that this process has open: `current` is the one object that knows them.
 
 Everything else of the simulator in Python is a function, or a cache of what has been built and loaded.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What an open block wants; None where it is not the block's to say.
+    """An open block's wishes; None leaves one to the blocks around it.
 
     Attributes:
         settings: of the launches.
@@ -83,10 +83,10 @@ class State:
         return [default_settings(), *self.kept("settings")][-1]
 
     def kept(self, name: str) -> list[Any]:
-        """What the open blocks have as their attribute `name`, the innermost last."""
+        """The values that open blocks give their attribute `name`, the innermost last."""
         return [value for block in self.blocks if (value := getattr(block, name)) is not None]
 
-    def give(self, name: str, found: Iterable[dict]) -> None:
+    def give(self, name: str, found: Sequence[dict]) -> None:
         """Adds records to the lists that the open blocks have as `name`."""
         for one in self.kept(name):
             one.extend(found)

@@ -159,7 +159,7 @@ void set_scales(ffi::Match& match, Args& args, Sizes& sizes, const OptionalTenso
   args.out_scale = match.elements<const float>(out_scale, 1, "out_scale");
 }
 
-/// What is added to the scores, and what hides some.
+/// Sets what is added to the scores, ALiBi and sinks, and the mask of a tree of drafts.
 void set_scores(ffi::Match& match, Args& args, Sizes& sizes, const OptionalTensor& alibi_slopes,
                 const OptionalTensor& sink, const OptionalTensor& tree_mask, int64_t max_seqlen_q) {
   auto& [total_q, heads, head_dim, head_dim_v, pages, page_size, kv_heads, batch, entries] = sizes;

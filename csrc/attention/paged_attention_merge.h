@@ -25,7 +25,7 @@ struct MergeLds {
   float values[kWaves][Config::kHeadDimV];
 };
 
-/// What a wave reads of the parts of one row of one head: every `waves`th of them, a lane some columns each.
+/// Reads a wave's share of the parts of one row of one head: every `waves`th part, of which a lane has some columns.
 template <class Config>
 struct PartReader {
   using S = Shape<Config>;

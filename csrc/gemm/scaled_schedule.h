@@ -13,7 +13,7 @@ namespace aiter_like::gemm {
 
 /// One matrix instruction, and what a wave issues with it, in the order of the members. -1: nothing of that kind.
 struct ScaledPlace {
-  bool is_behind_barrier = false;                          // What was stored before can be read from here on.
+  bool is_behind_barrier = false;                          // A barrier stands before: stores can be read.
   int strip = 0, run = 0, product = 0, row = 0;            // sums, depth and number of it; `rows` that it multiplies
   int scaled_strip = 0, first_scaled = 0, end_scaled = 0;  // elements of a strip's products that are scaled
   int read_row = -1, read_phase = -1, read_piece = -1;     // a piece of the left operand, and where in `rows` it goes
@@ -22,7 +22,7 @@ struct ScaledPlace {
   int left_store = -1, left_load = -1;    // chunks of the left operand's other part
   int prefetch = -1;                      // one of `columns` that comes straight from memory
   int right_store = -1, right_load = -1;  // chunks of the right operand
-  int first_taken = 0, taken = 0;         // so many of `columns`, replaced by the next block's
+  int first_taken = 0, taken = 0;         // The next block's weights replace so many of `columns`.
 };
 
 struct ScaledSchedule {

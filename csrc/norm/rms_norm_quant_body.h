@@ -66,49 +66,12 @@ struct RmsNormQuantBody {
       kHasProducts ? 4 : (Config::kHasResidual ? 4 : sizeof(Element)) + sizeof(Weight) + 4 * Config::kHasSmooth;
   static constexpr int kMinGroups = Layout::min_groups(kBytes);
 
-  using Sums = SumTile<Layout, Element, Config::kHasResidual>;
-  using Weights = RowTile<Layout, Weight>;
-  using Floats = RowTile<Layout, float>;
-
-  const Args& args;
-  const int64_t row;
-  const int hidden;
-  // Arrays of their own, since the compiler keeps all of a struct in memory until it has unrolled loops over a part.
-  Sums& x;
-  Weights& weight;
-  Floats &x_scale, &y;
-  float (&amax)[Layout::kVectors];  // a vector's, or that of the group it belongs to
-  float before, after;              // the root of the mean of squares is a factor before y is made, or after
-
-  __device__ __forceinline__ void load(int start) {
-    x.load(args.input.row(row) + start, hidden - start);
-    weight.load(args.weight + start, hidden - start);
-    if constexpr (Config::kHasResidual) x.add(args.residual_in.row(row) + start, hidden - start);
-    if constexpr (Config::kHasSmooth) x_scale.load(args.x_scale + start, hidden - start);
-  }
-  __device__ __forceinline__ float smoothed(int v, int e) const {
-    return Config::kHasSmooth ? y.at(v, e) * x_scale.at(v, e) : y.at(v, e);
-  }
-  /// Makes y and amax of x · factor.
-  __device__ __forceinline__ void multiply(float factor) {
-#pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v) {
-#pragma unroll
-      for (int e = 0; e < Layout::kVec; ++e) {
-        float value = x.at(v, e) * factor;
-        if constexpr (Config::kIsModelSensitive) value = to_float(from_float<Element>(value));
-        y.set(v, e, value * (Config::kIsGemma ? weight.at(v, e) + 1.f : weight.at(v, e)));
-      }
-      amax[v] = vector_amax<Layout>(v, [&](int w, int e) { return smoothed(w, e); });
-      if constexpr (kGroupLanes > 1) amax[v] = wave_max<kGroupLanes / 2>(amax[v]);
-    }
-  }
-  __device__ __forceinline__ void store_sums(int start) {
-    store_row<Layout>(args.residual_out.row(row) + start, hidden - start, [&](int v, int e) { return x.at(v, e); });
-  }
-
-  /// Step 1: the row's sum of squares; its largest product, or too large a number where a group's has lost bits.
-  __device__ __forceinline__ Pair load_and_reduce(PairScratch<Layout>& scratch) {
+  /// The first pass: the sum of squares, and the largest product, or too large a number where a group's has lost bits.
+  template <class Sums, class Load, class Multiply, class StoreSums>
+  __device__ __forceinline__ static Pair reduce(const Args& args, const int& hidden, const Sums& x,
+                                                const float (&amax)[Layout::kVectors], const Load& load,
+                                                const Multiply& multiply, const StoreSums& store_sums,
+                                                PairScratch<Layout>& scratch) {
     Pair found{};
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
       load(start);
@@ -130,8 +93,11 @@ struct RmsNormQuantBody {
     return row_sum_and_max<Layout>(found, scratch);
   }
 
-  /// Step 2: y of x, and its row's largest magnitude, 0 where groups have their own.
-  __device__ __forceinline__ float make(RowScratch<Layout>& scratch) {
+  /// Makes y of x · before, and returns its row's largest magnitude; 0 where groups have their own.
+  template <class Load, class Multiply>
+  __device__ __forceinline__ static float make(const Args& args, const float (&amax)[Layout::kVectors],
+                                               const Load& load, const Multiply& multiply, float before,
+                                               RowScratch<Layout>& scratch) {
     float of_lane = 0.f;
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
       if constexpr (kHasProducts || !Config::kIsWhole) load(start);
@@ -143,18 +109,21 @@ struct RmsNormQuantBody {
     return kGroup == 0 ? row_max<Layout>(of_lane, scratch) : 0.f;
   }
 
-  /// Step 3 for a vector, whose scale is that of its row or of its group.
-  __device__ __forceinline__ void store(int start, int v, QuantScale scale) {
-    const int columns = hidden - start;
-    if constexpr (Config::kHasPlain)
-      store_row<Layout>(args.plain_out.row(row) + start, columns, v, [&](int, int e) { return y.at(v, e) * after; });
-    if constexpr (kGroup > 0) {
-      scale = quant_scale<Out>(amax[v] * after);
-      if (Layout::column(v) < columns && Layout::lane() % kGroupLanes == 0)
-        args.scale[row * args.scale_stride + (start + Layout::column(v)) / kGroup * args.group_stride] = scale.scale;
+  /// Makes y of x · weight · before, and the largest magnitudes of its vectors, or of the groups these belong to.
+  template <class Sums, class Weights, class Floats, class Smoothed>
+  __device__ __forceinline__ static void multiply_weight(const Sums& x, const Weights& weight, float before, Floats& y,
+                                                         float (&amax)[Layout::kVectors], const Smoothed& smoothed) {
+#pragma unroll
+    for (int v = 0; v < Layout::kVectors; ++v) {
+#pragma unroll
+      for (int e = 0; e < Layout::kVec; ++e) {
+        float value = x.at(v, e) * before;
+        if constexpr (Config::kIsModelSensitive) value = to_float(from_float<Element>(value));
+        y.set(v, e, value * (Config::kIsGemma ? weight.at(v, e) + 1.f : weight.at(v, e)));
+      }
+      amax[v] = vector_amax<Layout>(v, smoothed);
+      if constexpr (kGroupLanes > 1) amax[v] = wave_max<kGroupLanes / 2>(amax[v]);
     }
-    const float factor = after * scale.inverse;
-    store_row<Layout>(args.out.row(row) + start, columns, v, [&](int, int e) { return smoothed(v, e) * factor; });
   }
 
   __device__ __forceinline__ static void run(const Args& args) {
@@ -163,31 +132,56 @@ struct RmsNormQuantBody {
     // Lanes of a row that is not there take part in the reductions with zeros.
     const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
     const int hidden = Layout::row() < args.rows ? args.hidden : 0;
-    Sums x;
-    Weights weight;
-    Floats x_scale, y;
-    float amax[Layout::kVectors];
-    RmsNormQuantBody body{args, row, hidden, x, weight, x_scale, y, amax};
-    Pair found = body.load_and_reduce(scratch);
+
+    SumTile<Layout, Element, Config::kHasResidual> x;
+    RowTile<Layout, Weight> weight;
+    RowTile<Layout, float> x_scale, y;
+    float amax[Layout::kVectors];  // a vector's, or that of the group it belongs to
+    const auto load = [&](int start) {
+      x.load(args.input.row(row) + start, hidden - start);
+      weight.load(args.weight + start, hidden - start);
+      if constexpr (Config::kHasResidual) x.add(args.residual_in.row(row) + start, hidden - start);
+      if constexpr (Config::kHasSmooth) x_scale.load(args.x_scale + start, hidden - start);
+    };
+    const auto smoothed = [&](int v, int e) { return Config::kHasSmooth ? y.at(v, e) * x_scale.at(v, e) : y.at(v, e); };
+    const auto multiply = [&](float before) { multiply_weight(x, weight, before, y, amax, smoothed); };
+    const auto store_sums = [&](int start) {
+      store_row<Layout>(args.residual_out.row(row) + start, hidden - start, [&](int v, int e) { return x.at(v, e); });
+    };
+
+    Pair found = reduce(args, hidden, x, amax, load, multiply, store_sums, scratch);
     const float inverse_rms = reciprocal_square_root(found.first / static_cast<float>(args.hidden) + args.epsilon);
     const bool is_made = kHasProducts && kLeastProduct < found.second && found.second < kMostProduct;  // no NaN is
-    body.before = is_made ? 1.f : inverse_rms, body.after = is_made ? inverse_rms : 1.f;
+    const float before = is_made ? 1.f : inverse_rms, after = is_made ? inverse_rms : 1.f;
     if ((kGroup == 0 || Config::kIsWhole) && any_row<Layout>(!is_made)) {
-      const float of_row = body.make(amax_scratch);
+      const float of_row = make(args, amax, load, multiply, before, amax_scratch);
       found.second = is_made ? found.second : of_row;  // a row's result does not depend on its neighbours
     }
 
     QuantScale scale{};
     if constexpr (kGroup == 0) {
-      scale = quant_scale<Out>(found.second * body.after);
+      scale = quant_scale<Out>(found.second * after);
       if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
     }
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-      if constexpr (!Config::kIsWhole) body.load(start);
-      if constexpr (!Config::kIsWhole) body.multiply(body.before);
-      if constexpr (Config::kHasResidual && !Config::kIsWhole) body.store_sums(start);
+      if constexpr (!Config::kIsWhole) load(start);
+      if constexpr (!Config::kIsWhole) multiply(before);
+      if constexpr (Config::kHasResidual && !Config::kIsWhole) store_sums(start);
+      const int columns = hidden - start;
 #pragma unroll
-      for (int v = 0; v < Layout::kVectors; ++v) body.store(start, v, scale);
+      for (int v = 0; v < Layout::kVectors; ++v) {
+        if constexpr (Config::kHasPlain)
+          store_row<Layout>(args.plain_out.row(row) + start, columns, v,
+                            [&](int, int e) { return y.at(v, e) * after; });
+        if constexpr (kGroup > 0) {
+          scale = quant_scale<Out>(amax[v] * after);
+          if (Layout::column(v) < columns && Layout::lane() % kGroupLanes == 0)
+            args.scale[row * args.scale_stride + (start + Layout::column(v)) / kGroup * args.group_stride] =
+                scale.scale;
+        }
+        const float factor = after * scale.inverse;
+        store_row<Layout>(args.out.row(row) + start, columns, v, [&](int, int e) { return smoothed(v, e) * factor; });
+      }
       if constexpr (Config::kIsWhole) break;
     }
   }

@@ -225,7 +225,7 @@ def test_bad_input_is_named(device):
 def bench() -> None:
     """The rules of Mixtral's kind and of DeepSeek's, beside probabilities and torch.topk."""
     def peers(call):
-        return {"torch": lambda: call.gating.softmax(1).topk(call.ids.shape[1])}
+        return {"softmax, topk": lambda: call.gating.softmax(1).topk(call.ids.shape[1])}
 
     benching.of("topk_gating", "tokens experts k groups", (
         (tokens, *rule) for rule in ((128, 8, 1), (256, 8, 8)) for tokens in (1, 64, 4096)), beside=peers, dtype="fp32")

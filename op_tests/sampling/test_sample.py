@@ -174,7 +174,7 @@ def bench() -> None:
             probs = torch.softmax(call.input.float() / call.temperatures[:, None], -1)
             return (probs / torch.empty_like(probs).exponential_(1)).argmax(-1)
 
-        return {"torch.exponential_": drawn}
+        return {"softmax, exponential_": drawn}
 
     for features, beside in (("none", None), ("made", stock)):
         benching.of("sample", "rows", ((1,), (16,), (64,), (128,), (512,)), beside=beside, columns=128256, dtype="bf16",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like import device, dispatch
+from aiter_like import device
 from aiter_like.integrations import takeover
 
 
@@ -41,14 +41,10 @@ def fresh_dynamo():
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch, request):
     """AITER_LIKE_BACKENDS asks for our kernels of products on the simulated MI300X, too."""
     monkeypatch.setenv("AITER_LIKE_BACKENDS", "hip,ck,triton")
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
+    request.getfixturevalue("simulated")
 
 
 @pytest.fixture

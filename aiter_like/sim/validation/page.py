@@ -24,7 +24,7 @@ FILES = {"microbenchmarks": "MICROBENCHMARKS.md", "one side alone": "ONE_SIDE.md
 
 @functools.cache
 def known() -> dict[str, Any]:
-    """What published.toml says of cases that the model misses, and of measurements that have no case."""
+    """published.toml: reasons why the model misses cases, and measurements that have no case."""
     return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
