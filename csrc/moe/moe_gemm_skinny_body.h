@@ -18,7 +18,6 @@ struct Step {
   using Unit = typename Shape::Unit;
   using Scales = typename Shape::Scales::template In<Shape>;
   Run weights[Shape::kUnitsN][Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kParts][Shape::kRowRuns];
-  float a_scale[Shape::kUnitsM][Scales::kGroups];  // of the lane's rows of a, where blocks have scales
   typename Scales::Step scales;
 
   /// sums += weights · aᵀ, scaled
@@ -32,7 +31,7 @@ struct Step {
   /// sum += product, times its scales
   __device__ void add_scaled(skinny::FloatSums& sum, const typename Unit::Sums& product, float factor, int group, int n,
                              int m) const {
-    const float scale = scales.of_product(factor, a_scale[m][group], n, group);
+    const float scale = scales.of_product(factor, n, m, group);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(product[i], scales.of_row(scale, n, i), sum[i]);
   }
@@ -175,8 +174,8 @@ class Reader {
 #pragma unroll
       for (int run = 0; run < Shape::kRowRuns; ++run)
         of_row_[u][run] = row_of(u * Unit::kRows + Unit::row(run)) * args.a_row * kBytes;
+      scales_.start_row(args, u, row_of(u * Unit::kRows + Unit::sum_row(lane_index(), 0)));
     }
-    scales_.start_rows(args, [&](int m) { return row_of(m * Unit::kRows + Unit::sum_row(lane_index(), 0)); });
     select(0);
   }
 
@@ -298,7 +297,7 @@ class Reader {
     each_row(step, k, [&](Run& run, const char* base, uint32_t offset, uint32_t at) {
       run = skinny::load_run<kIsAligned, Element>(base + (offset + clamped(at, Shape::kRowRun) * kBytes));
     });
-    scales_.load(args_, step.scales, step.a_scale, k, of_pair_);
+    scales_.load(args_, step.scales, k, of_pair_);
   }
 };
 

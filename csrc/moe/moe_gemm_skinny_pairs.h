@@ -51,7 +51,7 @@ class Work;
 template <class Config>
 struct Shape : Config {
   using Weights = typename WeightsOf<typename Config::Element, Config::kFormat, Config::kGroup>::Type;
-  using Scales = typename ScalesOf<Config>::Type;
+  using Scales = ScalesOf<Config>;
   using Unit = typename Weights::Unit;
   static constexpr int kParts = Weights::kParts;
   static constexpr int kRowRun = skinny::kRunBytes / sizeof(typename Config::Element);
@@ -168,8 +168,6 @@ class Work<Shape, Rows::pair> : public OneExpert<Shape> {
   __device__ uint32_t row_of(const Args& args, uint32_t) const {
     return static_cast<uint32_t>(this->rows_[0].pair) / args.row_division;
   }
-  /// The row of out that row `m` is, negative: none.
-  __device__ static int32_t result(const typename Shape::Memory& lds, uint32_t m, uint32_t) { return lds.rows[m].pair; }
 };
 
 /// A workgroup's block of sorted pairs.
@@ -179,9 +177,8 @@ class Work<Shape, Rows::sorted> : public OneExpert<Shape> {
 
  public:
   using Args = MoeGemmSkinnyArgs<Shape>;
-  __device__ bool start(const Args& args, uint32_t index, typename Shape::Memory&) { return start_block(args, index); }
   /// Asks for all that tells of the block at once, though it may lie beyond what is valid.
-  __device__ bool start_block(const Args& args, uint32_t index) {
+  __device__ bool start(const Args& args, uint32_t index, typename Shape::Memory&) {
     const uint32_t begin = index * args.block;
     uint32_t ids[kOwn];
 #pragma unroll
@@ -216,7 +213,6 @@ class Work<Shape, Rows::sorted> : public OneExpert<Shape> {
     pair = pair < args.pairs ? pair : first < args.pairs ? first : 0;
     return pair / args.row_division;
   }
-  __device__ static int32_t result(const typename Shape::Memory& lds, uint32_t m, uint32_t) { return lds.rows[m].pair; }
 };
 
 /// A workgroup's token, whose pairs are segments of its depth.
@@ -229,9 +225,10 @@ class Work<Shape, Rows::token> : public Pairs<Shape> {
   using Args = MoeGemmSkinnyArgs<Shape>;
   /// Leaves those of a token's pairs whose experts are here, by way of a wave's own memory.
   __device__ bool start(const Args& args, uint32_t index, typename Shape::Memory& lds) {
+    const uint32_t first = index * args.slots;
     Row(&list)[kMostSlots] = lds.waves[wave_index()].rows;
     const auto lane = static_cast<uint32_t>(lane_index());
-    const uint32_t first = index * args.slots, own = first + within(lane, args.slots);
+    const uint32_t own = first + within(lane, args.slots);
     const Row found = this->row(args, own, own, args.experts[own]);
     const uint64_t here = lanes_with(lane < args.slots && this->is_here(args, found.expert));
     count_ = skinny::lanes_below(here, kWaveSize);
@@ -261,9 +258,6 @@ class Work<Shape, Rows::token> : public Pairs<Shape> {
     return is_one ? (number - segment * args.steps) * Shape::Unit::kDepth : args.depth;
   }
   __device__ static uint32_t row_of(const Args&, uint32_t) { return 0; }
-  __device__ static int32_t result(const typename Shape::Memory&, uint32_t, uint32_t index) {
-    return static_cast<int32_t>(index);
-  }
 
  private:
   __device__ static uint32_t of_segment(uint32_t x, uint32_t segment) { return of_lane(x, static_cast<int>(segment)); }

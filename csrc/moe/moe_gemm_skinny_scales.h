@@ -3,6 +3,7 @@
 // those of a step and what it does with them.
 #pragma once
 
+#include <tuple>
 #include <type_traits>
 
 #include "aiter_like/dtype.h"
@@ -24,27 +25,24 @@ constexpr uint32_t kScaleBlock = 128, kScaleGroup = 32;
 
 /// Does nothing, as a lane without scales; other kinds say what they do otherwise.
 template <class Shape>
-class Unscaled {
- public:
+struct Unscaled {
   using Args = MoeGemmSkinnyArgs<Shape>;
   static constexpr int kGroups = 1;  // parts of a step's depth whose products are scaled apart
   /// The scales of a step.
   struct Step {
     /// The factor of a product of units n and m, and those of each of its rows of the weights.
-    __device__ float of_product(float factor, float, int, int) const { return factor; }
+    __device__ float of_product(float factor, int, int, int) const { return factor; }
     __device__ float of_row(float scale, int, int) const { return scale; }
     /// Those that widen unit n of mxfp4.
     __device__ uint32_t exponents(int) const { return 0; }
   };
   /// Finds the scales of the lane's rows.
   __device__ void start(const Args&, uint32_t, uint32_t) {}
-  /// rows(m): the row of a that the lane's sums of unit m belong to.
-  template <class Rows>
-  __device__ void start_rows(const Args&, const Rows&) {}
+  /// Finds those of `row` of a, which the lane's sums of unit m belong to.
+  __device__ void start_row(const Args&, int, uint32_t) {}
   __device__ void select(const Args&, int64_t) {}
   /// Loads what scales the step that begins at `k`; of_pair is the row of a that all others count from.
-  template <class AScale>
-  __device__ void load(const Args&, Step&, AScale&, uint32_t, uint32_t) const {}
+  __device__ void load(const Args&, Step&, uint32_t, uint32_t) const {}
   /// Follows load() of a step that reaches beyond the depth.
   __device__ void complete(const Args&, Step&, uint32_t) const {}
   /// The factor of row `row` of the weights and of a pair, for sums that no step has scaled.
@@ -53,6 +51,36 @@ class Unscaled {
     return sum;
   }
 };
+
+/// Finds the scales that a lane needs for each of its units: of one row of the instruction's operand, or of those of the
+/// kEach sums; kSharing rows of b share a scale.
+template <class Shape, int kEach, uint32_t kSharing = 1>
+class ScaledRows : public Unscaled<Shape> {
+  using Unit = typename Shape::Unit;
+
+ public:
+  using Args = MoeGemmSkinnyArgs<Shape>;
+  __device__ void start(const Args& args, uint32_t first_row, uint32_t strip_rows) {
+#pragma unroll
+    for (int u = 0; u < Shape::kUnitsN; ++u) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int column = kEach == 1 ? lane_index() % Unit::kColumns : Unit::sum_column(lane_index(), i);
+        row_[u][i] =
+            (Shape::unit_row(u, first_row, strip_rows) + within(column, strip_rows)) / kSharing * args.b_scale_row;
+      }
+    }
+  }
+  __device__ void select(const Args& args, int64_t expert) { expert_ = expert * args.b_scale_expert; }
+
+ protected:
+  __device__ auto* scales(const Args& args, int u, int i = 0) const { return args.b_scale + expert_ + row_[u][i]; }
+
+  int64_t expert_ = 0;
+  uint32_t row_[Shape::kUnitsN][kEach];
+};
+
+constexpr int kLaneSums = 4;  // in a unit
 
 struct NoScales {
   static constexpr bool kIsOfA = false, kIsOfB = false;
@@ -66,13 +94,12 @@ struct NoScales {
     return 1.f;
   }
   template <class Shape>
-  using In = Unscaled<Shape>;
+  using In = std::conditional_t<Shape::kIsSum, ScaledRows<Shape, kLaneSums>, Unscaled<Shape>>;
 };
 
 /// Scales of rows: those of sums over all of the depth come at the end.
 template <class Shape>
-class RowScalesOfSums : public Unscaled<Shape> {
- public:
+struct RowScalesOfSums : Unscaled<Shape> {
   template <class Row>
   __device__ static float scaled(const MoeGemmSkinnyArgs<Shape>& args, float sum, const Row& pair, uint32_t row) {
     return sum * (pair.scale *
@@ -82,37 +109,18 @@ class RowScalesOfSums : public Unscaled<Shape> {
 
 /// Those of sums over several pairs come with the products of each.
 template <class Shape>
-class RowScalesOfProducts : public Unscaled<Shape> {
-  static constexpr int kSums = 4;  // of a lane in a unit
-
- public:
-  using Args = MoeGemmSkinnyArgs<Shape>;
+struct RowScalesOfProducts : ScaledRows<Shape, kLaneSums> {
   struct Step : Unscaled<Shape>::Step {
-    float b[Shape::kUnitsN][kSums];
+    float b[Shape::kUnitsN][kLaneSums];
     __device__ float of_row(float scale, int n, int i) const { return scale * b[n][i]; }
   };
-  __device__ void start(const Args& args, uint32_t first_row, uint32_t strip_rows) {
+  __device__ void load(const MoeGemmSkinnyArgs<Shape>& args, Step& step, uint32_t, uint32_t) const {
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsN; ++u) {
 #pragma unroll
-      for (int i = 0; i < kSums; ++i)
-        row_[u][i] = (Shape::unit_row(u, first_row, strip_rows) +
-                      within(Shape::Unit::sum_column(lane_index(), i), strip_rows)) * args.b_scale_row;
+      for (int i = 0; i < kLaneSums; ++i) step.b[u][i] = to_float(*this->scales(args, u, i));
     }
   }
-  __device__ void select(const Args& args, int64_t expert) { expert_ = expert * args.b_scale_expert; }
-  template <class AScale>
-  __device__ void load(const Args& args, Step& step, AScale&, uint32_t, uint32_t) const {
-#pragma unroll
-    for (int u = 0; u < Shape::kUnitsN; ++u) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) step.b[u][i] = to_float(args.b_scale[expert_ + row_[u][i]]);
-    }
-  }
-
- private:
-  int64_t expert_ = 0;
-  uint32_t row_[Shape::kUnitsN][kSums];
 };
 
 /// Scales of rows of b alone.
@@ -138,72 +146,44 @@ struct BlockScales : NoScales {
   static constexpr int64_t groups(int64_t depth) { return (depth + kScaleBlock - 1) / kScaleBlock; }
 
   template <class Shape>
-  class In : public Unscaled<Shape> {
-    using Unit = typename Shape::Unit;
+  class In : public ScaledRows<Shape, 1> {
+    using ScaledRows<Shape, 1>::row_;
 
    public:
     using Args = MoeGemmSkinnyArgs<Shape>;
-    static constexpr int kGroups = Unit::kDepth / kScaleBlock;
+    static constexpr int kGroups = Shape::Unit::kDepth / kScaleBlock;
     static_assert(kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
-    static_assert(kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
+    static_assert(kGroups * kScaleBlock == Shape::Unit::kDepth, "a step has whole blocks");
     struct Step : Unscaled<Shape>::Step {
-      float b[Shape::kStrips][kGroups];
-      __device__ float of_product(float factor, float of_row, int n, int group) const {
-        return factor * of_row * b[n / Shape::kStripUnits][group];
+      float a[Shape::kUnitsM][kGroups], b[Shape::kStrips][kGroups];
+      __device__ float of_product(float factor, int n, int m, int group) const {
+        return factor * a[m][group] * b[n / Shape::kStripUnits][group];
       }
     };
     __device__ void start(const Args& args, uint32_t first_row, uint32_t strip_rows) {
 #pragma unroll
       for (int u = 0; u < Shape::kStrips; ++u)
-        row_[u] = (u * strip_rows + first_row) / kScaleBlock * args.b_scale_row;
+        row_[u][0] = (u * strip_rows + first_row) / kScaleBlock * args.b_scale_row;
     }
-    template <class Rows>
-    __device__ void start_rows(const Args& args, const Rows& rows) {
-#pragma unroll
-      for (int m = 0; m < Shape::kUnitsM; ++m) a_scale_[m] = args.a_scale + uint64_t{rows(m)} * args.a_scale_row;
+    __device__ void start_row(const Args& args, int m, uint32_t row) {
+      a_scale_[m] = args.a_scale + uint64_t{row} * args.a_scale_row;
     }
-    __device__ void select(const Args& args, int64_t expert) { expert_ = expert * args.b_scale_expert; }
-    template <class AScale>
-    __device__ void load(const Args& args, Step& step, AScale& a_scale, uint32_t k, uint32_t of_pair) const {
+    __device__ void load(const Args& args, Step& step, uint32_t k, uint32_t of_pair) const {
       const uint32_t blocks = (args.depth + kScaleBlock - 1) / kScaleBlock;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         const uint32_t block = within(k / kScaleBlock + g, blocks);
 #pragma unroll
-        for (int u = 0; u < Shape::kStrips; ++u)
-          step.b[u][g] = args.b_scale[expert_ + row_[u] + block * args.b_scale_group];
+        for (int u = 0; u < Shape::kStrips; ++u) step.b[u][g] = this->scales(args, u)[block * args.b_scale_group];
 #pragma unroll
         for (int u = 0; u < Shape::kUnitsM; ++u)
-          a_scale[u][g] = a_scale_[u][uint64_t{of_pair} * args.a_scale_row + block * args.a_scale_group];
+          step.a[u][g] = a_scale_[u][uint64_t{of_pair} * args.a_scale_row + block * args.a_scale_group];
       }
     }
 
    private:
-    int64_t expert_ = 0;
-    uint32_t row_[Shape::kStrips];
     const float* a_scale_[Shape::kUnitsM];
   };
-};
-
-/// Finds the scale of a lane's row of each unit; kRows rows of b share one.
-template <class Shape, uint32_t kRows>
-class LaneRows : public Unscaled<Shape> {
- public:
-  using Args = MoeGemmSkinnyArgs<Shape>;
-  __device__ void start(const Args& args, uint32_t first_row, uint32_t strip_rows) {
-#pragma unroll
-    for (int u = 0; u < Shape::kUnitsN; ++u)
-      row_[u] = (Shape::unit_row(u, first_row, strip_rows) +
-                 within(lane_index() % Shape::Unit::kColumns, strip_rows)) / kRows * args.b_scale_row;
-  }
-  __device__ void select(const Args& args, int64_t expert) { expert_ = expert * args.b_scale_expert; }
-
- protected:
-  __device__ auto* of_unit(const Args& args, int u) const { return args.b_scale + expert_ + row_[u]; }
-
- private:
-  int64_t expert_ = 0;
-  uint32_t row_[Shape::kUnitsN];
 };
 
 /// Powers of two of mxfp4, one for each kScaleGroup along the depth, which widen the weights.
@@ -212,10 +192,7 @@ struct GroupScales : NoScales {
   static constexpr int64_t groups(int64_t depth) { return depth / kScaleGroup; }
 
   template <class Shape>
-  class In : public LaneRows<Shape, 1> {
-    using Unit = typename Shape::Unit;
-
-   public:
+  struct In : ScaledRows<Shape, 1> {
     using Args = MoeGemmSkinnyArgs<Shape>;
     struct Step : Unscaled<Shape>::Step {
       uint32_t bytes[Shape::kUnitsN];  // one for each of the lane's groups
@@ -223,12 +200,11 @@ struct GroupScales : NoScales {
     };
     /// The lane's four groups of a step. Where the groups of a row follow one another, a step that reaches beyond the
     /// depth has those of the last four: to take them apart would be to wait for them.
-    template <class AScale>
-    __device__ void load(const Args& args, Step& step, AScale&, uint32_t k, uint32_t) const {
+    __device__ void load(const Args& args, Step& step, uint32_t k, uint32_t) const {
       const uint32_t first = first_group(k), groups = args.depth / kScaleGroup;
 #pragma unroll
       for (int u = 0; u < Shape::kUnitsN; ++u) {
-        const uint8_t* row = this->of_unit(args, u);
+        const uint8_t* row = this->scales(args, u);
         if (args.are_groups_dense) {
           __builtin_memcpy(&step.bytes[u], row + (first + 4 <= groups ? first : groups - 4), 4);
           continue;
@@ -250,34 +226,33 @@ struct GroupScales : NoScales {
 
    private:
     __device__ static uint32_t first_group(uint32_t k) {
-      return k / kScaleGroup + lane_index() / Unit::kColumns * 4;
+      return k / kScaleGroup + lane_index() / Shape::Unit::kColumns * 4;
     }
   };
 };
 
-/// Scales of groups of kGroup along the depth, by which the sums over them are scaled; kSharing rows of b share one.
-template <int kGroup, uint32_t kSharing>
+/// Scales of groups of kGroup along the depth, by which the sums over them are scaled; of fp8 kScaleBlock rows of b share
+/// one.
+template <class Config>
 struct SumScales : NoScales {
   static constexpr bool kIsOfB = true;
-  static constexpr uint32_t kRows = kSharing;
+  static constexpr uint32_t kGroup = Config::kGroup;
+  static constexpr uint32_t kRows = Config::kFormat == skinny::Format::fp8 ? kScaleBlock : 1;
   static constexpr int64_t groups(int64_t depth) { return (depth + kGroup - 1) / kGroup; }
 
   template <class Shape>
-  class In : public LaneRows<Shape, kSharing> {
+  struct In : ScaledRows<Shape, 1, kRows> {
     using Unit = typename Shape::Unit;
-
-   public:
     using Args = MoeGemmSkinnyArgs<Shape>;
     struct Step : Unscaled<Shape>::Step {
       float groups[Shape::kUnitsN][Unit::kLaneGroups];
     };
     /// Loads those of a step's groups that are the lane's; those beyond the depth scale zeros.
-    template <class AScale>
-    __device__ void load(const Args& args, Step& step, AScale&, uint32_t k, uint32_t) const {
+    __device__ void load(const Args& args, Step& step, uint32_t k, uint32_t) const {
       const uint32_t groups = (args.depth + kGroup - 1) / kGroup;
 #pragma unroll
       for (int u = 0; u < Shape::kUnitsN; ++u) {
-        const auto* row = this->of_unit(args, u);
+        const auto* row = this->scales(args, u);
 #pragma unroll
         for (int i = 0; i < Unit::kLaneGroups; ++i)
           step.groups[u][i] = to_float(row[within(k / kGroup + Unit::group(i), groups) * args.b_scale_group]);
@@ -286,30 +261,10 @@ struct SumScales : NoScales {
   };
 };
 
-template <class Config, ScaleKind kScales = Config::kScales>
-struct ScalesOf {
-  using Type = SumScales<Config::kGroup, Config::kFormat == skinny::Format::fp8 ? kScaleBlock : 1>;
-};
+/// The policy of each ScaleKind, in their order.
 template <class Config>
-struct ScalesOf<Config, ScaleKind::none> {
-  using Type = NoScales;
-};
-template <class Config>
-struct ScalesOf<Config, ScaleKind::rows> {
-  using Type = RowScales;
-};
-template <class Config>
-struct ScalesOf<Config, ScaleKind::weights> {
-  using Type = WeightScales;
-};
-template <class Config>
-struct ScalesOf<Config, ScaleKind::blocks> {
-  using Type = BlockScales;
-};
-template <class Config>
-struct ScalesOf<Config, ScaleKind::groups> {
-  using Type = GroupScales;
-};
+using ScalesOf = std::tuple_element_t<static_cast<size_t>(Config::kScales), std::tuple<
+    NoScales, RowScales, WeightScales, BlockScales, GroupScales, SumScales<Config>>>;
 
 }  // namespace moe_skinny
 }  // namespace aiter_like
