@@ -20,11 +20,6 @@ struct Step {
   Run weights[Shape::kUnitsN][Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kParts][Shape::kRowRuns];
   typename Scales::Step scales;
 
-  /// sums += weights · aᵀ, scaled
-  __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                           typename Shape::Exchange& lds) const {
-    Shape::Weights::Products::multiply(*this, sums, factor, lds);
-  }
   __device__ auto columns(int n, typename Shape::Exchange& lds) const {
     return Shape::Order::template columns<typename Shape::Weights>(weights[n], lds);
   }
@@ -305,6 +300,7 @@ class Reader {
 template <class Shape, bool kIsAligned>
 __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>& work, uint32_t first_column,
                          typename Shape::Sums (&sums)[Shape::kTiles], typename Shape::Exchange& lds) {
+  using Products = typename Shape::Weights::Products;
   constexpr uint32_t kStages = Shape::kStages, kApart = Shape::kWaves, kRound = kStages * kApart;
   Reader<Shape, kIsAligned> reader(args, work, first_column);
   const uint32_t end = reader.steps(), whole_end = reader.whole_steps();
@@ -322,7 +318,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
     do {
 #pragma unroll
       for (uint32_t s = 0; s < kStages; ++s) {
-        current[s].multiply(sums, reader.factor(number - kRound + s * kApart), lds);
+        Products::multiply(current[s], sums, reader.factor(number - kRound + s * kApart), lds);
         reader.load(current[s], number + s * kApart);
         skinny::keep_order();
       }
@@ -330,7 +326,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
     } while (is_whole(number));
 #pragma unroll
     for (uint32_t s = 0; s < kStages; ++s)
-      current[s].multiply(sums, reader.factor(number - kRound + s * kApart), lds);
+      Products::multiply(current[s], sums, reader.factor(number - kRound + s * kApart), lds);
     skinny::settle_before_branch();
   }
   // What is left: less than a round, or one with a step that reaches beyond the depth, or all of a short depth.
@@ -344,7 +340,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
 #pragma unroll
     for (uint32_t s = 0; s < kStages; ++s) {
       reader.complete(current[s], step(s));
-      current[s].multiply(sums, reader.factor(step(s)), lds);
+      Products::multiply(current[s], sums, reader.factor(step(s)), lds);
     }
     skinny::settle_before_branch();
   }

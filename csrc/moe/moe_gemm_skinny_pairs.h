@@ -50,7 +50,7 @@ class Work;
 ///   kIsInterleaved                          gates and what they let through take turns in the rows of the weights
 template <class Config>
 struct Shape : Config {
-  using Weights = typename WeightsOf<typename Config::Element, Config::kFormat, Config::kGroup>::Type;
+  using Weights = WeightsOf<typename Config::Element, Config::kFormat, Config::kGroup>;
   using Scales = ScalesOf<Config>;
   using Unit = typename Weights::Unit;
   static constexpr int kParts = Weights::kParts;

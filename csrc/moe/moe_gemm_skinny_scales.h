@@ -52,8 +52,8 @@ struct Unscaled {
   }
 };
 
-/// Finds the scales that a lane needs for each of its units: of one row of the instruction's operand, or of those of the
-/// kEach sums; kSharing rows of b share a scale.
+/// Finds the scales that a lane needs for each of its units: of its row of the instruction's operand, or of the rows of
+/// its kEach sums; kSharing rows of b share a scale.
 template <class Shape, int kEach, uint32_t kSharing = 1>
 class ScaledRows : public Unscaled<Shape> {
   using Unit = typename Shape::Unit;
@@ -93,6 +93,7 @@ struct NoScales {
   __device__ static float of_a(const Args&, Pair, bool) {
     return 1.f;
   }
+  /// The compiler drops what sums of a token's pairs find of rows, but orders instructions as where these have scales.
   template <class Shape>
   using In = std::conditional_t<Shape::kIsSum, ScaledRows<Shape, kLaneSums>, Unscaled<Shape>>;
 };
@@ -231,8 +232,8 @@ struct GroupScales : NoScales {
   };
 };
 
-/// Scales of groups of kGroup along the depth, by which the sums over them are scaled; of fp8 kScaleBlock rows of b share
-/// one.
+/// Scales of groups of kGroup along the depth, by which the sums over them are scaled; kScaleBlock rows of b share one
+/// where weights are fp8.
 template <class Config>
 struct SumScales : NoScales {
   static constexpr bool kIsOfB = true;

@@ -62,24 +62,18 @@ struct GroupedWeights {
   }
 };
 
-#endif
-
+/// Weights by their format; kGroup is 0 where sums over groups have no scales.
 template <class Element, skinny::Format FORMAT, int kGroup>
-struct WeightsOf {
-#if defined(__HIP__)
-  using Type = GroupedWeights<Element, FORMAT, kGroup>;
+using WeightsOf = std::conditional_t<
+    FORMAT == skinny::Format::same, PlainWeights<Element>,
+    std::conditional_t<kGroup == 0, PackedWeights<Element, FORMAT>, GroupedWeights<Element, FORMAT, kGroup>>>;
+
+#else
+
+template <class Element, skinny::Format, int>
+using WeightsOf = PlainWeights<Element>;
+
 #endif
-};
-template <class Element, skinny::Format FORMAT>
-struct WeightsOf<Element, FORMAT, 0> {
-#if defined(__HIP__)
-  using Type = PackedWeights<Element, FORMAT>;
-#endif
-};
-template <class Element>
-struct WeightsOf<Element, skinny::Format::same, 0> {
-  using Type = PlainWeights<Element>;
-};
 
 /// Rows of the weights one after the other.
 struct RowsInOrder {
