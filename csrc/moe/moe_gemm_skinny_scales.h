@@ -38,8 +38,6 @@ struct Unscaled {
   };
   /// Finds the scales of the lane's rows.
   __device__ void start(const Args&, uint32_t, uint32_t) {}
-  /// Finds those of `row` of a, which the lane's sums of unit m belong to.
-  __device__ void start_row(const Args&, int, uint32_t) {}
   __device__ void select(const Args&, int64_t) {}
   /// Loads what scales the step that begins at `k`; of_pair is the row of a that all others count from.
   __device__ void load(const Args&, Step&, uint32_t, uint32_t) const {}
@@ -148,13 +146,14 @@ struct BlockScales : NoScales {
 
   template <class Shape>
   class In : public ScaledRows<Shape, 1> {
+    using Unit = typename Shape::Unit;
     using ScaledRows<Shape, 1>::row_;
 
    public:
     using Args = MoeGemmSkinnyArgs<Shape>;
-    static constexpr int kGroups = Shape::Unit::kDepth / kScaleBlock;
+    static constexpr int kGroups = Unit::kDepth / kScaleBlock;
     static_assert(kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
-    static_assert(kGroups * kScaleBlock == Shape::Unit::kDepth, "a step has whole blocks");
+    static_assert(kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
     struct Step : Unscaled<Shape>::Step {
       float a[Shape::kUnitsM][kGroups], b[Shape::kStrips][kGroups];
       __device__ float of_product(float factor, int n, int m, int group) const {
@@ -166,8 +165,9 @@ struct BlockScales : NoScales {
       for (int u = 0; u < Shape::kStrips; ++u)
         row_[u][0] = (u * strip_rows + first_row) / kScaleBlock * args.b_scale_row;
     }
-    __device__ void start_row(const Args& args, int m, uint32_t row) {
-      a_scale_[m] = args.a_scale + uint64_t{row} * args.a_scale_row;
+    /// Finds the scales of `row` of a, which the lane's sums of unit m belong to.
+    __device__ void start_row(const Args& args, int m, uint64_t row) {
+      a_scale_[m] = args.a_scale + row * args.a_scale_row;
     }
     __device__ void load(const Args& args, Step& step, uint32_t k, uint32_t of_pair) const {
       const uint32_t blocks = (args.depth + kScaleBlock - 1) / kScaleBlock;
