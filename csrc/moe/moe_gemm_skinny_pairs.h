@@ -100,8 +100,7 @@ struct Shape : Config {
   }
 };
 
-/// A wave's pairs of a workgroup: each wave has all of them, a lane one of them, or two where it has few
-/// lanes.
+/// A wave's pairs of a workgroup: each wave has all of them, a lane one of them, or two where it has few lanes.
 template <class Shape>
 class Pairs {
  protected:
@@ -119,6 +118,8 @@ class Pairs {
     return result;
   }
 
+  int32_t expert_ = 0;  // of all pairs, where they share one
+  uint32_t count_ = 0;  // of pairs that are added up
   Row rows_[kOwn];
 
  public:
@@ -139,7 +140,7 @@ class OneExpert : public Pairs<Shape> {
  public:
   using Args = MoeGemmSkinnyArgs<Shape>;
   __device__ static uint32_t count() { return 1; }  // of the segments
-  __device__ int32_t expert(uint32_t) const { return expert_; }
+  __device__ int32_t expert(uint32_t) const { return this->expert_; }
   /// The row of a that all others of a segment count from.
   __device__ static uint32_t pair_row(const Args&, uint32_t) { return 0; }
   /// The factor of the products of step `number`.
@@ -150,9 +151,6 @@ class OneExpert : public Pairs<Shape> {
   __device__ static uint32_t begin(const Args&, uint32_t number, Select) {
     return number * Shape::Unit::kDepth;
   }
-
- protected:
-  int32_t expert_ = 0;
 };
 
 /// A workgroup's pair.
@@ -220,7 +218,7 @@ class Work<Shape, Rows::sorted> : public OneExpert<Shape> {
 /// A workgroup's token, whose pairs are segments of its depth.
 template <class Shape>
 class Work<Shape, Rows::token> : public Pairs<Shape> {
-  using Pairs<Shape>::rows_;
+  using Pairs<Shape>::rows_, Pairs<Shape>::count_;
   using Row = typename Shape::Row;
 
  public:
@@ -266,8 +264,6 @@ class Work<Shape, Rows::token> : public Pairs<Shape> {
   __device__ static uint32_t segment_of(const Args& args, uint32_t number) {
     return static_cast<uint32_t>((uint64_t{number} * args.of_steps) >> 31);
   }
-
-  uint32_t count_ = 0;
 };
 
 }  // namespace moe_skinny
