@@ -248,7 +248,7 @@ class Reader {
   __device__ void select(uint32_t segment) {
     const int64_t expert = work_.expert(segment);
     b_ = reinterpret_cast<const char*>(args_.b + expert * args_.b_expert);
-    of_pair_ = work_.pair_row(args_, segment);
+    if constexpr (Shape::kIsSum) of_pair_ = work_.pair_row(args_, segment);
     scales_.select(args_, expert);
   }
   /// The place in its pair's depth where step `number` begins; beyond the depth for none.
@@ -351,25 +351,25 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
 struct AsItIs {
   static constexpr int kHalves = 1;
   template <class OutElement>
-  __device__ static OutElement result(float x, float, float) {
-    return from_float<OutElement>(x);
+  __device__ static OutElement result(const float (&x)[1], float) {
+    return from_float<OutElement>(x[0]);
   }
 };
 template <Activation kActivation>
 struct Activated {
   static constexpr int kHalves = 1;
   template <class OutElement>
-  __device__ static OutElement result(float x, float, float) {
-    return from_float<OutElement>(activated<kActivation, OutElement>(x));
+  __device__ static OutElement result(const float (&x)[1], float) {
+    return from_float<OutElement>(activated<kActivation, OutElement>(x[0]));
   }
 };
 template <Activation kActivation>
 struct Gated {
   static constexpr int kHalves = 2;
   template <class OutElement>
-  __device__ static OutElement result(float gate, float up, float limit) {
-    float y[1], gates[1] = {gate}, ups[1] = {up};
-    gated<kActivation, OutElement>(y, gates, ups, limit);
+  __device__ static OutElement result(const float (&x)[2], float limit) {
+    float y[1], gate[1] = {x[0]}, up[1] = {x[1]};
+    gated<kActivation, OutElement>(y, gate, up, limit);
     return from_float<OutElement>(y[0]);
   }
 };
@@ -386,18 +386,18 @@ __device__ typename Shape::OutElement finished(const MoeGemmSkinnyArgs<Shape>& a
     const auto of_pair = [&](uint32_t index) {
       const typename Shape::Row& pair = lds.rows[index];
       float y = Shape::kIsSum ? 0.f : x[half];
-      if constexpr (Shape::Scales::kIsOfB) y = Shape::Scales::template In<Shape>::scaled(args, y, pair, row);
-      if constexpr (Shape::kHasBias) y += to_float(args.bias[pair.expert * args.bias_expert + row]);
-      if constexpr (Shape::kHasWeights) y *= pair.weight;
+      if (Shape::Scales::kIsOfB) y = Shape::Scales::template In<Shape>::scaled(args, y, pair, row);
+      if (Shape::kHasBias) y += to_float(args.bias[pair.expert * args.bias_expert + row]);
+      if (Shape::kHasWeights) y *= pair.weight;
       return y;
     };
     if constexpr (!Shape::kIsSum) {
       x[half] = of_pair(m);
-    } else if constexpr (Shape::kHasBias) {
+    } else if (Shape::kHasBias) {
       for (uint32_t index = 0; index < pairs; ++index) x[half] += of_pair(index);
     }
   }
-  return Shape::Finish::template result<OutElement>(x[0], x[Shape::kHalves - 1], args.limit);
+  return Shape::Finish::template result<OutElement>(x, args.limit);
 }
 
 /// The sum of row m and column `local` of the workgroup, in the order of the waves.

@@ -141,8 +141,6 @@ class OneExpert : public Pairs<Shape> {
   using Args = MoeGemmSkinnyArgs<Shape>;
   __device__ static uint32_t count() { return 1; }  // of the segments
   __device__ int32_t expert(uint32_t) const { return this->expert_; }
-  /// The row of a that all others of a segment count from.
-  __device__ static uint32_t pair_row(const Args&, uint32_t) { return 0; }
   /// The factor of the products of step `number`.
   __device__ static float factor(const Args&, uint32_t) { return 1.f; }
   /// The place where step `number` begins in the depth of its segment, which select(segment) makes the one that is
