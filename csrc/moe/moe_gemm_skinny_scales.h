@@ -23,13 +23,15 @@ using skinny::within;
 enum class ScaleKind { none, rows, weights, blocks, groups, sums };
 constexpr uint32_t kScaleBlock = 128, kScaleGroup = 32;
 
-/// Does nothing, as a lane without scales; other kinds say what they do otherwise.
-template <class Shape>
+/// Does nothing, as a lane without scales; other kinds say what they do otherwise. Products of GROUPS parts of a step's
+/// depth are scaled apart.
+template <class Shape, int GROUPS = 1>
 struct Unscaled {
   using Args = MoeGemmSkinnyArgs<Shape>;
-  static constexpr int kGroups = 1;  // parts of a step's depth whose products are scaled apart
+  static constexpr int kGroups = GROUPS;
   /// The scales of a step.
   struct Step {
+    float a[Shape::kUnitsM][kGroups];  // of the lane's rows of a, where blocks have scales
     /// The factor of a product of units n and m, and those of each of its rows of the weights.
     __device__ float of_product(float factor, int, int, int) const { return factor; }
     __device__ float of_row(float scale, int, int) const { return scale; }
@@ -52,8 +54,8 @@ struct Unscaled {
 
 /// Finds the scales that a lane needs for each of its units: of its row of the instruction's operand, or of the rows of
 /// its kEach sums; kSharing rows of b share a scale.
-template <class Shape, int kEach, uint32_t kSharing = 1>
-class ScaledRows : public Unscaled<Shape> {
+template <class Shape, int kEach, uint32_t kSharing = 1, int GROUPS = 1>
+class ScaledRows : public Unscaled<Shape, GROUPS> {
   using Unit = typename Shape::Unit;
 
  public:
@@ -145,19 +147,19 @@ struct BlockScales : NoScales {
   static constexpr int64_t groups(int64_t depth) { return (depth + kScaleBlock - 1) / kScaleBlock; }
 
   template <class Shape>
-  class In : public ScaledRows<Shape, 1> {
-    using Unit = typename Shape::Unit;
-    using ScaledRows<Shape, 1>::row_;
+  class In : public ScaledRows<Shape, 1, 1, Shape::Unit::kDepth / kScaleBlock> {
+    using Base = ScaledRows<Shape, 1, 1, Shape::Unit::kDepth / kScaleBlock>;
+    using Base::row_;
 
    public:
     using Args = MoeGemmSkinnyArgs<Shape>;
-    static constexpr int kGroups = Unit::kDepth / kScaleBlock;
+    using Base::kGroups;
     static_assert(kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
-    static_assert(kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
-    struct Step : Unscaled<Shape>::Step {
-      float a[Shape::kUnitsM][kGroups], b[Shape::kStrips][kGroups];
+    static_assert(kGroups * kScaleBlock == Shape::Unit::kDepth, "a step has whole blocks");
+    struct Step : Base::Step {
+      float b[Shape::kStrips][kGroups];
       __device__ float of_product(float factor, int n, int m, int group) const {
-        return factor * a[m][group] * b[n / Shape::kStripUnits][group];
+        return factor * this->a[m][group] * b[n / Shape::kStripUnits][group];
       }
     };
     __device__ void start(const Args& args, uint32_t first_row, uint32_t strip_rows) {
