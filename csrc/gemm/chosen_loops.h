@@ -29,6 +29,7 @@ struct ChosenLoop {
   using Base = MainLoop<Shape, BAND>;
   using Memory = typename Base::Memory;
   using Matrix = typename Base::Matrix;
+  static constexpr int kWavesPerSimd = 0;  // as many as the compiler finds
 
   template <class Rows, class Columns>
   __device__ __attribute__((always_inline)) static auto multiply(const Matrix& a, const Rows& rows, const Matrix& b,
@@ -48,6 +49,7 @@ struct ChosenLoop<Shape, BAND, false> {
   using Left = ChosenRows<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = typename ChosenColumns<Shape, BAND>::Right;
   using Memory = gemm::Memory<Shape, Left, Right>;
+  static constexpr int kWavesPerSimd = 0;
 
   template <class Rows, class Columns>
   __device__ __attribute__((always_inline)) static auto multiply(const Matrix& a, const Rows& rows, const Matrix& b,

@@ -41,13 +41,8 @@ using Args = Body::Args;
 
 }  // namespace
 
-#if HAS_BLOCK_SCALES
-#define WAVES __attribute__((amdgpu_waves_per_eu(Body::Loop::kWavesPerSimd)))
-#else
-#define WAVES
-#endif
-
-__global__ __launch_bounds__(Shape::kThreads) WAVES void moe_gemm_kernel(Args args) {
+__global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Body::Loop::kWavesPerSimd)))
+void moe_gemm_kernel(Args args) {
   gemm::multiply_tile<Body>(args);
 }
 

@@ -45,7 +45,7 @@ struct Unscaled {
   __device__ void load(const Args&, Step&, uint32_t, uint32_t) const {}
   /// Follows load() of a step that reaches beyond the depth.
   __device__ void complete(const Args&, Step&, uint32_t) const {}
-  /// The factor of row `row` of the weights and of a pair, for sums that no step has scaled.
+  /// A sum that no step has scaled, times the scales of a pair and of row `row` of the weights.
   template <class Row>
   __device__ static float scaled(const Args&, float sum, const Row&, uint32_t) {
     return sum;
