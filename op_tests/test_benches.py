@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tables of `--bench` that are made of tune keys, on small calls: keys, peers and checks, by the reference."""
+"""The tables of bench() that are made of tune keys, on small calls: keys, peers and checks, by the reference."""
 
 from __future__ import annotations
 

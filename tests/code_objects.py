@@ -25,6 +25,8 @@ from aiter_like.modules import build, cache, recipe, toolchain
 from aiter_like.modules.recipe import ModuleSpec
 
 _COMMENT = re.compile(r"\s*(?:\.ident|\.file|;).*|\s*;.*$", re.MULTILINE)
+# A template has a section and linkage of its own.
+_PLACE = re.compile(r"\s*(?:\.text|\.section|\.protected|\.globl|\.weak|\.p2alignl|\.fill)\b.*")
 _MANGLED = re.compile(r"_Z\w+")
 
 
@@ -53,9 +55,10 @@ def compiled(spec: ModuleSpec, root: Path, form: str = "-c") -> bytes:
 
 
 def numbered(assembly: bytes) -> str:
-    """Assembly without comments, with a number for each mangled name in the order in which they appear."""
+    """Assembly without comments and sections, with a number for each mangled name in the order of their appearance."""
     names: dict[str, str] = {}
-    return _MANGLED.sub(lambda name: names.setdefault(name[0], f"_{len(names)}"), _COMMENT.sub("", assembly.decode()))
+    text = _PLACE.sub("", _COMMENT.sub("", assembly.decode()))
+    return _MANGLED.sub(lambda name: names.setdefault(name[0], f"_{len(names)}"), text)
 
 
 def verdict(spec: ModuleSpec, before: Path, after: Path) -> str:

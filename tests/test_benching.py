@@ -49,8 +49,7 @@ def refuse():
 
 
 def run(benching, monkeypatch, tmp_path, cases, *options):
-    monkeypatch.setattr(sys, "argv", ["test_toy.py", "--bench", "--rows", str(tmp_path / "rows"), *options])
-    benching.main(lambda: benching.table("toys", cases), "doc")
+    benching.main(lambda: benching.table("toys", cases), "doc", ["--rows", str(tmp_path / "rows"), *options])
     return [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
 
 
@@ -114,8 +113,7 @@ def test_warming_up_runs_only_ours_and_times_nothing(benching, monkeypatch, tmp_
     ran = []
     calls = {name: lambda name=name: ran.append(name) for name in ("hip", "triton", "torch.compile", "peer")}
     cases = [benching.Case("large", 4000, calls, lambda result: 0.0)]
-    monkeypatch.setattr(sys, "argv", ["test_toy.py", "--bench", "--warm"])
-    benching.main(lambda: benching.table("toys", cases), "doc")
+    benching.main(lambda: benching.table("toys", cases), "doc", ["--warm"])
     assert ran == ["hip", "triton"]
 
 
@@ -142,7 +140,7 @@ def test_all_benches_into_one_file(benching, monkeypatch, tmp_path, capsys):
     scripts = {"table": 'import sys\nif "--rows" in sys.argv:\n'
                         '    print("toys: GPU, copy 4.00 TB/s")\n'
                         '    open(sys.argv[-1], "a").write(\'{"title": "toys", "shape": "1", "by": "hip", "us": 2.0, '
-                        '"tbps": 3.0, "share": 0.75, "error": 0.5, "how": ""}\\n\')\n# benching.main(bench, __doc__)\n',
+                        '"tbps": 3.0, "share": 0.75, "error": 0.5, "how": ""}\\n\')\n',
                "text": 'print("4 TFLOP/s")\n', "fails": 'raise SystemExit("wrong")\n',
                "none": ""}
 
@@ -152,6 +150,7 @@ def test_all_benches_into_one_file(benching, monkeypatch, tmp_path, capsys):
     for name, body in scripts.items():
         write(name, body)
     monkeypatch.setattr(bench_all.run, "TESTS", tmp_path)
+    monkeypatch.setattr(bench_all, "_command", lambda script: [sys.executable, str(script)])
     output = tmp_path / "out.md"
     monkeypatch.setattr(sys, "argv", ["bench_all.py", "--output", str(output), "--limit", "3600", "--jobs", "1"])
     bench_all.main()

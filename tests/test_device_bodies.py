@@ -1,66 +1,89 @@
 # SPDX-License-Identifier: MIT
-"""Device bodies (csrc/<family>/<op>_body.h): two configurations of every operator share one translation unit."""
+"""Device code knows no macros of a build: a .hip file makes one Config of them, and all else takes them from it, so
+that two builds share a translation unit.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 import subprocess
+from pathlib import Path
 
-from aiter_like import paths, sim
+import pytest
+
+from aiter_like import paths
+from aiter_like.cli.build import selected
 from aiter_like.modules import toolchain
 
-OPS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm", "rms_norm_quant": "RmsNormQuant",
-       "fused_rms_quant": "FusedRmsQuant", "fused_qk_rmsnorm": "QkRmsNorm", "gated_rms_norm": "GatedRmsNorm",
-       "dropout_layer_norm": "DropoutLayerNorm", "group_norm": "GroupNorm", "group_norm_positions": "GroupNorm"}
-BY_VALUE = ("fused_rms_quant", "fused_qk_rmsnorm")  # their launchers add to the arguments
-# What all Configs of the family hold; IS_SET stands for each flag.
-CONFIG = """
-template <class ELEMENT, class OUT, int LANES, bool IS_SET>
-struct Config {
-  using Element = ELEMENT;
-  using Weight = float;
-  using Out = OUT;
-  template <bool kIsAligned>
-  using Layout = RowLayout<LANES, 1, 4, kIsAligned>;
-  template <bool kIsAligned>
-  using SecondLayout = RowLayout<LANES, 2, 4, kIsAligned>;
-  static constexpr int kGroup = IS_SET ? 64 : 0;
-  static constexpr Quant kQuant = IS_SET ? Quant::found : Quant::none;
-  static constexpr bool kIsWhole = IS_SET, kIsGemma = IS_SET, kIsModelSensitive = IS_SET, kIsRounded = IS_SET,
-                        kIsQuant = IS_SET, kIsChannelsLast = IS_SET, kIsSliced = true, kHasResidual = IS_SET,
-                        kHasXBias = IS_SET, kHasWeight = IS_SET, kHasBias = IS_SET, kHasSmooth = IS_SET,
-                        kHasPlain = IS_SET, kHasSecond = IS_SET;
-};
-using One = Config<bf16, fp8, 512, true>;
-using Other = Config<float, float, 256, false>;
-"""
+GUARD = re.compile(r"#if !defined(?:.*\\\n)*.*\n#error.*\n#endif\n")
+CONFIG = re.compile(r"^struct Config .*?^\};\n", re.DOTALL | re.MULTILINE)
+INSTANTIATED = re.compile(r"^template void (\w+(?:<.*?>)?)(\([^;]*\));", re.MULTILINE)
+HOST_HALF = "#if AITER_LIKE_HOST_PASS\n"
+# Builds of an edge that no case of its operator takes.
+TILES = {"ELEMENT": "bf16", "HEAD_DIM": "64", "NUM_WAVES": "4", "IS_MASKED": "1", "HAS_ALIBI": "0", "HAS_SOFTCAP": "1"}
+BY_HAND = {"attention/unified_attention_tiles.h": [TILES, {**TILES, "ELEMENT": "f16", "HEAD_DIM": "256"}]}
 
 
-def source():
-    """Each launcher, for both configurations."""
-    lines = []
-    for op, name in OPS.items():
-        for config in ("One", "Other"):
-            if op.startswith("group_norm"):
-                lines += [f"template void launch_{op}<{config}, {flag}>(const {name}Args<{config}>&, Stream);"
-                          for flag in ("true", "false")]
-            else:
-                args = f"{name}Args<{config}>" if op in BY_VALUE else f"const {name}Args<{config}>&"
-                lines.append(f"template void launch_{op}({args}, bool, Stream);")
-    includes = [f'#include "{op}_body.h"' for op in OPS]
-    return "\n".join([*includes, "namespace aiter_like {", CONFIG, *lines, "}"])
+@functools.cache
+def texts() -> dict[str, str]:
+    """The families' sources and headers."""
+    return {str(path.relative_to(paths.csrc())): path.read_text() for path in sorted(paths.csrc().glob("*/*.h*"))}
 
 
-def test_two_configurations_in_one_translation_unit(tmp_path):
-    (tmp_path / "both.hip").write_text(source())
-    subprocess.run([toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O1",
-                    "-nogpuinc", "-nogpulib", "--offload-device-only", "--no-gpu-bundle-output", "-c", "-Wall",
-                    "-Werror", f"-I{paths.csrc() / 'include'}", f"-I{paths.csrc() / 'norm'}", "both.hip", "-o",
-                    "both.co"],
+def edges() -> dict[str, set[str]]:
+    """The files that macros of a build reach, with their names: each begins with a guard that has them."""
+    guards = {name: GUARD.search(text) for name, text in texts().items()}
+    return {name: set(re.findall(r"defined\((\w+)\)", guard[0])) for name, guard in guards.items() if guard}
+
+
+@functools.cache
+def builds() -> dict[str, list[dict[str, str]]]:
+    """The macros of the builds that the operators' cases take, by edge: the .hip file, or a header that it includes."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for spec in selected([], "gfx942"):
+        if spec.kind == "hip" and spec.defines:
+            names = [spec.sources[0], *(str(Path(spec.sources[0]).parent / header) for header in re.findall(
+                r'#include "(\w+\.h)"', texts()[spec.sources[0]]))]
+            macros = dict(spec.defines)
+            name = next((name for name in names if edges().get(name, {"none"}) <= macros.keys()), None)
+            assert name, f"macros of {spec.name} have no guard that names them"
+            found.setdefault(name, []).append(macros)
+    return found
+
+
+def edge(name: str, defines: dict[str, str], number: int) -> str:
+    """An edge's device half in a namespace of its own, with macros for its Config alone."""
+    guard = GUARD.search(texts()[name])
+    device = texts()[name][guard.end():].split(HOST_HALF)[0].replace("namespace aiter_like {", "", 1)
+    config = CONFIG.search(device)
+    assert config, "no Config is made of the macros"
+    defined = "".join(f"#define {macro} {value}\n" for macro, value in defines.items())
+    gone = "".join(f"#undef {macro}\n" for macro in defines)
+    before, after = device[:config.start()], device[config.end():]
+    used = INSTANTIATED.sub(lambda found: f"void (*const used_{found.start()}){found[2]} = &{found[1]};", after)
+    closed = "" if used.rstrip().endswith("}  // namespace aiter_like") else "}\n"
+    included = texts()[name][:guard.start()].replace("#pragma once\n", "")
+    return (f"{included}namespace aiter_like {{\nnamespace build_{number} {{\n"
+            f"{before}{defined}{config[0]}{gone}{used}\n}}\n{closed}")
+
+
+@pytest.mark.parametrize("name", sorted(edges()))
+def test_two_builds_in_one_translation_unit(tmp_path, name):
+    """The first one, and one with most other values."""
+    found = builds().get(name) or BY_HAND[name]
+    other = max(found, key=lambda macros: len(macros.items() - found[0].items()))
+    (tmp_path / "both.hip").write_text(edge(name, found[0], 0) + edge(name, other, 1))
+    subprocess.run([toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17",
+                    "-nogpuinc", "-nogpulib", "--offload-device-only", "-fsyntax-only",
+                    f"-I{paths.csrc() / 'include'}", f"-I{(paths.csrc() / name).parent}", "both.hip"],
                    cwd=tmp_path, check=True)
-    found = list(sim.inspect((tmp_path / "both.co").read_bytes()))
-    kernels = [*(op for op in OPS if not op.startswith("group")),
-               *(f"group_norm_{part}" for part in ("parts", "slices", "channels", "moments", "positions"))]
-    assert {path.name for path in (paths.csrc() / "norm").glob("*_body.h")} == {f"{op}_body.h" for op in OPS}
-    for kernel in kernels:
-        count = sum(f"{len(kernel) + 7}{kernel}_kernel" in symbol for symbol in found)
-        assert count == (2 if kernel == "group_norm_moments" else 4), (kernel, found)
+
+
+def test_no_condition_names_a_macro():
+    macros = "|".join(set().union(*edges().values()))
+    asks = re.compile(rf"^#(?:if|ifdef|ifndef|elif)\b.*\b(?:{macros})\b.*", re.MULTILINE)
+    shared = {str(path): path.read_text() for path in (paths.csrc() / "include").rglob("*.h")}
+    asked = {name: asks.findall(GUARD.sub("", text)) for name, text in (texts() | shared).items()}
+    assert {name: found for name, found in asked.items() if found} == {
+        "attention/unified_attention.hip": ["#if defined(MASK)"]}, "it chooses one of two edges"

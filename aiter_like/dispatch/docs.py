@@ -2,7 +2,8 @@
 """The docstring of a public function as `help` shows it: what its file says, and what all of them promise.
 
 A file says what differs. `Like `name`` before a docstring's sections takes over what another function says, parameter
-by parameter and section by section; what all operators have in common stands here alone.
+by parameter and section by section, but for the source, which is AITER's function of the same name where a docstring
+names none; what all operators have in common stands here alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def completed(name: str, function: Callable) -> str:
     text = {"Args": dict.fromkeys(args.values()), "Returns": returns.values(), "Raises": raises.values(),
             "Notes": notes}
     blocks = [head, *(f"{title}:\n" + "\n".join(_indented(line) for line in lines) for title, lines in text.items())]
-    return "\n\n".join([*blocks, *(f"Source: {each}" for each in sections["Source"].values())])
+    source = sections["Source"].get("", f"AITER's `{name}`.")
+    return "\n\n".join([*blocks, f"Source: {source}"])
 
 
 def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]]]:
@@ -72,6 +74,7 @@ def _parts(name: str, function: Callable) -> tuple[str, dict[str, dict[str, str]
         _, theirs = _parts(sibling[1], other)
         if _result(function) != _result(other):
             theirs["Returns"] = {}
+        theirs["Source"] = {}
         for title, entries in theirs.items():
             sections[title] = {**entries, **sections[title]} if title == "Args" else sections[title] or entries
     return said, sections

@@ -44,21 +44,20 @@ __global__ __launch_bounds__(kThreads) void flash_attn_fwd_kernel(FlashAttnArgs 
   flash_attn::forward_body<Config>(args, static_cast<int>(workgroup_index().x), tiles);
 }
 
-static_assert(Shape::kSplits == (MASK != 2));
-#if MASK != 2
+template <class Config>
 __global__ __launch_bounds__(kThreads) void flash_attn_merge_kernel(FlashAttnArgs args) {
   flash_attn::merge_body<Config>(args, static_cast<int>(workgroup_index().x));
 }
-#endif
 
 void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream stream) {
   flash_attn_fwd_kernel<<<flash_attn::grid_of(args, query_blocks), kThreads, 0, stream>>>(args);
   check_launch("flash_attn_fwd_kernel");
-#if MASK != 2
-  if (args.split.parts == 1) return;
-  flash_attn_merge_kernel<<<flash_attn::merge_grid_of<Shape>(args, query_blocks), kThreads, 0, stream>>>(args);
-  check_launch("flash_attn_merge_kernel");
-#endif
+  if constexpr (Shape::kSplits) {
+    if (args.split.parts == 1) return;
+    const uint32_t grid = flash_attn::merge_grid_of<Shape>(args, query_blocks);
+    flash_attn_merge_kernel<Config><<<grid, kThreads, 0, stream>>>(args);
+    check_launch("flash_attn_merge_kernel");
+  }
 }
 
 #if AITER_LIKE_HOST_PASS

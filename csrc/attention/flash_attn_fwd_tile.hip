@@ -30,6 +30,8 @@ struct Config {
   static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kWaves = NUM_WAVES;
   static constexpr bool kIsMasked = IS_MASKED, kHasAlibi = HAS_ALIBI, kHasSoftcap = HAS_SOFTCAP;
   static constexpr Rounding kRounding = static_cast<Rounding>(ROUNDING);
+  template <class Shape>
+  using Pipeline = flash_attn_tile::PIPELINE<Shape>;
 };
 using Shape = flash_attn_tile::Shape<Config>;
 using Args = Shape::Args;
@@ -38,7 +40,7 @@ using Args = Shape::Args;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Shape::kWavesPerSimd)))
 void flash_attn_fwd_tile_kernel(Args args) {
-  __shared__ flash_attn_tile::PIPELINE<Shape> pipeline;
+  __shared__ Config::Pipeline<Shape> pipeline;
   flash_attn_tile::forward_body<Config>(args, workgroup_index(), pipeline);
 }
 

@@ -32,21 +32,20 @@ __global__ __launch_bounds__(kThreads) void unified_attention_kernel(PagedFlashA
   flash_attn::forward_body<Config>(args, static_cast<int>(workgroup_index().x), tiles);
 }
 
-static_assert(Shape::kSplits == (MASK != 2));
-#if MASK != 2
+template <class Config>
 __global__ __launch_bounds__(kThreads) void unified_attention_merge_kernel(PagedFlashAttnArgs args) {
   flash_attn::merge_body<Config>(args, static_cast<int>(workgroup_index().x));
 }
-#endif
 
 void launch_unified_attention(const PagedFlashAttnArgs& args, int query_blocks, Stream stream) {
   unified_attention_kernel<<<flash_attn::grid_of(args, query_blocks), kThreads, 0, stream>>>(args);
   check_launch("unified_attention_kernel");
-#if MASK != 2
-  if (args.split.parts == 1) return;
-  unified_attention_merge_kernel<<<flash_attn::merge_grid_of<Shape>(args, query_blocks), kThreads, 0, stream>>>(args);
-  check_launch("unified_attention_merge_kernel");
-#endif
+  if constexpr (Shape::kSplits) {
+    if (args.split.parts == 1) return;
+    const uint32_t grid = flash_attn::merge_grid_of<Shape>(args, query_blocks);
+    unified_attention_merge_kernel<Config><<<grid, kThreads, 0, stream>>>(args);
+    check_launch("unified_attention_merge_kernel");
+  }
 }
 
 #if AITER_LIKE_HOST_PASS

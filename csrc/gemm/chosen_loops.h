@@ -29,7 +29,7 @@ struct ChosenLoop {
   using Base = MainLoop<Shape, BAND>;
   using Memory = typename Base::Memory;
   using Matrix = typename Base::Matrix;
-  static constexpr int kWavesPerSimd = 0;  // as many as the compiler finds
+  static constexpr int kWavesPerSimd = 0;  // as many as its registers allow
 
   template <class Rows, class Columns>
   __device__ __attribute__((always_inline)) static auto multiply(const Matrix& a, const Rows& rows, const Matrix& b,

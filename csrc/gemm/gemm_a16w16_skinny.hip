@@ -45,7 +45,7 @@ __global__ __launch_bounds__(skinny::kSumThreads) void gemm_a16w16_skinny_sum_ke
 
 // Both passes compile this function: the device pass emits a kernel only where a launch of it is instantiated.
 void launch_gemm_a16w16_skinny(const Args& args, bool is_aligned, Stream stream) {
-  const dim3 grid((args.columns + BLOCK_N - 1) / BLOCK_N, SPLITS);
+  const dim3 grid((args.columns + Shape::kBlockN - 1) / Shape::kBlockN, Shape::kSplits);
   if (is_aligned) launch_overlapped(gemm_a16w16_skinny_kernel<true>, grid, Shape::kThreads, stream, args);
   else launch_overlapped(gemm_a16w16_skinny_kernel<false>, grid, Shape::kThreads, stream, args);
   check_launch("gemm_a16w16_skinny_kernel");

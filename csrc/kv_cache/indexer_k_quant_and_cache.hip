@@ -3,7 +3,7 @@
 // of all their tokens, then the scales: [page_size, head_dim] fp8, [page_size, head_dim / group] fp32. HIP (gfx9) and
 // CUDA. One build per element type and number of lanes.
 //
-//   1. LANES lanes hold a group: one load of 16 bytes each, the largest magnitude, the scale
+//   1. kLanes lanes hold a group: one load of 16 bytes each, the largest magnitude, the scale
 //   2. quantise and store: in rows, or in the tiles of 16 tokens by 16 elements that matrix instructions read
 // Slots outside the cache are skipped. LDS: 4 bytes per wave. Bound: memory, 3 bytes per element.
 #include "kv_quant.h"
@@ -14,7 +14,10 @@
 
 namespace aiter_like {
 
-constexpr int kVector = 16 / sizeof(SOURCE);
+struct Config {
+  using Source = SOURCE;
+  static constexpr int kLanes = LANES, kVector = 16 / sizeof(Source);
+};
 
 struct IndexerArgs {
   QuantPlane plane;  // a head is a group
@@ -23,34 +26,36 @@ struct IndexerArgs {
   bool is_power_of_two;
 };
 
-template <int kVec, Pack kPack>
-__global__ __launch_bounds__((RowLayout<LANES, 1, 1>::kThreads)) void
+template <class Config, int kVec, Pack kPack>
+__global__ __launch_bounds__((RowLayout<Config::kLanes, 1, 1>::kThreads)) void
 indexer_k_quant_and_cache_kernel(IndexerArgs args) {
   await_stream();
-  using Layout = RowLayout<LANES, kVector / kVec, kVec>;
+  using Layout = RowLayout<Config::kLanes, Config::kVector / kVec, kVec>;
   __shared__ RowScratch<Layout> scratch;
-  write_quantised<Layout, SOURCE, fp8, kPack, true>(args.plane, args.slots, args.tokens, args.groups,
-                                                    workgroup_index().x, args.is_power_of_two, scratch);
+  write_quantised<Layout, typename Config::Source, fp8, kPack, true>(
+      args.plane, args.slots, args.tokens, args.groups, workgroup_index().x, args.is_power_of_two, scratch);
 }
 
+template <class Config>
 void launch_indexer_k_quant_and_cache(const IndexerArgs& args, bool is_tiled, bool is_wide, Stream stream) {
-  using Layout = RowLayout<LANES, 1, 1>;
-  const dim3 grid(Layout::workgroups(args.tokens * args.groups));
-  if (is_tiled && is_wide)
-    launch_overlapped(indexer_k_quant_and_cache_kernel<kVector, Pack::kTiles>, grid, Layout::kThreads, stream, args);
-  else if (is_tiled)
-    launch_overlapped(indexer_k_quant_and_cache_kernel<1, Pack::kTiles>, grid, Layout::kThreads, stream, args);
-  else if (is_wide)
-    launch_overlapped(indexer_k_quant_and_cache_kernel<kVector, Pack::kNone>, grid, Layout::kThreads, stream, args);
-  else
-    launch_overlapped(indexer_k_quant_and_cache_kernel<1, Pack::kNone>, grid, Layout::kThreads, stream, args);
-  check_launch("indexer_k_quant_and_cache_kernel");
+  using Layout = RowLayout<Config::kLanes, 1, 1>;
+  constexpr int kVector = Config::kVector;
+  const auto kernel = is_tiled ? is_wide ? indexer_k_quant_and_cache_kernel<Config, kVector, Pack::kTiles>
+                                         : indexer_k_quant_and_cache_kernel<Config, 1, Pack::kTiles>
+                      : is_wide ? indexer_k_quant_and_cache_kernel<Config, kVector, Pack::kNone>
+                                : indexer_k_quant_and_cache_kernel<Config, 1, Pack::kNone>;
+  launch_named("indexer_k_quant_and_cache_kernel", kernel, dim3(Layout::workgroups(args.tokens * args.groups)),
+               Layout::kThreads, stream, args);
 }
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_indexer_k_quant_and_cache<Config>(const IndexerArgs&, bool, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
 void indexer_k_quant_and_cache(ffi::Tensor kv_cache, ffi::Tensor k, ffi::Tensor slot_mapping, int64_t quant_block_size,
                                ffi::String scale_fmt, bool preshuffle) {
+  constexpr int kVector = Config::kVector;
   ffi::Match match("indexer_k_quant_and_cache");
   match.built(quant_block_size > 0 && quant_block_size <= LANES * kVector, "quant_block_sizes");
   ffi::Size rows{"num_tokens"}, dims{"head_dim"}, blocks{"num_blocks"}, page_size{"page_size"}, bytes{"bytes of a key"};
@@ -78,7 +83,7 @@ void indexer_k_quant_and_cache(ffi::Tensor kv_cache, ffi::Tensor k, ffi::Tensor 
   args.is_power_of_two = scale_fmt == "ue8m0";
   const bool is_wide = ffi::takes_vectors(kVector, k) && quant_block_size % kVector == 0 &&
                        (reinterpret_cast<uintptr_t>(data) | block | dims) % kVector == 0;
-  launch_indexer_k_quant_and_cache(args, preshuffle, is_wide, ffi::stream_of(k));
+  launch_indexer_k_quant_and_cache<Config>(args, preshuffle, is_wide, ffi::stream_of(k));
 }
 
 #endif

@@ -2,7 +2,7 @@
 // Writes each token's K and V into its slot of a paged cache (kv_cache.h): copied, or to fp8 as value · (1 / scale).
 // HIP (gfx9) and CUDA. One build per pair of element types; layouts and vector widths are kernels of the same module.
 //
-//   1. a lane takes VEC neighbouring elements of one head of one token: one slot, one load (CUDA: two for 16 bit → fp8)
+//   1. a lane takes kVec neighbouring elements of a token's head: one slot, one load (CUDA: two from 16 bit to fp8)
 //   2. converts them, and stores them: 16 bytes at once where the layout keeps them together
 // In the packed layouts neighbouring lanes take neighbouring tokens, whose stores then share cache lines. V, which
 // keeps tokens together there, goes through LDS in tiles of 64 tokens by 8 vectors:
@@ -23,15 +23,20 @@
 
 namespace aiter_like {
 
-constexpr bool kIsCopy = __is_same(SOURCE, CACHE);
-constexpr int kVector = 16 / sizeof(CACHE);
-// Of a lane outside of tiles. On gfx942 one load each: of two, a lane would wait twice as long, and half as many waves
-// would have loads in flight.
+struct Config {
+  using Source = SOURCE;
+  using Cache = CACHE;
+  static constexpr bool kIsCopy = __is_same(Source, Cache);
+  static constexpr int kVector = 16 / sizeof(Cache);
+  // Of a lane outside of tiles. On gfx942 one load each: of two, a lane would wait twice as long, and half as many
+  // waves would have loads in flight.
 #if defined(__HIP__)
-constexpr int kAccess = 16 / (sizeof(SOURCE) > sizeof(CACHE) ? sizeof(SOURCE) : sizeof(CACHE));
+  static constexpr int kAccess = 16 / (sizeof(Source) > sizeof(Cache) ? sizeof(Source) : sizeof(Cache));
 #else
-constexpr int kAccess = kVector;
+  static constexpr int kAccess = kVector;
 #endif
+};
+
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kTokenGroup = 16;  // tokens of neighbouring lanes: with 16-bit elements a 32-byte sector
 constexpr uint32_t kTileTokens = 64, kTileVectors = 8;  // a token's part of a tile is a cache line of 128 bytes
@@ -81,62 +86,68 @@ struct ReshapeArgs {
 };
 
 /// Found where it is asked for: later, when the slots are known, a lane would wait for memory once more.
+template <class Config>
 __device__ inline float inverse_scale(const PlaneArgs& plane) {
-  if constexpr (kIsCopy) return 1.f;
+  if constexpr (Config::kIsCopy) return 1.f;
   return bits_float(opaque(float_bits(plane.scale ? 1.f / *plane.scale : 1.f)));
 }
 
-template <int kVec>
-__device__ inline Vec<CACHE, kVec> converted(const Vec<SOURCE, kVec>& in, [[maybe_unused]] float inverse) {
-  if constexpr (kIsCopy) {
+template <class Config, int kVec>
+__device__ inline Vec<typename Config::Cache, kVec> converted(const Vec<typename Config::Source, kVec>& in,
+                                                              [[maybe_unused]] float inverse) {
+  if constexpr (Config::kIsCopy) {
     return in;
   } else {
     float y[kVec];
 #pragma unroll
     for (int e = 0; e < kVec; ++e) y[e] = to_float(in[e]) * inverse;
-    return vec_from_float<CACHE>(y);
+    return vec_from_float<typename Config::Cache>(y);
   }
 }
 
-template <int kVec, Pack kPack, bool kTokensFirst>
+template <class Config, int kVec, Pack kPack, bool kTokensFirst>
 __device__ inline void write_plane(const PlaneArgs& plane, const ReshapeArgs& args, uint32_t index) {
+  using Source = typename Config::Source;
+  using Cache = typename Config::Cache;
   const uint32_t column = kTokensFirst ? index / kTokenGroup : index, group = plane.per_token.divide(column);
   const uint32_t token = kTokensFirst ? group * kTokenGroup + index % kTokenGroup : group;
   if (token >= args.tokens) return;
   const uint32_t rest = column - group * plane.per_token.divisor, head = plane.vectors.divide(rest);
   const uint32_t dim = (rest - head * plane.vectors.divisor) * kVec;
-  const auto in = load_vec<kVec>(static_cast<const SOURCE*>(plane.source) + token * plane.source_token +
+  const auto in = load_vec<kVec>(static_cast<const Source*>(plane.source) + token * plane.source_token +
                                  head * plane.source_head + dim);
   const uint32_t slot = args.slots.number(token);
-  const float inverse = inverse_scale(plane);
+  const float inverse = inverse_scale<Config>(plane);
   if (slot == SlotMapping::kNowhere) return;
   const CachePlace place = args.slots.place(slot);
-  CACHE* to = static_cast<CACHE*>(plane.cache.data) + plane_offset<kPack>(plane.cache, place, head, dim);
-  const Vec<CACHE, kVec> out = converted<kVec>(in, inverse);
-  if constexpr (kVec == kVector) store_whole(to, out);
+  Cache* to = static_cast<Cache*>(plane.cache.data) + plane_offset<kPack>(plane.cache, place, head, dim);
+  const Vec<Cache, kVec> out = converted<Config, kVec>(in, inverse);
+  if constexpr (kVec == Config::kVector) store_whole(to, out);
   else store_vec<kVec>(to, out);
 }
 
 #if defined(__HIP__)
 /// As write_plane, of rows that are copied: both planes by one code, since the compiler would merge two and store in
 /// pieces.
-template <int kVec>
+template <class Config, int kVec>
 __device__ inline void copy_row(const ReshapeArgs& args, bool is_value, uint32_t index) {
+  using Source = typename Config::Source;
+  using Cache = typename Config::Cache;
   // The plane comes from memory: of arguments with preloaded words it would be selected in scratch.
   PlaneArgs plane;
   const auto* in_memory = argument_in_memory<char>(offsetof(ReshapeArgs, planes) + is_value * sizeof(PlaneArgs));
   __builtin_memcpy(&plane, (const char*)in_memory, sizeof(plane));
   const FirstRows& first = args.first;
   uint32_t token, rest;
-  const SOURCE* from;
+  const Source* from;
   if (first.are_alike) {
     token = first.per_token().divide(index), rest = index - token * first.divisor;
-    from = static_cast<const SOURCE*>(is_value ? first.sources[1] : first.sources[0]) +
+    from = static_cast<const Source*>(is_value ? first.sources[1] : first.sources[0]) +
            uint64_t{token} * (is_value ? first.source_tokens[1] : first.source_tokens[0]) + rest * kVec;
   } else {
     token = plane.per_token.divide(index), rest = index - token * plane.per_token.divisor;
     const uint32_t head = plane.vectors.divide(rest);
-    from = static_cast<const SOURCE*>(plane.source) + token * plane.source_token + head * plane.source_head +
+    from = static_cast<const Source*>(plane.source) + token * plane.source_token + head * plane.source_head +
            (rest - head * plane.vectors.divisor) * kVec;
   }
   if (token >= first.tokens) return;
@@ -152,51 +163,55 @@ __device__ inline void copy_row(const ReshapeArgs& args, bool is_value, uint32_t
   // The upper half is looked at for each slot: its load would else be made where it counts, and be waited for there.
   const uint32_t beyond = opaque(high);
   if (low >= args.slots.num_slots || (first.is_wide && beyond != 0)) return;
-  CACHE* to = static_cast<CACHE*>(cache.data) + plane_offset<Pack::kNone>(cache, args.slots.place(low), head, dim);
-  const Vec<CACHE, kVec> out = converted<kVec>(in, 1.f);
-  if constexpr (kVec == kVector) store_whole(to, out);
+  Cache* to = static_cast<Cache*>(cache.data) + plane_offset<Pack::kNone>(cache, args.slots.place(low), head, dim);
+  const Vec<Cache, kVec> out = converted<Config, kVec>(in, 1.f);
+  if constexpr (kVec == Config::kVector) store_whole(to, out);
   else store_vec<kVec>(to, out);
 }
 #endif
 
+template <class Config>
 struct Tile {
-  TilePacks<kTileTokens, kVector> packs;
-  TileRows<CACHE, kTileTokens, kTileVectors * kVector> rows;
+  TilePacks<kTileTokens, Config::kVector> packs;
+  TileRows<typename Config::Cache, kTileTokens, kTileVectors * Config::kVector> rows;
 };
 
 /// One strip of kTileVectors vectors of kTileTokens tokens' values.
-template <Pack kPack>
-__device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& args, uint32_t index, Tile& tile) {
+template <class Config, Pack kPack>
+__device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& args, uint32_t index, Tile<Config>& tile) {
+  using Source = typename Config::Source;
+  using Cache = typename Config::Cache;
+  constexpr int kVector = Config::kVector;
   constexpr uint32_t kPerLane = kTileTokens * kTileVectors / kThreads;
   const uint32_t vectors = plane.vectors.divisor, per_token = plane.per_token.divisor;
   const uint32_t row_of_tiles = plane.strips.divide(index), first = row_of_tiles * kTileTokens;
   const uint32_t strip = (index - row_of_tiles * plane.strips.divisor) * kTileVectors;
-  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  Cache* cache = static_cast<Cache*>(plane.cache.data);
 
   const uint32_t lane_row = thread_index() / kTileVectors, lane_vector = thread_index() % kTileVectors;
   const uint32_t lane_head = plane.vectors.divide(strip + lane_vector);
   const uint32_t lane_dim = (strip + lane_vector - lane_head * vectors) * kVector;
-  Vec<SOURCE, kVector> in[kPerLane];
+  Vec<Source, kVector> in[kPerLane];
 #pragma unroll
   for (uint32_t i = 0; i < kPerLane; ++i) {
     const uint32_t token = first + lane_row + i * (kThreads / kTileVectors);
     if (token < args.tokens && strip + lane_vector < per_token)
-      in[i] = load_vec<kVector>(static_cast<const SOURCE*>(plane.source) + token * plane.source_token +
+      in[i] = load_vec<kVector>(static_cast<const Source*>(plane.source) + token * plane.source_token +
                                 lane_head * plane.source_head + lane_dim);
   }
   tile.packs.sort(args.slots, first, args.tokens, plane.has_packs);
-  const float inverse = inverse_scale(plane);
+  const float inverse = inverse_scale<Config>(plane);
   workgroup_barrier();
 
 #pragma unroll
   for (uint32_t i = 0; i < kPerLane; ++i) {
     const uint32_t row = lane_row + i * (kThreads / kTileVectors), slot = tile.packs.single[row];
     if (first + row >= args.tokens || strip + lane_vector >= per_token) continue;
-    const Vec<CACHE, kVector> out = converted<kVector>(in[i], inverse);
+    const Vec<Cache, kVector> out = converted<Config, kVector>(in[i], inverse);
     if (slot == SlotMapping::kNowhere) {
       tile.rows.data[row][lane_vector] = out;
     } else {
-      CACHE* to = cache + plane_offset<kPack>(plane.cache, args.slots.place(slot), lane_head, lane_dim);
+      Cache* to = cache + plane_offset<kPack>(plane.cache, args.slots.place(slot), lane_head, lane_dim);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) to[e * plane.cache.dim] = out[e];
     }
@@ -215,54 +230,48 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
   }
 }
 
-template <int kVec, KvLayout kLayout>
-__global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(
+template <class Config, int kVec, KvLayout kLayout>
+__global__ __launch_bounds__(kThreads, Config::kIsCopy ? 8 : 4) void reshape_and_cache_kernel(
     AITER_LIKE_PRELOADED(ReshapeArgs)) {
+  constexpr int kRowVec = kVec == 1 ? 1 : Config::kAccess;
   await_stream();
 #if defined(__HIP__)
-  if constexpr (kLayout == KvLayout::kRows && kIsCopy) {  // a conversion waits for its scale in any case
+  if constexpr (kLayout == KvLayout::kRows && Config::kIsCopy) {  // a conversion waits for its scale in any case
     take_preloaded(args, AITER_LIKE_PRELOADED_NAMES);
     const bool is_value = workgroup_index().x >= args.first.key_groups;
     const uint32_t group = workgroup_index().x - (is_value ? args.first.key_groups : 0);
-    return copy_row<kVec == 1 ? 1 : kAccess>(args, is_value, group * kThreads + thread_index());
+    return copy_row<Config, kRowVec>(args, is_value, group * kThreads + thread_index());
   }
   fetch_arguments<ReshapeArgs>();
 #endif
-  constexpr int kRowVec = kVec == 1 ? 1 : kAccess;
   constexpr bool kHasTiles = kLayout != KvLayout::kRows && kVec > 1;  // which take longest, and so begin first
   const uint32_t before = args.planes[kHasTiles].groups;
   const bool is_value = (workgroup_index().x >= before) != kHasTiles;
   const uint32_t group = workgroup_index().x - (is_value != kHasTiles ? before : 0);
   if constexpr (kLayout == KvLayout::kRows) {  // one code for both: two, merged by the compiler, store in pieces
-    write_plane<kRowVec, Pack::kNone, false>(args.planes[is_value], args, group * kThreads + thread_index());
+    write_plane<Config, kRowVec, Pack::kNone, false>(args.planes[is_value], args, group * kThreads + thread_index());
   } else if (!is_value) {
-    write_plane<kRowVec, kKeyPack<kLayout>, true>(args.planes[0], args, group * kThreads + thread_index());
+    write_plane<Config, kRowVec, kKeyPack<kLayout>, true>(args.planes[0], args, group * kThreads + thread_index());
   } else if constexpr (kVec == 1) {
-    write_plane<kVec, kValuePack<kLayout>, true>(args.planes[1], args, group * kThreads + thread_index());
+    write_plane<Config, kVec, kValuePack<kLayout>, true>(args.planes[1], args, group * kThreads + thread_index());
   } else {
-    __shared__ Tile tile;
-    write_tile<kValuePack<kLayout>>(args.planes[1], args, group, tile);
+    __shared__ Tile<Config> tile;
+    write_tile<Config, kValuePack<kLayout>>(args.planes[1], args, group, tile);
   }
 }
 
-template <int kVec>
+template <class Config, int kVec>
 void launch_reshape_and_cache(const ReshapeArgs& args, KvLayout layout, Stream stream) {
   const dim3 grid(args.planes[0].groups + args.planes[1].groups);
-  if (layout == KvLayout::kRows)
-    launch_overlapped(reshape_and_cache_kernel<kVec, KvLayout::kRows>, grid, kThreads, stream, args);
-  else if (layout == KvLayout::kColumns)
-    launch_overlapped(reshape_and_cache_kernel<kVec, KvLayout::kColumns>, grid, kThreads, stream, args);
-  else
-    launch_overlapped(reshape_and_cache_kernel<kVec, KvLayout::kShuffled>, grid, kThreads, stream, args);
-  check_launch("reshape_and_cache_kernel");
+  const auto kernel = layout == KvLayout::kShuffled ? reshape_and_cache_kernel<Config, kVec, KvLayout::kShuffled>
+                      : layout == KvLayout::kRows   ? reshape_and_cache_kernel<Config, kVec, KvLayout::kRows>
+                                                    : reshape_and_cache_kernel<Config, kVec, KvLayout::kColumns>;
+  launch_named("reshape_and_cache_kernel", kernel, grid, kThreads, stream, args);
 }
 
-void launch_reshape_and_cache(const ReshapeArgs& args, KvLayout layout, bool is_wide, Stream stream) {
-  if (is_wide)
-    launch_reshape_and_cache<kVector>(args, layout, stream);
-  else
-    launch_reshape_and_cache<1>(args, layout, stream);
-}
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_reshape_and_cache<Config, Config::kVector>(const ReshapeArgs&, KvLayout, Stream);
+template void launch_reshape_and_cache<Config, 1>(const ReshapeArgs&, KvLayout, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -298,8 +307,9 @@ FirstRows first_rows(const ReshapeArgs& args, const ffi::Tensor& key, const ffi:
 void reshape_and_cache(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tensor key, ffi::Tensor value,
                        ffi::Tensor slot_mapping, ffi::String kv_cache_dtype, ffi::OptionalTensor k_scale,
                        ffi::OptionalTensor v_scale, ffi::String layout_name) {
+  constexpr int kVector = Config::kVector;
   ffi::Match match("reshape_and_cache");
-  match.built((kv_cache_dtype == "auto") == kIsCopy, "kv_cache_dtypes");
+  match.built((kv_cache_dtype == "auto") == Config::kIsCopy, "kv_cache_dtypes");
   const KvLayout layout = ffi::layout_of(match, layout_name);
   auto cache = ffi::take_cache<ffi::Opaque<sizeof(CACHE)>>(match, key_cache, value_cache, layout);
   ffi::Size tokens{"num_tokens"};
@@ -308,7 +318,7 @@ void reshape_and_cache(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tens
   const bool is_rows = layout == KvLayout::kRows;
   const bool is_wide = ffi::takes_vectors(kVector, key, value, key_cache) &&
                        (!is_rows || ffi::takes_vectors(kVector, value_cache));
-  const int vec = is_wide ? kAccess : 1, value_vec = is_rows ? vec : is_wide ? kVector : 1;
+  const int vec = is_wide ? Config::kAccess : 1, value_vec = is_rows ? vec : is_wide ? kVector : 1;
   const uint32_t token_group = is_rows ? 1 : kTokenGroup;
   args.planes[0] = plane_args(match, cache, cache.key, cache.key_dim, key, k_scale, tokens, token_group, vec, "key");
   args.planes[1] = plane_args(match, cache, cache.value, cache.value_dim, value, v_scale, tokens, token_group,
@@ -324,7 +334,8 @@ void reshape_and_cache(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tens
   args.first = first_rows(args, key, value);
 #endif
   if (args.planes[0].groups + args.planes[1].groups == 0) return;
-  launch_reshape_and_cache(args, layout, is_wide, ffi::stream_of(key));
+  if (is_wide) launch_reshape_and_cache<Config, kVector>(args, layout, ffi::stream_of(key));
+  else launch_reshape_and_cache<Config, 1>(args, layout, ffi::stream_of(key));
 }
 
 #endif

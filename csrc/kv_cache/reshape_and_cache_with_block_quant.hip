@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Quantises K and V to fp8 or int8 (quant.h) into a paged cache with packed keys (kv_cache.h), one scale for each block
 // and head: a block is a page of the cache, or several that follow one another. HIP (gfx9) and CUDA. One build per pair
-// of element types, and for int8 that is cut off towards zero (IS_TRUNCATED).
+// of element types, and for int8 that is cut off towards zero.
 //
 // A run is what follows one another in a sequence and goes to one block. One workgroup takes a run of one head:
 //   1. count the run's tokens; their largest magnitude gives a scale
@@ -21,7 +21,13 @@
 
 namespace aiter_like {
 
-constexpr int kVector = 16 / sizeof(SOURCE);
+struct Config {
+  using Source = SOURCE;
+  using Cache = CACHE;
+  static constexpr bool kIsTruncated = IS_TRUNCATED;  // towards zero
+  static constexpr int kVector = 16 / sizeof(Source);
+};
+
 constexpr uint32_t kThreads = 256, kPack = 16;  // elements in 16 bytes
 constexpr uint32_t kMaxWindow = 16;              // tokens: a block has at least one run that begins there
 constexpr uint32_t kTileTokens = 64, kTileColumns = 128;
@@ -42,15 +48,19 @@ struct BlockArgs {
   bool has_packs;  // tokens of V's packs are 16 aligned bytes of the cache
 };
 
+template <class Cache>
 struct Scratch {
   bool is_start[kMaxWindow];
   float count[kThreads / kWaveSize], amax[kThreads / kWaveSize];
   TilePacks<kTileTokens, kPack> packs;
-  TileRows<CACHE, kTileTokens, kTileColumns> rows;
+  TileRows<Cache, kTileTokens, kTileColumns> rows;
 };
 
-/// What conversion to CACHE, which rounds, makes the number that is stored.
-__device__ inline float before_rounding(float x) { return IS_TRUNCATED ? __builtin_truncf(x) : x; }
+/// What conversion to Cache, which rounds, makes the number that is stored.
+template <class Config>
+__device__ inline float before_rounding(float x) {
+  return Config::kIsTruncated ? __builtin_truncf(x) : x;
+}
 
 /// Whether a run begins with a token.
 __device__ inline bool is_start(const BlockArgs& args, uint32_t token) {
@@ -61,11 +71,13 @@ __device__ inline bool is_start(const BlockArgs& args, uint32_t token) {
 }
 
 /// Quantises `count` tokens from `token` on, which `source` holds, into V's cache.
-template <int kVec, Pack kLayout>
-__device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& args, const SOURCE* source, uint32_t token,
-                                   uint32_t count, uint32_t head, float inverse, Scratch& scratch) {
+template <class Config, int kVec, Pack kLayout>
+__device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& args,
+                                   const typename Config::Source* source, uint32_t token, uint32_t count, uint32_t head,
+                                   float inverse, Scratch<typename Config::Cache>& scratch) {
+  using Cache = typename Config::Cache;
   constexpr uint32_t kVectors = kTileColumns / kVec;
-  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  Cache* cache = static_cast<Cache*>(plane.cache.data);
   for (uint32_t first = 0; first < count; first += kTileTokens) {
     scratch.packs.sort(args.slots, token + first, token + count, args.has_packs);
     for (uint32_t column = 0; column < plane.dims; column += kTileColumns) {
@@ -77,13 +89,13 @@ __device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& arg
         const auto x = load_vec<kVec>(source + (first + row) * plane.source_token + dim);
         float y[kVec];
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) y[e] = before_rounding(to_float(x[e]) * inverse);
-        const Vec<CACHE, kVec> out = vec_from_float<CACHE>(y);
+        for (int e = 0; e < kVec; ++e) y[e] = before_rounding<Config>(to_float(x[e]) * inverse);
+        const Vec<Cache, kVec> out = vec_from_float<Cache>(y);
         const uint32_t single = scratch.packs.single[row];
         if (single == SlotMapping::kNowhere) {
           store_vec<kVec>(scratch.rows.at(row, in_tile), out);
         } else {
-          CACHE* to = cache + plane_offset<kLayout>(plane.cache, args.slots.place(single), head, dim);
+          Cache* to = cache + plane_offset<kLayout>(plane.cache, args.slots.place(single), head, dim);
 #pragma unroll
           for (int e = 0; e < kVec; ++e) to[e * plane.cache.dim] = out[e];
         }
@@ -102,23 +114,26 @@ __device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& arg
 }
 
 /// Multiplies what a block has before `first`, whose scale grows.
-template <Pack kLayout, bool kContiguous>
+template <class Config, Pack kLayout, bool kContiguous>
 __device__ __forceinline__ void rescale(const BlockPlane& plane, const BlockArgs& args, CachePlace first, uint32_t head,
                                         float factor) {
-  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  using Cache = typename Config::Cache;
+  Cache* cache = static_cast<Cache*>(plane.cache.data);
   for (uint32_t item = thread_index(); item < first.offset * plane.dims; item += kThreads) {
     const uint32_t inner = kContiguous ? plane.dims : first.offset;
     const uint32_t high = item / inner, low = item - high * inner;
     const uint32_t begin = first.block * args.blocks.page_size.divisor;  // the block's first slot
     const CachePlace before = args.slots.place(begin + (kContiguous ? high : low));
-    CACHE* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
-    *at = from_float<CACHE>(before_rounding(to_float(*at) * factor));
+    Cache* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
+    *at = from_float<Cache>(before_rounding<Config>(to_float(*at) * factor));
   }
 }
 
-template <int kVec, Pack kLayout, bool kContiguous>
+template <class Config, int kVec, Pack kLayout, bool kContiguous>
 __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args, uint32_t token, uint32_t head,
-                                 Scratch& scratch) {
+                                 Scratch<typename Config::Cache>& scratch) {
+  using Source = typename Config::Source;
+  using Cache = typename Config::Cache;
   const uint32_t batch = args.seq_len.divide(token), position = token - batch * args.seq_len.divisor;
   CachePlace first{}, place;
   args.blocks.find(token, first);
@@ -131,7 +146,7 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
       beyond = larger(beyond, static_cast<float>(limit - i));
   const uint32_t count = limit - static_cast<uint32_t>(workgroup_max<kThreads>(beyond, scratch.count));
 
-  const SOURCE* source = static_cast<const SOURCE*>(plane.source) + batch * plane.source_batch +
+  const Source* source = static_cast<const Source*>(plane.source) + batch * plane.source_batch +
                          position * plane.source_token + head * plane.source_head;
   float* stored = static_cast<float*>(plane.scales.data) + plane_offset<Pack::kNone>(plane.scales, first, head, 0);
   const float old = first.offset > 0 ? *stored : 0.f;
@@ -143,27 +158,27 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
 #pragma unroll
     for (int e = 0; e < kVec; ++e) amax = larger(amax, __builtin_fabsf(to_float(x[e])));
   }
-  const float scale = larger(old, quant_scale<CACHE>(workgroup_max<kThreads>(amax, scratch.amax)).scale);
+  const float scale = larger(old, quant_scale<Cache>(workgroup_max<kThreads>(amax, scratch.amax)).scale);
   if (thread_index() == 0) *stored = scale;  // each work-item has read the old one before the last barrier
 
-  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  Cache* cache = static_cast<Cache*>(plane.cache.data);
   if (first.offset > 0 && !(scale == old)) {
-    rescale<kLayout, kContiguous>(plane, args, first, head, old / scale);
+    rescale<Config, kLayout, kContiguous>(plane, args, first, head, old / scale);
     workgroup_barrier();  // a run whose slots do not ascend writes some of these again
   }
 
   const float inverse = 1.f / scale;
   if constexpr (!kContiguous && kVec > 1)
-    return write_tiles<kVec, kLayout>(plane, args, source, token, count, head, inverse, scratch);
+    return write_tiles<Config, kVec, kLayout>(plane, args, source, token, count, head, inverse, scratch);
   for (uint32_t item = thread_index(); item < count * vectors; item += kThreads) {
     const uint32_t dim = item / count * kVec, i = item % count;  // neighbouring lanes: tokens, neighbours in the cache
     if (!args.slots.find(token + i, place)) continue;
     const auto x = load_vec<kVec>(source + i * plane.source_token + dim);
     float y[kVec];
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) y[e] = before_rounding(to_float(x[e]) * inverse);
-    const Vec<CACHE, kVec> out = vec_from_float<CACHE>(y);
-    CACHE* to = cache + plane_offset<kLayout>(plane.cache, place, head, dim);
+    for (int e = 0; e < kVec; ++e) y[e] = before_rounding<Config>(to_float(x[e]) * inverse);
+    const Vec<Cache, kVec> out = vec_from_float<Cache>(y);
+    Cache* to = cache + plane_offset<kLayout>(plane.cache, place, head, dim);
     if constexpr (kContiguous) {
       store_vec<kVec>(to, out);
     } else {
@@ -173,10 +188,10 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
   }
 }
 
-template <int kVec, KvLayout kLayout>
+template <class Config, int kVec, KvLayout kLayout>
 __global__ __launch_bounds__(kThreads) void reshape_and_cache_with_block_quant_kernel(BlockArgs args) {
   await_stream();
-  __shared__ Scratch scratch;
+  __shared__ Scratch<typename Config::Cache> scratch;
   const uint32_t rows = args.windows * args.heads.divisor;
   const bool is_value = workgroup_index().x >= rows;
   const uint32_t row = workgroup_index().x - (is_value ? rows : 0), window = args.heads.divide(row);
@@ -186,31 +201,25 @@ __global__ __launch_bounds__(kThreads) void reshape_and_cache_with_block_quant_k
   for (uint32_t i = 0; i < args.window; ++i) {
     if (!scratch.is_start[i]) continue;
     if (is_value)
-      write_run<kVec, kValuePack<kLayout>, false>(args.planes[1], args, first + i, head, scratch);
+      write_run<Config, kVec, kValuePack<kLayout>, false>(args.planes[1], args, first + i, head, scratch);
     else
-      write_run<kVec, kKeyPack<kLayout>, true>(args.planes[0], args, first + i, head, scratch);
+      write_run<Config, kVec, kKeyPack<kLayout>, true>(args.planes[0], args, first + i, head, scratch);
     workgroup_barrier();  // the next run needs the same LDS
   }
 }
 
-template <int kVec>
+template <class Config, int kVec>
 void launch_reshape_and_cache_with_block_quant(const BlockArgs& args, KvLayout layout, Stream stream) {
-  const dim3 grid(2 * args.windows * args.heads.divisor);
-  if (layout == KvLayout::kColumns)
-    launch_overlapped(reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kColumns>,
-                      grid, kThreads, stream, args);
-  else
-    launch_overlapped(reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kShuffled>,
-                      grid, kThreads, stream, args);
-  check_launch("reshape_and_cache_with_block_quant_kernel");
+  const auto kernel = layout == KvLayout::kColumns
+                          ? reshape_and_cache_with_block_quant_kernel<Config, kVec, KvLayout::kColumns>
+                          : reshape_and_cache_with_block_quant_kernel<Config, kVec, KvLayout::kShuffled>;
+  launch_named("reshape_and_cache_with_block_quant_kernel", kernel, dim3(2 * args.windows * args.heads.divisor),
+               kThreads, stream, args);
 }
 
-void launch_reshape_and_cache_with_block_quant(const BlockArgs& args, KvLayout layout, bool is_wide, Stream stream) {
-  if (is_wide)
-    launch_reshape_and_cache_with_block_quant<kVector>(args, layout, stream);
-  else
-    launch_reshape_and_cache_with_block_quant<1>(args, layout, stream);
-}
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_reshape_and_cache_with_block_quant<Config, Config::kVector>(const BlockArgs&, KvLayout, Stream);
+template void launch_reshape_and_cache_with_block_quant<Config, 1>(const BlockArgs&, KvLayout, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -233,6 +242,7 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
                                         ffi::Tensor v_dequant_scales, ffi::Tensor key, ffi::Tensor value,
                                         ffi::Tensor slot_mapping, ffi::String layout_name, int64_t pages,
                                         bool is_truncated) {
+  constexpr int kVector = Config::kVector;
   ffi::Match match("reshape_and_cache_with_block_quant");
   const KvLayout layout = ffi::layout_of(match, layout_name);
   match.built(layout != KvLayout::kRows, "layouts");
@@ -264,7 +274,8 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
   args.windows = (args.tokens + args.window - 1) / args.window;
   args.has_packs = ffi::takes_vectors(kPack, value_cache) &&
                    (pages == 1 || page_size % kPack == 0);  // no pack lies in two pages
-  launch_reshape_and_cache_with_block_quant(args, layout, is_wide, ffi::stream_of(key));
+  if (is_wide) launch_reshape_and_cache_with_block_quant<Config, kVector>(args, layout, ffi::stream_of(key));
+  else launch_reshape_and_cache_with_block_quant<Config, 1>(args, layout, ffi::stream_of(key));
 }
 
 #endif

@@ -2,7 +2,7 @@
 // Quantises each head of each token's K and V to fp8 or int8 (quant.h), a scale each, into a paged cache with packed
 // keys (kv_cache.h). HIP (gfx9) and CUDA. One build per pair of element types and number of lanes.
 //
-//   1. LANES lanes hold a head's elements, of four tokens one after the other: one load of 16 bytes each; meanwhile a
+//   1. kLanes lanes hold a head's elements, of four tokens one after the other: one load of 16 bytes each; meanwhile a
 //      wave looks which tokens have consecutive slots (kv_tile.h)
 //   2. the largest magnitude over the lanes gives the scale; the quantised rows go to LDS; of V, which keeps tokens
 //      together, single tokens are stored byte by byte
@@ -10,7 +10,7 @@
 // Heads of more lanes than 32, and caches that are not aligned, are written row by row from registers.
 //
 // The first workgroups write K, the others V. Slots outside the cache are skipped. LDS: 8.8 KiB.
-// Bound: memory. A token moves heads · 2 · head_dim · (sizeof(SOURCE) + 1) bytes and the scales.
+// Bound: memory. A token moves heads · 2 · head_dim · (sizeof(Source) + 1) bytes and the scales.
 #include "aiter_like/kv_tile.h"
 #include "kv_quant.h"
 
@@ -20,12 +20,18 @@
 
 namespace aiter_like {
 
-constexpr int kVector = 16 / sizeof(SOURCE);
-
-constexpr bool kHasTiles = LANES <= 32;
-constexpr uint32_t kThreads = RowLayout<LANES, 1, 1>::kThreads, kRows = RowLayout<LANES, 1, 1>::kRows;
-constexpr uint32_t kTileTokens = LANES < 16 ? 64 : kHasTiles ? 4 * kRows : 16, kColumns = LANES * kVector;
 constexpr uint32_t kPack = 16;  // elements in 16 bytes
+
+struct Config {
+  using Source = SOURCE;
+  using Cache = CACHE;
+  static constexpr int kLanes = LANES, kVector = 16 / sizeof(Source);
+  template <int kVec>
+  using Layout = RowLayout<kLanes, kVector / kVec, kVec>;
+  static constexpr bool kHasTiles = kLanes <= 32;
+  static constexpr uint32_t kThreads = Layout<1>::kThreads, kRows = Layout<1>::kRows;
+  static constexpr uint32_t kTileTokens = kLanes < 16 ? 64 : kHasTiles ? 4 * kRows : 16, kColumns = kLanes * kVector;
+};
 
 struct QuantArgs {
   QuantPlane planes[2];  // K, V
@@ -35,20 +41,23 @@ struct QuantArgs {
   bool has_packs;           // tokens of V's packs are 16 aligned bytes of the cache
 };
 
+template <class Config>
 struct Tile {
-  TilePacks<kTileTokens, kPack> packs;
-  TileRows<CACHE, kTileTokens, kColumns> rows;
-  float scales[kTileTokens];
+  TilePacks<Config::kTileTokens, kPack> packs;
+  TileRows<typename Config::Cache, Config::kTileTokens, Config::kColumns> rows;
+  float scales[Config::kTileTokens];
 };
 
 /// Step 3: the quantised rows from LDS into the cache, 16 bytes at once.
-template <Pack kLayout>
-__device__ __forceinline__ void store_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t head, Tile& tile) {
+template <class Config, Pack kLayout>
+__device__ __forceinline__ void store_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t head,
+                                           Tile<Config>& tile) {
   constexpr bool kIsKey = kLayout == Pack::kDims;
-  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  constexpr uint32_t kColumns = Config::kColumns;
+  auto* cache = static_cast<typename Config::Cache*>(plane.cache.data);
 #pragma unroll
-  for (uint32_t i = 0; i < kTileTokens * kColumns / kPack / kThreads; ++i) {
-    const uint32_t item = i * kThreads + thread_index();
+  for (uint32_t i = 0; i < Config::kTileTokens * kColumns / kPack / Config::kThreads; ++i) {
+    const uint32_t item = i * Config::kThreads + thread_index();
     if constexpr (kIsKey) {
       const uint32_t row = item / (kColumns / kPack), vector = item % (kColumns / kPack);
       const uint32_t to = tile.packs.single[row];
@@ -66,17 +75,21 @@ __device__ __forceinline__ void store_tile(const QuantPlane& plane, const QuantA
 }
 
 /// kTileTokens tokens of one head.
-template <Pack kLayout>
-__device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t index, Tile& tile) {
-  using Layout = RowLayout<LANES, 1, kVector>;
-  constexpr uint32_t kPasses = kTileTokens / kRows;
+template <class Config, Pack kLayout>
+__device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t index, Tile<Config>& tile) {
+  using Cache = typename Config::Cache;
+  using Source = typename Config::Source;
+  constexpr int kVector = Config::kVector;
+  using Layout = typename Config::template Layout<kVector>;
+  constexpr uint32_t kRows = Config::kRows, kTileTokens = Config::kTileTokens, kPasses = kTileTokens / kRows;
   constexpr bool kIsKey = kLayout == Pack::kDims;
   const uint32_t tile_index = args.heads.divide(index), head = index - tile_index * args.heads.divisor;
-  const uint32_t first = tile_index * kTileTokens, lane_row = thread_index() / LANES, dim = Layout::lane() * kVector;
-  const SOURCE* source = static_cast<const SOURCE*>(plane.source) + head * plane.source_head;
-  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  const uint32_t first = tile_index * kTileTokens, lane_row = thread_index() / Config::kLanes;
+  const uint32_t dim = Layout::lane() * kVector;
+  const Source* source = static_cast<const Source*>(plane.source) + head * plane.source_head;
+  Cache* cache = static_cast<Cache*>(plane.cache.data);
 
-  RowTile<Layout, SOURCE> x[kPasses];
+  RowTile<Layout, Source> x[kPasses];
 #pragma unroll
   for (uint32_t i = 0; i < kPasses; ++i) {
     const uint32_t token = first + lane_row + i * kRows;
@@ -91,17 +104,17 @@ __device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args
   for (uint32_t i = 0; i < kPasses; ++i) {
     const uint32_t row = lane_row + i * kRows;
     const auto at = [&](int v, int e) { return x[i].at(v, e); };
-    const QuantScale scale = quant_scale<CACHE>(row_max<Layout>(lane_amax<Layout>(at), unused));
+    const QuantScale scale = quant_scale<Cache>(row_max<Layout>(lane_amax<Layout>(at), unused));
     if (Layout::lane() == 0) tile.scales[row] = scale.scale;
     float y[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; ++e) y[e] = at(0, e) * scale.inverse;
-    const Vec<CACHE, kVector> out = vec_from_float<CACHE>(y);
+    const Vec<Cache, kVector> out = vec_from_float<Cache>(y);
     const uint32_t single = tile.packs.single[row];
     if (kIsKey || single == SlotMapping::kNowhere) {
       store_vec<kVector>(tile.rows.at(row, dim), out);
     } else if (dim < plane.dims) {
-      CACHE* to = cache + plane_offset<kLayout>(plane.cache, args.slots.place(single), head, dim);
+      Cache* to = cache + plane_offset<kLayout>(plane.cache, args.slots.place(single), head, dim);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) to[e * plane.cache.dim] = out[e];
     }
@@ -112,66 +125,60 @@ __device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args
     const int64_t to = plane_offset<Pack::kNone>(plane.scales, args.slots.place(slot), head, 0);
     static_cast<float*>(plane.scales.data)[to] = tile.scales[thread_index()];
   }
-  store_tile<kLayout>(plane, args, head, tile);
+  store_tile<Config, kLayout>(plane, args, head, tile);
 }
 
-template <KvLayout kLayout>
-__global__ __launch_bounds__(kThreads) void reshape_and_cache_with_pertoken_quant_tiles_kernel(QuantArgs args) {
+template <class Config, KvLayout kLayout>
+__global__ __launch_bounds__(Config::kThreads) void reshape_and_cache_with_pertoken_quant_tiles_kernel(QuantArgs args) {
   await_stream();
-  __shared__ Tile tile;
+  __shared__ Tile<Config> tile;
   const uint32_t group = workgroup_index().x;
   if (group < args.groups)
-    write_tile<kKeyPack<kLayout>>(args.planes[0], args, group, tile);
+    write_tile<Config, kKeyPack<kLayout>>(args.planes[0], args, group, tile);
   else
-    write_tile<kValuePack<kLayout>>(args.planes[1], args, group - args.groups, tile);
+    write_tile<Config, kValuePack<kLayout>>(args.planes[1], args, group - args.groups, tile);
 }
 
-template <int kVec, KvLayout kLayout>
-__global__ __launch_bounds__((RowLayout<LANES, 1, 1>::kThreads)) void
-reshape_and_cache_with_pertoken_quant_kernel(QuantArgs args) {
+template <class Config, int kVec, KvLayout kLayout>
+__global__ __launch_bounds__(Config::kThreads) void reshape_and_cache_with_pertoken_quant_kernel(QuantArgs args) {
+  using Layout = typename Config::template Layout<kVec>;
+  using Source = typename Config::Source;
+  using Cache = typename Config::Cache;
   await_stream();
-  using Layout = RowLayout<LANES, kVector / kVec, kVec>;
   __shared__ RowScratch<Layout> scratch;
   const uint32_t group = workgroup_index().x;
   if (group < args.groups)
-    write_quantised<Layout, SOURCE, CACHE, kKeyPack<kLayout>, true>(args.planes[0], args.slots, args.tokens,
+    write_quantised<Layout, Source, Cache, kKeyPack<kLayout>, true>(args.planes[0], args.slots, args.tokens,
                                                                     args.heads.divisor, group, false, scratch);
   else
-    write_quantised<Layout, SOURCE, CACHE, kValuePack<kLayout>, false>(
+    write_quantised<Layout, Source, Cache, kValuePack<kLayout>, false>(
         args.planes[1], args.slots, args.tokens, args.heads.divisor, group - args.groups, false, scratch);
 }
 
-template <int kVec>
-void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayout layout, Stream stream) {
+template <class Config>
+void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayout layout, bool is_wide, bool has_tiles,
+                                                  Stream stream) {
+  constexpr auto kColumns = KvLayout::kColumns, kShuffled = KvLayout::kShuffled;
+  constexpr int kVector = Config::kVector;
+  const bool is_columns = layout == kColumns;
   const dim3 grid(2 * args.groups);
-  if (layout == KvLayout::kColumns)
-    launch_overlapped(reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kColumns>,
-                      grid, kThreads, stream, args);
-  else
-    launch_overlapped(reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kShuffled>,
-                      grid, kThreads, stream, args);
-  check_launch("reshape_and_cache_with_pertoken_quant_kernel");
+  if constexpr (Config::kHasTiles) {
+    const auto kernel = is_columns ? reshape_and_cache_with_pertoken_quant_tiles_kernel<Config, kColumns>
+                                   : reshape_and_cache_with_pertoken_quant_tiles_kernel<Config, kShuffled>;
+    if (has_tiles)
+      return launch_named("reshape_and_cache_with_pertoken_quant_tiles_kernel", kernel, grid, Config::kThreads, stream,
+                          args);
+  }
+  const auto wide = is_columns ? reshape_and_cache_with_pertoken_quant_kernel<Config, kVector, kColumns>
+                               : reshape_and_cache_with_pertoken_quant_kernel<Config, kVector, kShuffled>;
+  const auto narrow = is_columns ? reshape_and_cache_with_pertoken_quant_kernel<Config, 1, kColumns>
+                                 : reshape_and_cache_with_pertoken_quant_kernel<Config, 1, kShuffled>;
+  launch_named("reshape_and_cache_with_pertoken_quant_kernel", is_wide ? wide : narrow, grid, Config::kThreads, stream,
+               args);
 }
 
-void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayout layout, bool is_wide,
-                                                  bool has_tiles, Stream stream) {
-  if constexpr (kHasTiles) {
-    if (has_tiles) {
-      const dim3 grid(2 * args.groups);
-      if (layout == KvLayout::kColumns)
-        launch_overlapped(reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kColumns>,
-                          grid, kThreads, stream, args);
-      else
-        launch_overlapped(reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kShuffled>,
-                          grid, kThreads, stream, args);
-      return check_launch("reshape_and_cache_with_pertoken_quant_tiles_kernel");
-    }
-  }
-  if (is_wide)
-    launch_reshape_and_cache_with_pertoken_quant<kVector>(args, layout, stream);
-  else
-    launch_reshape_and_cache_with_pertoken_quant<1>(args, layout, stream);
-}
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_reshape_and_cache_with_pertoken_quant<Config>(const QuantArgs&, KvLayout, bool, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -197,7 +204,7 @@ void reshape_and_cache_with_pertoken_quant(ffi::Tensor key_cache, ffi::Tensor va
   const KvLayout layout = ffi::layout_of(match, layout_name);
   auto cache = ffi::take_cache<CACHE>(match, key_cache, value_cache, layout);
   match.built(layout != KvLayout::kRows, "layouts");
-  match.built(cache.key_dim <= LANES * kVector && cache.value_dim <= LANES * kVector, "head_dims");
+  match.built(cache.key_dim <= Config::kColumns && cache.value_dim <= Config::kColumns, "head_dims");
   ffi::Size tokens{"num_tokens"};
   QuantArgs args{};
   args.slots = ffi::take_slots(match, slot_mapping, tokens, cache.page_size, cache.slots);
@@ -208,12 +215,13 @@ void reshape_and_cache_with_pertoken_quant(ffi::Tensor key_cache, ffi::Tensor va
   args.planes[1] = plane_args(match, cache, cache.value, cache.value_dim, value, v_dequant_scales, layout, tokens,
                               "value");
   args.tokens = tokens, args.heads = Divider(cache.heads);
-  const bool is_wide = ffi::takes_vectors(kVector, key, value, key_cache);
-  const bool has_tiles = kHasTiles && is_wide && ffi::takes_vectors(kPack, key_cache);
+  const bool is_wide = ffi::takes_vectors(Config::kVector, key, value, key_cache);
+  const bool has_tiles = Config::kHasTiles && is_wide && ffi::takes_vectors(kPack, key_cache);
   args.has_packs = ffi::takes_vectors(kPack, value_cache);
+  constexpr uint32_t kTileTokens = Config::kTileTokens, kRows = Config::kRows;
   args.groups = static_cast<uint32_t>(has_tiles ? (tokens + kTileTokens - 1) / kTileTokens * cache.heads
                                                 : (rows + kRows - 1) / kRows);
-  launch_reshape_and_cache_with_pertoken_quant(args, layout, is_wide, has_tiles, ffi::stream_of(key));
+  launch_reshape_and_cache_with_pertoken_quant<Config>(args, layout, is_wide, has_tiles, ffi::stream_of(key));
 }
 
 #endif

@@ -33,7 +33,7 @@ using Shape = mla_tile::Shape<Config>;
 
 }  // namespace
 
-__global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(WAVES / 4)))
+__global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Config::kWaves / 4)))
 void mla_decode_kernel(MlaDecodeArgs args) {
   await_stream();
   __shared__ mla_tile::Lds<Shape> lds;
@@ -46,7 +46,7 @@ void launch_mla_decode(const MlaPlanArgs* plan, const MlaDecodeArgs& args, const
   const dim3 grid(static_cast<uint32_t>(args.num_parts) * static_cast<uint32_t>(tiles));
   launch_overlapped(mla_decode_kernel, grid, Shape::kThreads, stream, args);
   check_launch("mla_decode_kernel");
-  if (sum != nullptr) launch_mla_reduce<ELEMENT>(*sum, stream);
+  if (sum != nullptr) launch_mla_reduce<Config::OutElement>(*sum, stream);
 }
 
 #if AITER_LIKE_HOST_PASS

@@ -10,7 +10,12 @@
 
 namespace aiter_like {
 
-void launch_reduce(const MlaSumArgs& args, Stream stream) { launch_mla_reduce<OUT_ELEMENT>(args, stream); }
+struct Config {
+  using Out = OUT_ELEMENT;
+};
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_mla_reduce<Config::Out>(const MlaSumArgs&, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -19,7 +24,7 @@ void mla_reduce(ffi::Tensor out, ffi::OptionalTensor lse, ffi::Tensor partial_ou
                 int64_t max_seqlen_q) {
   ffi::Match match("mla_reduce");
   ffi::Size tiles{"tiles + 1"}, slots{"slots"};
-  MlaSumArgs args = ffi::mla_sum<OUT_ELEMENT>(match, out, lse, partial_out, partial_lse);
+  MlaSumArgs args = ffi::mla_sum<Config::Out>(match, out, lse, partial_out, partial_lse);
   args.reduce_indptr = match.elements<const int>(reduce_indptr, tiles, "reduce_indptr");
   args.reduce_partial_map = match.elements<const int>(reduce_partial_map, slots, "reduce_partial_map");
   args.reduce_final_map = match.elements<const int>(reduce_final_map, 2 * (tiles - 1), "reduce_final_map");
@@ -27,7 +32,8 @@ void mla_reduce(ffi::Tensor out, ffi::OptionalTensor lse, ffi::Tensor partial_ou
   match.require(tiles > 0 && max_seqlen_q >= 0 && max_seqlen_q < int64_t{1} << 30 &&
                     args.num_tiles * max_seqlen_q * args.num_heads < int64_t{1} << 31,
                 "less than 2^31 rows of heads fit one launch");
-  if (args.num_tiles * max_seqlen_q * args.num_heads * args.v_dim > 0) launch_reduce(args, ffi::stream_of(out));
+  if (args.num_tiles * max_seqlen_q * args.num_heads * args.v_dim > 0)
+    launch_mla_reduce<Config::Out>(args, ffi::stream_of(out));
 }
 
 #endif

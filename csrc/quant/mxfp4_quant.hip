@@ -7,8 +7,8 @@
 //   3. multiply with 1 / scale, which is exact; round to fp4, ties to the even code; store a word a lane
 // A group with a NaN or an infinity has the scale 255, which is NaN, and elements 0.
 //
-// Tile: a lane takes VECTORS vectors of 8 elements of the flattened matrix. LDS: none.
-// Bound: memory. sizeof(ELEMENT) + 17 / 32 bytes per element for 12 instructions: 8192 × 8192 bf16 = 170 MB, 32 us at
+// Tile: a lane takes kVectors vectors of 8 elements of the flattened matrix. LDS: none.
+// Bound: memory. sizeof(Element) + 17 / 32 bytes per element for 12 instructions: 8192 × 8192 bf16 = 170 MB, 32 us at
 // 5.3 TB/s.
 #include "aiter_like/ffi.h"
 #include "aiter_like/dtype.h"
@@ -21,13 +21,19 @@
 
 namespace aiter_like {
 
+struct Config {
+  using Element = ELEMENT;
+  static constexpr int kVectors = VECTORS;
+};
+
 constexpr int kThreads = 256;
 constexpr int kVec = 8, kGroup = 32, kGroupLanes = kGroup / kVec;
 constexpr uint32_t kInfinity = 0x7F800000u, kNanScale = 255;
 
+template <class Config>
 struct Mxfp4QuantArgs {
-  uint8_t *out, *scale;  // [rows, columns / 2], [rows, columns / 32]
-  const ELEMENT* input;  // [rows, columns]
+  uint8_t *out, *scale;                   // [rows, columns / 2], [rows, columns / 32]
+  const typename Config::Element* input;  // [rows, columns]
   int64_t out_stride, scale_stride, input_stride;
   uint32_t rows;
   uint32_t rounding;  // is added to the bits of the largest magnitude: what carries goes to the next power of two
@@ -52,21 +58,23 @@ __device__ inline uint32_t fp4_code(float x, float inverse) {
   return (code < 7 ? code : 7) | (__builtin_bit_cast(uint32_t, x) >> 31) << 3;
 }
 
-template <bool kIsAligned>
-__global__ __launch_bounds__(kThreads, 8) void mxfp4_quant_kernel(Mxfp4QuantArgs args, Divider row_vectors) {
+template <class Config, bool kIsAligned>
+__global__ __launch_bounds__(kThreads, 8) void mxfp4_quant_kernel(Mxfp4QuantArgs<Config> args, Divider row_vectors) {
   await_stream();
-  const uint32_t first = workgroup_index().x * (kThreads * VECTORS) + thread_index();
+  using Element = typename Config::Element;
+  constexpr int kVectors = Config::kVectors;
+  const uint32_t first = workgroup_index().x * (kThreads * kVectors) + thread_index();
   const uint32_t end = args.rows * row_vectors.divisor;
-  uint32_t row[VECTORS], vector[VECTORS];
-  float x[VECTORS][kVec];
+  uint32_t row[kVectors], vector[kVectors];
+  float x[kVectors][kVec];
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
+  for (int v = 0; v < kVectors; ++v) {
     const uint32_t index = first + v * kThreads;
     row[v] = row_vectors.divide(index);
     vector[v] = index - row[v] * row_vectors.divisor;
     if (index >= end) continue;
-    const ELEMENT* from = args.input + row[v] * args.input_stride + int64_t{vector[v]} * kVec;
-    Vec<ELEMENT, kVec> loaded;
+    const Element* from = args.input + row[v] * args.input_stride + int64_t{vector[v]} * kVec;
+    Vec<Element, kVec> loaded;
     if constexpr (kIsAligned) {
       loaded = load_vec<kVec>(from);
     } else {
@@ -77,7 +85,7 @@ __global__ __launch_bounds__(kThreads, 8) void mxfp4_quant_kernel(Mxfp4QuantArgs
     for (int e = 0; e < kVec; ++e) x[v][e] = to_float(loaded[e]);
   }
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
+  for (int v = 0; v < kVectors; ++v) {
     // Rows are whole groups, so that the four lanes of one are all there or all beyond the end.
     const bool is_there = first + v * kThreads < end;
     float amax = 0.f;
@@ -103,13 +111,17 @@ __global__ __launch_bounds__(kThreads, 8) void mxfp4_quant_kernel(Mxfp4QuantArgs
   }
 }
 
-void launch_mxfp4_quant(const Mxfp4QuantArgs& args, int64_t columns, bool is_aligned, Stream stream) {
+template <class Config>
+void launch_mxfp4_quant(const Mxfp4QuantArgs<Config>& args, int64_t columns, bool is_aligned, Stream stream) {
   const Divider row_vectors(static_cast<uint32_t>(columns / kVec));
-  constexpr int64_t kPerGroup = kThreads * VECTORS;
+  constexpr int64_t kPerGroup = kThreads * Config::kVectors;
   const dim3 grid(static_cast<uint32_t>((args.rows * (columns / kVec) + kPerGroup - 1) / kPerGroup));
-  launch_named("mxfp4_quant_kernel", is_aligned ? mxfp4_quant_kernel<true> : mxfp4_quant_kernel<false>, grid, kThreads,
-               stream, args, row_vectors);
+  const auto kernel = is_aligned ? mxfp4_quant_kernel<Config, true> : mxfp4_quant_kernel<Config, false>;
+  launch_named("mxfp4_quant_kernel", kernel, grid, kThreads, stream, args, row_vectors);
 }
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_mxfp4_quant(const Mxfp4QuantArgs<Config>&, int64_t, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -125,7 +137,7 @@ void mxfp4_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, int64_t 
   const auto s = match.rows<uint8_t>(scale, rows, columns / kGroup, "scale");
   if (rows == 0) return;
   match.require(rows * (columns / kVec) < (int64_t{1} << 31) - (1 << 16), "too many elements for one launch");
-  const Mxfp4QuantArgs args{y.data, s.data, x.data, y.stride, s.stride, x.stride, static_cast<uint32_t>(rows),
+  const Mxfp4QuantArgs<Config> args{y.data, s.data, x.data, y.stride, s.stride, x.stride, static_cast<uint32_t>(rows),
                             kRounding[round_mode]};
   const bool is_aligned = ffi::takes_vectors(16 / sizeof(ELEMENT), input) && ffi::takes_vectors(4, out);
   launch_mxfp4_quant(args, columns, is_aligned, ffi::stream_of(input));

@@ -2,7 +2,7 @@
 // Two 4-bit numbers to a byte, the first in the low half, and back: packing cuts int8 to its lower 4 bits, unpacking
 // extends their sign. HIP (gfx9) and CUDA.
 //
-// A lane takes VECTORS vectors of kBytes packed bytes of the flattened matrix, and the 2 · kBytes numbers beside them,
+// A lane takes kVectors vectors of kBytes packed bytes of the flattened matrix, and the 2 · kBytes numbers beside them,
 // four to a register. LDS: none.
 // Bound: memory. 3 bytes per packed byte for less than 4 instructions: 16384 × 8192 numbers = 201 MB, 38 us at
 // 5.3 TB/s.
@@ -14,6 +14,10 @@
 #endif
 
 namespace aiter_like {
+
+struct Config {
+  static constexpr int kVectors = VECTORS;
+};
 
 constexpr int kThreads = 256;
 constexpr int kPackedBytes = 8;  // bytes of an access, 16 of numbers
@@ -75,44 +79,49 @@ struct Int4Vector {
   }
 };
 
-template <int kBytes, bool kIsUnpacking>
+template <class Config, int kBytes, bool kIsUnpacking>
 __global__ __launch_bounds__(kThreads, 8) void pack_int4_kernel(PackInt4Args args, Divider row_vectors) {
   await_stream();
-  const uint32_t first = workgroup_index().x * (kThreads * VECTORS) + thread_index();
+  constexpr int kVectors = Config::kVectors;
+  const uint32_t first = workgroup_index().x * (kThreads * kVectors) + thread_index();
   const uint32_t end = args.rows * row_vectors.divisor;
   const auto place = [&](uint8_t* matrix, int64_t stride, int bytes, int v) {
     const uint32_t index = first + v * kThreads, row = row_vectors.divide(index);
     return matrix + row * stride + int64_t{index - row * row_vectors.divisor} * bytes;
   };
-  Int4Vector<kBytes, kIsUnpacking> x[VECTORS];
+  Int4Vector<kBytes, kIsUnpacking> x[kVectors];
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v)
+  for (int v = 0; v < kVectors; ++v)
     if (first + v * kThreads < end)
       x[v].load(place(args.input, args.input_stride, kIsUnpacking ? kBytes : 2 * kBytes, v));
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v)
+  for (int v = 0; v < kVectors; ++v)
     if (first + v * kThreads < end)
       x[v].store(place(args.out, args.out_stride, kIsUnpacking ? 2 * kBytes : kBytes, v));
 }
 
-template <int kBytes>
+template <class Config, int kBytes>
 void launch_vectors(const PackInt4Args& args, int64_t columns, bool is_unpacking, Stream stream) {
   const Divider row_vectors(static_cast<uint32_t>(columns / kBytes));
-  constexpr int64_t kPerGroup = kThreads * VECTORS;
+  constexpr int64_t kPerGroup = kThreads * Config::kVectors;
   const dim3 grid(static_cast<uint32_t>((args.rows * (columns / kBytes) + kPerGroup - 1) / kPerGroup));
   if (is_unpacking)
-    launch_overlapped(pack_int4_kernel<kBytes, true>, grid, kThreads, stream, args, row_vectors);
+    launch_overlapped(pack_int4_kernel<Config, kBytes, true>, grid, kThreads, stream, args, row_vectors);
   else
-    launch_overlapped(pack_int4_kernel<kBytes, false>, grid, kThreads, stream, args, row_vectors);
+    launch_overlapped(pack_int4_kernel<Config, kBytes, false>, grid, kThreads, stream, args, row_vectors);
 }
 
+template <class Config>
 void launch_pack_int4(const PackInt4Args& args, int64_t columns, bool is_unpacking, bool is_aligned, Stream stream) {
   if (is_aligned)
-    launch_vectors<kPackedBytes>(args, columns, is_unpacking, stream);
+    launch_vectors<Config, kPackedBytes>(args, columns, is_unpacking, stream);
   else
-    launch_vectors<1>(args, columns, is_unpacking, stream);
+    launch_vectors<Config, 1>(args, columns, is_unpacking, stream);
   check_launch("pack_int4_kernel");
 }
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_pack_int4<Config>(const PackInt4Args&, int64_t, bool, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -129,7 +138,7 @@ void pack_int4(ffi::Tensor out, ffi::Tensor input, bool is_unpacking) {
                 "too many elements for one launch");
   const PackInt4Args args{reinterpret_cast<uint8_t*>(y.data), reinterpret_cast<uint8_t*>(x.data), y.stride, x.stride,
                           static_cast<uint32_t>(rows)};
-  launch_pack_int4(args, bytes, is_unpacking, is_aligned, ffi::stream_of(input));
+  launch_pack_int4<Config>(args, bytes, is_unpacking, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -4,13 +4,13 @@
 // place of a head's head_dim bytes, is nope fp8 values, then each group's scale twice (e8m0, the biased exponent); the
 // rotated part goes to a tensor of its own. HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. LANES lanes load a head, a query's or the token's only key, and its weights, 8 elements an access
+//   1. a Layout's lanes load a head, a query's or the token's only key, and its weights, 8 elements an access
 //   2. the sum of squares over the lanes; x / sqrt(mean + epsilon) · weight in fp32
 //   3. scale = the power of two at or above amax / largest of a group's lanes (quant.h), values rounded once
 //   4. rotates; NeoX's other element of a pair is read again, from cache
 //   5. a key goes to its slot or its token's row, and once more to a row of a pool of recent tokens (swa)
 //
-// Queries of ELEMENT are not quantised: a head is written whole. LDS: 4 bytes per wave. Bound: memory. A head is read
+// Queries of Element are not quantised: a head is written whole. LDS: 4 bytes per wave. Bound: memory. A head is read
 // once and written once, in fp8 nearly half of it.
 #include "../kv_cache/kv_quant.h"
 #include "rope.h"
@@ -22,40 +22,49 @@
 namespace aiter_like {
 
 constexpr int kVec = 8;
-constexpr bool kHasEntries = sizeof(Q_OUT) == 1;  // queries become entries
-using Layout = RowLayout<LANES, VECTORS, kVec>;
-static_assert(LANES >= 16, "a group of 128 elements is 16 lanes");
+
+struct Config {
+  using Element = ELEMENT;
+  using Table = TABLE;
+  using Layout = RowLayout<LANES, VECTORS, kVec>;
+  static_assert(LANES >= 16, "a group of 128 elements is 16 lanes");
+  static constexpr bool kHasEntries = sizeof(Q_OUT) == 1;  // queries become entries
+};
 
 /// The memory that heads go to; strides in elements.
+template <class Element>
 struct EntryPlane {
   uint8_t* entries;  // bytes
-  ELEMENT* rotated;
+  Element* rotated;
   int64_t block, row, rotated_block, rotated_row;
 
   __device__ uint8_t* entry(CachePlace at) const { return entries + at.block * block + at.offset * row; }
   /// Of a query that does not become an entry.
-  __device__ ELEMENT* head(CachePlace at) const {
-    return reinterpret_cast<ELEMENT*>(entries) + at.block * block + at.offset * row;
+  __device__ Element* head(CachePlace at) const {
+    return reinterpret_cast<Element*>(entries) + at.block * block + at.offset * row;
   }
-  __device__ ELEMENT* rotary(CachePlace at) const {
+  __device__ Element* rotary(CachePlace at) const {
     return rotated + at.block * rotated_block + at.offset * rotated_row;
   }
 };
 
+template <class Element>
 struct HeadSource {
-  const ELEMENT *input, *weight;  // weight may be null
+  const Element *input, *weight;  // weight may be null
   int64_t token, head;
   int group;  // elements that share a scale
 };
 
-struct NormRopeQuantArgs {
-  HeadSource q, k;
-  EntryPlane q_out, k_out, pool;  // q_out has tokens as blocks and heads as rows; its entries may be ELEMENTs
-  SlotMapping slots;              // none: a token's row is its number
+template <class Config>
+struct NormRopeArgs {
+  using Element = typename Config::Element;
+  HeadSource<Element> q, k;
+  EntryPlane<Element> q_out, k_out, pool;  // q_out: tokens are blocks, heads are rows; its entries may be Elements
+  SlotMapping slots;                       // none: a token's row is its number
   RopeIndices pool_rows, pool_blocks, batch_ids;
   Divider pool_page;
   uint32_t pool_size, sequences, blocks_per_sequence;
-  const TABLE *cosines, *sines;
+  const typename Config::Table *cosines, *sines;
   int64_t cosine_stride, sine_stride;
   uint32_t table_rows, tokens;
   Divider heads;  // a token has so many, its key included
@@ -65,8 +74,8 @@ struct NormRopeQuantArgs {
 };
 
 /// The row of the pool for a token, if it has one.
-__device__ inline bool find_pool_row(const NormRopeQuantArgs& args, uint32_t token, uint64_t position,
-                                     CachePlace& place) {
+template <class Args>
+__device__ inline bool find_pool_row(const Args& args, uint32_t token, uint64_t position, CachePlace& place) {
   if (args.pool.entries == nullptr || int64_t(position) < 0) return false;
   uint64_t sequence = 0, row;
   if (args.batch_ids.data != nullptr) sequence = args.batch_ids.load(token, 0).value(args.batch_ids.is_long);
@@ -86,9 +95,10 @@ __device__ inline bool find_pool_row(const NormRopeQuantArgs& args, uint32_t tok
 }
 
 /// The eight elements at `column`, normalised.
-__device__ inline void load_normed(const ELEMENT* head, const ELEMENT* weight, int column, float inverse_rms,
+template <class Element>
+__device__ inline void load_normed(const Element* head, const Element* weight, int column, float inverse_rms,
                                    float (&y)[kVec]) {
-  Packed<ELEMENT, kVec> x, w;
+  Packed<Element, kVec> x, w;
   x.load(head + column);
   if (weight != nullptr) w.load(weight + column);
 #pragma unroll
@@ -96,14 +106,14 @@ __device__ inline void load_normed(const ELEMENT* head, const ELEMENT* weight, i
 }
 
 /// Turns the elements at `column` of the rotated part; `other` are those of NeoX's other half.
-template <bool kIsGptj>
-__device__ inline void rotate(const NormRopeQuantArgs& args, uint64_t position, int column, float (&y)[kVec],
+template <bool kIsGptj, class Config>
+__device__ inline void rotate(const NormRopeArgs<Config>& args, uint64_t position, int column, float (&y)[kVec],
                               const float (&other)[kVec]) {
   constexpr int kAngles = kIsGptj ? kVec / 2 : kVec;
   const int half = (args.head_dim - args.nope) / 2;
   const bool is_second = !kIsGptj && column >= half;
   const int first = kIsGptj ? column / 2 : is_second ? column - half : column;
-  Packed<TABLE, kAngles> cosines, sines;
+  Packed<typename Config::Table, kAngles> cosines, sines;
   const bool is_row = position < args.table_rows;
   if (is_row) {
     cosines.load(args.cosines + position * args.cosine_stride + first);
@@ -141,20 +151,20 @@ struct GroupValues {
   }
 };
 
-template <bool kIsGptj>
-__global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_quant_kernel(NormRopeQuantArgs args) {
+template <class Config, bool kIsGptj, class Layout = typename Config::Layout>
+__global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_quant_kernel(NormRopeArgs<Config> args) {
   await_stream();
   __shared__ RowScratch<Layout> scratch;
   const uint32_t index = static_cast<uint32_t>(Layout::row()), found = args.heads.divide(index);
   const bool is_there = found < args.tokens;  // lanes without a head take part in the sums
   const uint32_t token = is_there ? found : 0, head = is_there ? index - found * args.heads.divisor : 0;
   const bool is_key = head + 1 == args.heads.divisor;
-  const ELEMENT* input = is_key ? args.k.input + token * args.k.token
-                                : args.q.input + token * args.q.token + head * args.q.head;
-  const ELEMENT* weight = is_key ? args.k.weight : args.q.weight;
+  const auto* input = is_key ? args.k.input + token * args.k.token
+                             : args.q.input + token * args.q.token + head * args.q.head;
+  const auto* weight = is_key ? args.k.weight : args.q.weight;
   const int columns = is_there ? args.head_dim : 0;
 
-  RowTile<Layout, ELEMENT> x, w{};
+  RowTile<Layout, typename Config::Element> x, w{};
   x.load(input, columns);
   if (weight != nullptr) w.load(weight, columns);
   const uint64_t position = args.positions.load(token, 0).value(args.positions.is_long);
@@ -167,7 +177,7 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
   const float squares = row_sum<Layout>(lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); }),
                                         scratch);
   const float inverse_rms = reciprocal_square_root(squares / args.head_dim + args.epsilon);
-  const bool has_entry = is_key || kHasEntries;
+  const bool has_entry = is_key || Config::kHasEntries;
   const int group = is_key ? args.k.group : args.q.group;
 
 #pragma unroll
@@ -189,12 +199,12 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
       rotate<kIsGptj>(args, position, own, y, other);
     }
     if (!has_entry) {
-      store_vec<kVec>(args.q_out.head(place) + column, vec_from_float<ELEMENT>(y));
+      store_vec<kVec>(args.q_out.head(place) + column, vec_from_float<typename Config::Element>(y));
       continue;
     }
-    const EntryPlane& out = is_key ? args.k_out : args.q_out;
+    const auto& out = is_key ? args.k_out : args.q_out;
     if (column >= args.nope) {
-      const auto rotated = vec_from_float<ELEMENT>(y);
+      const auto rotated = vec_from_float<typename Config::Element>(y);
       if (is_written) store_vec<kVec>(out.rotary(place) + column - args.nope, rotated);
       if (is_pooled) store_vec<kVec>(args.pool.rotary(pool_place) + column - args.nope, rotated);
       continue;
@@ -205,19 +215,27 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
   }
 }
 
-void launch_fused_qk_norm_rope_group_quant(const NormRopeQuantArgs& args, bool is_gptj, Stream stream) {
+template <class Config>
+void launch_fused_qk_norm_rope_group_quant(const NormRopeArgs<Config>& args, bool is_gptj, Stream stream) {
+  using Layout = typename Config::Layout;
   const dim3 grid(Layout::workgroups(int64_t{args.tokens} * args.heads.divisor));
-  const auto kernel = is_gptj ? fused_qk_norm_rope_group_quant_kernel<true>
-                              : fused_qk_norm_rope_group_quant_kernel<false>;
+  const auto kernel = is_gptj ? fused_qk_norm_rope_group_quant_kernel<Config, true>
+                              : fused_qk_norm_rope_group_quant_kernel<Config, false>;
   launch_named("fused_qk_norm_rope_group_quant_kernel", kernel, grid, Layout::kThreads, stream, args);
 }
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_fused_qk_norm_rope_group_quant(const NormRopeArgs<Config>&, bool, Stream);
+
 #if AITER_LIKE_HOST_PASS
+
+using Args = NormRopeArgs<Config>;
 
 /// Entries [outer, inner, head_dim] of T, and the rotated parts beside them, which are the query's or key's own.
 template <class T>
-EntryPlane entry_plane(ffi::Match& match, const ffi::OptionalTensor& entries, const ffi::OptionalTensor& rotated,
-                       int64_t outer, const ffi::Dim& inner, const NormRopeQuantArgs& args, const char* name) {
+EntryPlane<ELEMENT> entry_plane(ffi::Match& match, const ffi::OptionalTensor& entries,
+                                const ffi::OptionalTensor& rotated, int64_t outer, const ffi::Dim& inner,
+                                const Args& args, const char* name) {
   const auto taken = match.take<T>(entries, {ffi::at_least(outer), inner, args.head_dim}, name);
   if (!entries.has_value()) return {};
   const ffi::Shape beside{taken.sizes[0], taken.sizes[1], args.head_dim - args.nope};
@@ -232,7 +250,7 @@ const ELEMENT* weight_of(ffi::Match& match, const ffi::OptionalTensor& weight, i
   return match.elements<const ELEMENT>(weight, head_dim, "weight");
 }
 
-void check_group(const ffi::Match& match, const NormRopeQuantArgs& args, int64_t group) {
+void check_group(const ffi::Match& match, const Args& args, int64_t group) {
   match.require((group == 32 || group == 64 || group == 128) && args.nope % group == 0 &&
                     args.nope + 2 * (args.nope / group) <= args.head_dim && (args.head_dim - args.nope) % 16 == 0,
                 "groups must divide the part that is not rotated");
@@ -246,11 +264,11 @@ void fused_qk_norm_rope_group_quant(
     ffi::OptionalTensor swa_dest_row, ffi::OptionalTensor swa_block_tables, ffi::OptionalTensor batch_id_per_token,
     int64_t swa_block_size, int64_t q_group_size, int64_t quant_group_size, double eps, bool is_neox) {
   using Byte = ffi::Opaque<1>;
-  using QueryEntry = std::conditional_t<kHasEntries, Byte, Q_OUT>;
+  using QueryEntry = std::conditional_t<Config::kHasEntries, Byte, Q_OUT>;
   ffi::Match match("fused_qk_norm_rope_group_quant");
-  ffi::Size tokens{"tokens"}, head_dim{"head_dim", Layout::kCapacity + 1}, heads{"heads"}, slots{"slots"};
+  ffi::Size tokens{"tokens"}, head_dim{"head_dim", Config::Layout::kCapacity + 1}, heads{"heads"}, slots{"slots"};
   ffi::Size rows{"rows of cos"}, width{"elements of its rows"};
-  NormRopeQuantArgs args{};
+  Args args{};
   const auto keys = match.take<const ELEMENT>(kv, {tokens, head_dim}, "kv");
   ffi::take_tables<TABLE>(match, args, cos_cache, sin_cache, rows, width, 16 / sizeof(TABLE));
   match.require(2 * width < head_dim, "a part of each head must not be rotated");
@@ -267,8 +285,8 @@ void fused_qk_norm_rope_group_quant(
   }
   const auto queries = match.take<const ELEMENT>(q, {tokens, heads, head_dim}, "q");
   if (q.has_value()) {
-    match.built(q_nope_scale_buff.has_value() && q_rope_buff.has_value() == kHasEntries, "results");
-    if (kHasEntries) check_group(match, args, q_group_size);
+    match.built(q_nope_scale_buff.has_value() && q_rope_buff.has_value() == Config::kHasEntries, "results");
+    if (Config::kHasEntries) check_group(match, args, q_group_size);
     args.q = {queries, weight_of(match, q_weight, head_dim), queries.strides[0], queries.strides[1],
               static_cast<int>(q_group_size)};
     args.q_out = entry_plane<QueryEntry>(match, q_nope_scale_buff, q_rope_buff, tokens, heads, args,

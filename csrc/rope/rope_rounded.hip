@@ -19,7 +19,7 @@ struct Config {
   static constexpr uint32_t kHeads = HEADS;  // that a lane works on at once
   static constexpr int kShare = SHARE;       // heads of a lane, at most
 };
-static_assert(sizeof(ELEMENT) == 2 && std::is_same_v<ELEMENT, TABLE> && !IS_ANGLE,
+static_assert(sizeof(Config::Element) == 2 && std::is_same_v<Config::Element, Config::Table> && !Config::kIsAngle,
               "rope_rounded: tables of the heads' own dtype of 16 bits");
 
 // In both passes, since the device pass compiles only the kernels that a launch names.

@@ -15,6 +15,10 @@
 
 namespace aiter_like {
 
+struct Config {
+  using Element = ELEMENT;
+};
+
 constexpr int kThreads = 256, kColumns = 8192;
 constexpr uint32_t kOfPrompt = 0x80000000u;
 
@@ -31,8 +35,9 @@ struct Tokens {
   }
 };
 
+template <class Config>
 struct PenaltiesArgs {
-  ScanRows<ELEMENT> logits;
+  ScanRows<typename Config::Element> logits;
   Tokens prompt, output;
   const float *presence, *frequency, *repetition;  // [rows]
   int columns;
@@ -44,8 +49,10 @@ __device__ inline float penalised(float x, uint32_t seen, float presence, float 
   return count > 0.f ? x - frequency * count - presence : x;
 }
 
-__global__ __launch_bounds__(kThreads) void penalties_kernel(PenaltiesArgs args) {
+template <class Config>
+__global__ __launch_bounds__(kThreads) void penalties_kernel(PenaltiesArgs<Config> args) {
   await_stream();
+  using Element = typename Config::Element;
   __shared__ uint32_t seen[kColumns];
   const int64_t row = workgroup_index().y;
   const int begin = static_cast<int>(workgroup_index().x) * kColumns;
@@ -62,17 +69,21 @@ __global__ __launch_bounds__(kThreads) void penalties_kernel(PenaltiesArgs args)
     if (place >= 0 && place < count) lds_add(&seen[place], 1);
   }
   workgroup_barrier();
-  ELEMENT* logits = args.logits.row(row) + begin;
+  Element* logits = args.logits.row(row) + begin;
   for (int i = thread_index(); i < count; i += kThreads)
     if (seen[i] != 0)
-      logits[i] = from_float<ELEMENT>(penalised(to_float(logits[i]), seen[i], args.presence[row], args.frequency[row],
+      logits[i] = from_float<Element>(penalised(to_float(logits[i]), seen[i], args.presence[row], args.frequency[row],
                                                 args.repetition[row]));
 }
 
-void launch_penalties(const PenaltiesArgs& args, uint32_t rows, Stream stream) {
+template <class Config>
+void launch_penalties(const PenaltiesArgs<Config>& args, uint32_t rows, Stream stream) {
   const uint32_t groups = (static_cast<uint32_t>(args.columns) + kColumns - 1) / kColumns;
-  launch_named("penalties_kernel", penalties_kernel, dim3(groups, rows), kThreads, stream, args);
+  launch_named("penalties_kernel", penalties_kernel<Config>, dim3(groups, rows), kThreads, stream, args);
 }
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_penalties(const PenaltiesArgs<Config>&, uint32_t, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -88,7 +99,7 @@ void penalties(ffi::Tensor logits, ffi::OptionalTensor prompt_tokens, ffi::Optio
                ffi::Tensor presence, ffi::Tensor frequency, ffi::Tensor repetition) {
   ffi::Match match("penalties");
   ffi::Size rows{"rows", ffi::kRowLimit}, columns{"columns", (int64_t{1} << 31) - kColumns};
-  PenaltiesArgs args{};
+  PenaltiesArgs<Config> args{};
   args.logits = match.rows<ELEMENT>(logits, rows, columns, "logits");
   if (rows == 0) return;
   args.columns = columns;

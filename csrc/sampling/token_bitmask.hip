@@ -11,19 +11,26 @@
 
 namespace aiter_like {
 
+struct Config {
+  using Element = ELEMENT;
+};
+
 constexpr int kThreads = 256, kBits = 32;
 
+template <class Config>
 struct BitmaskArgs {
-  ScanRows<ELEMENT> logits;
+  ScanRows<typename Config::Element> logits;
   ScanRows<const int32_t> bitmask;
   const int32_t* indices;  // rows that are masked; null: each
   int64_t rows;
   int columns;
 };
 
-__global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs args) {
+template <class Config>
+__global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs<Config> args) {
   await_stream();
-  constexpr int kVec = 16 / sizeof(ELEMENT);
+  using Element = typename Config::Element;
+  constexpr int kVec = 16 / sizeof(Element);
   constexpr uint32_t kWhole = (1u << kVec) - 1;
   int64_t row = workgroup_index().y;
   if (args.indices) row = args.indices[row];
@@ -33,10 +40,10 @@ __global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs arg
   uint32_t masked = ~static_cast<uint32_t>(args.bitmask.row(row)[word]);
   const int count = args.columns - column;
   if (count < kBits) masked &= (1u << count) - 1;
-  ELEMENT* logits = args.logits.row(row) + column;
-  const ELEMENT low = from_float<ELEMENT>(-__builtin_inff());
+  Element* logits = args.logits.row(row) + column;
+  const Element low = from_float<Element>(-__builtin_inff());
   const bool is_wide = is_wide_at<kVec>(logits);
-  Vec<ELEMENT, kVec> whole;
+  Vec<Element, kVec> whole;
 #pragma unroll
   for (int e = 0; e < kVec; ++e) whole[e] = low;
 #pragma unroll
@@ -52,10 +59,14 @@ __global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs arg
   }
 }
 
-void launch_token_bitmask(const BitmaskArgs& args, uint32_t rows, Stream stream) {
+template <class Config>
+void launch_token_bitmask(const BitmaskArgs<Config>& args, uint32_t rows, Stream stream) {
   const uint32_t groups = (static_cast<uint32_t>(args.columns) + kThreads * kBits - 1) / (kThreads * kBits);
-  launch_named("token_bitmask_kernel", token_bitmask_kernel, dim3(groups, rows), kThreads, stream, args);
+  launch_named("token_bitmask_kernel", token_bitmask_kernel<Config>, dim3(groups, rows), kThreads, stream, args);
 }
+
+// In both passes, since the device pass compiles only the kernels that a launch names.
+template void launch_token_bitmask(const BitmaskArgs<Config>&, uint32_t, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
@@ -63,7 +74,7 @@ void token_bitmask(ffi::Tensor logits, ffi::Tensor bitmask, ffi::OptionalTensor 
   ffi::Match match("token_bitmask");
   ffi::Size logits_rows{"rows"}, columns{"columns", (int64_t{1} << 31) - kThreads * kBits}, words{"words"};
   ffi::Size rows{"indices", ffi::kRowLimit};
-  BitmaskArgs args{};
+  BitmaskArgs<Config> args{};
   args.logits = match.rows<ELEMENT>(logits, logits_rows, columns, "logits");
   args.indices = match.elements<const int32_t>(indices, rows, "indices");
   if (!indices.has_value()) rows.value = logits_rows;

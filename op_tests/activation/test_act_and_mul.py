@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations: every backend against float64, over dtypes, widths, strides; bad input; `--bench`: a table."""
+"""Gated activations: every backend against float64, over dtypes, widths, strides; bad input."""
 
 from __future__ import annotations
 
@@ -186,25 +186,14 @@ def bad_calls(device: torch.device):
     silu, with_bias, scaled = FUNCTIONS["silu"], WITH_BIAS["silu"], aiter_like.scaled_silu_and_mul
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     one = torch.ones(1, device=device)
-    yield "input must be a tensor", TypeError, silu, (out, [1.0])
-    yield "input must have dtype", TypeError, silu, (out, x.int())
-    yield "input must have at least 1 dimension", ValueError, silu, (out, x[0, 0])
     yield "input must have an even last dimension", ValueError, silu, (out, x[:, :63])
-    yield "input must be contiguous in its last dimension", ValueError, silu, (out, make(device, 64, 3).t())
     yield r"out must have shape \(3, 32\), got \(3, 64\)", ValueError, silu, (x, x)
     yield "out must have dtype", TypeError, silu, (out.float(), x)
     yield "out must be on", ValueError, silu, (out.to("meta"), x)
     yield "limit must be at least 0.0", ValueError, silu, (out, x, -1.0)
-    yield "limit must be a number", TypeError, silu, (out, x, None)
-    yield "expert_ids must have dtype", TypeError, with_bias, (out, x, ids.long(), bias)
-    yield r"expert_ids must have shape \(3,\)", ValueError, with_bias, (out, x, ids[:2], bias)
-    yield r"bias must have shape \(\*, 64\)", ValueError, with_bias, (out, x, ids, bias[:, :32])
     yield "bias must have at least one expert", ValueError, with_bias, (out, x, ids, bias[:0])
     yield "expert_ids and bias must come together", ValueError, with_bias, (out, x, None, bias)
-    yield "expert_ids must be contiguous", ValueError, with_bias, (
-        out.view(3, 1, 32).expand(3, 2, 32), x.view(3, 1, 64).expand(3, 2, 64), ids[:1].expand(3, 2), bias)
     yield "scale must have one element", ValueError, scaled, (out, x, torch.ones(2, device=device))
-    yield "scale must have dtype torch.float32", TypeError, scaled, (out, x, one.half())
     yield "fp8 on .* is", UnsupportedError, functools.partial(scaled, backend="hip"), (out.to(other), x, one)
 
 
@@ -241,7 +230,3 @@ def bench() -> None:
     for name, shapes in (("silu", ((8192, 4096), (8192, 8192), (4096, 14336), (64, 8192))), ("gelu", ((8192, 4096),))):
         benching.of("act_and_mul", "rows columns", shapes, dtype="bf16", out_dtype="bf16",
                     changed=functools.partial(ActAndMulCall._replace, activation=name))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations quantised by group and row: every backend against float64; bad input; `--bench`: a table."""
+"""Gated activations quantised by group and row: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -142,12 +142,10 @@ def bad_calls(device: torch.device):
     x = make(device, 3, 256)
     out, scale = torch.empty(3, 128, dtype=INT8, device=device), torch.empty(3, 1, device=device)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
-    yield "x must be a tensor", TypeError, QUANT, ([1.0], "silu", 128)
     yield "x must have an even last dimension", ValueError, QUANT, (x[:, :255], "silu", 128)
     yield "activation must be 'silu'", ValueError, QUANT, (x, "relu", 128)
     yield "group_size must be 0, 32, 64 or 128", ValueError, QUANT, (x, "silu", 16)
     yield "group_size must divide the row", ValueError, QUANT, (x[:, :200], "silu", 64)
-    yield "x must have dtype", TypeError, QUANT, (x.int(), "silu", 128)
     yield "out must have shape", ValueError, SILU, (out[:2], x, scale, 128)
     yield "out must have dtype", TypeError, SILU, (x[:, :128], x, scale, 128)
     yield "scale must have shape", ValueError, SILU, (out, x, scale[:2], 128)
@@ -155,14 +153,12 @@ def bad_calls(device: torch.device):
     yield "shuffle_scale must be True or False", TypeError, SILU, (out, x, scale, 128, 0.0, 1)
     yield "fp8 on .* is", UnsupportedError, functools.partial(QUANT, backend="hip"), (x, "silu", 128, other)
     clamp = functools.partial(CLAMP, x)
-    yield "inp must be a tensor", TypeError, CLAMP, ([1.0],)
     yield "inp must have an even last dimension", ValueError, CLAMP, (x[:, :255],)
     yield "activation must be 'silu'", ValueError, functools.partial(clamp, activation="relu"), ()
     yield "limit must be at least 0.0", ValueError, functools.partial(clamp, swiglu_limit=-1.0), ()
     yield "scale_dtype_fmt must be 'fp32'", ValueError, functools.partial(clamp, scale_dtype_fmt="ue8m0"), ()
     yield "shuffle_scale must be False", ValueError, functools.partial(clamp, shuffle_scale=True), ()
     yield r"weights must have shape \(3, 1\) or \(3, 128\)", ValueError, functools.partial(clamp, weights=scale[:2]), ()
-    yield "weights must have dtype", TypeError, functools.partial(clamp, weights=scale.half()), ()
     yield "quant_block_size must be 32", ValueError, functools.partial(
         clamp, dtype_quant=INT8, quant_block_size=100), ()
     yield "out must have dtype_quant", ValueError, functools.partial(clamp, x[:, :128], dtype_quant=INT8), ()
@@ -182,7 +178,3 @@ def bench() -> None:
     benching.of("act_and_mul_quant", "rows columns group_size", (
         (8192, 8192, 128), (8192, 4096, 128), (4096, 14336, 128), (64, 8192, 128), (8192, 8192, 0), (8192, 4096, 0)),
         dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

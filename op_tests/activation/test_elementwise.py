@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""elementwise: every backend against float64, broadcast and strided operands, special values, bad input; `--bench`."""
+"""elementwise: every backend against float64, broadcast and strided operands, special values, bad input."""
 
 from __future__ import annotations
 
@@ -93,15 +93,11 @@ def test_dimensions_that_no_kernel_takes(device):
 def test_bad_input_is_named(device):
     x = torch.randn(4, 8, device=device)
     for error, message, call in (
-            (TypeError, "add: other must be a tensor, got float", lambda: aiter_like.add(x, 1.0)),
-            (TypeError, "tanh: input must be a tensor, got list", lambda: aiter_like.tanh([1.0])),
-            (TypeError, "input must have dtype", lambda: aiter_like.mul(x.int(), x)),
             (ValueError, r"div: other must have a shape that can be broadcast with \(4, 8\), got \(3,\)",
              lambda: aiter_like.div(x, x[0, :3])),
             (ValueError, r"sub_: other must have a shape that can be broadcast to \(8,\)",
              lambda: aiter_like.sub_(x[0], x)),
-            (ValueError, "must not overlap itself", lambda: aiter_like.add_(x[:1].expand(4, 8), x)),
-            (ValueError, "must have shape", lambda: aiter_like.sigmoid(x, out=x[:2]))):
+            (ValueError, "must not overlap itself", lambda: aiter_like.add_(x[:1].expand(4, 8), x))):
         with pytest.raises(error, match=message):
             call()
     assert aiter_like.add(x[:0], x[:1]).shape == (0, 8)
@@ -111,7 +107,3 @@ def bench() -> None:
     """Sums and, of one operand, tanh."""
     benching.of("elementwise", "elements operands", ((8192**2, 2), (1280 * 59392, 2), (8192**2, 1), (4096 * 880, 1)),
                 dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -211,9 +211,6 @@ def test_nothing_to_draw(device):
 def test_bad_input(device):
     state = torch.tensor(STATE, device=device)
     for message, kind, args, options in (
-            ("rng_state must have dtype torch.int64", TypeError, (state.int(), 0.1, (1, 1, 1, 4)), {}),
-            ("rng_state must have shape", ValueError, (state[:1], 0.1, (1, 1, 1, 4)), {}),
-            ("rng_state must be a tensor", TypeError, (None, 0.1, (1, 1, 1, 4)), {}),
             ("rng_state must have memory", ValueError, (state.to("meta"), 0.1, (1, 1, 1, 4)), {}),
             ("dropout_p must be below 1, got 1.0", ValueError, (state, 1.0, (1, 1, 1, 4)), {}),
             ("dropout_p must be at least 0", ValueError, (state, -0.5, (1, 1, 1, 4)), {}),
@@ -224,8 +221,6 @@ def test_bad_input(device):
             ("cu_seqlens_q must have dtype torch.int32", TypeError, (state, 0.1, (1, 1, 4), state), {}),
             ("cu_seqlens_q must (start at 0|have one element more)", ValueError,
              (state, 0.1, (1, 1, 4), integers(device)), {}),
-            ("out must have dtype torch.uint8", TypeError, (state, 0.1, (1, 1, 1, 2)),
-             {"out": state[None, None, None]}),
             ("out must have shape", ValueError, (state, 0.1, (1, 1, 1, 2)),
              {"out": torch.zeros(1, 1, 2, 2, dtype=torch.uint8, device=device)})):
         with pytest.raises(kind, match=f"dropout_randval: .*({message})"):

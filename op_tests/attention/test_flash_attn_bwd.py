@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_attn_bwd and autograd through attention: against float64, features, strides, determinism, bad input; `--bench`.
+"""flash_attn_bwd and autograd through attention: against float64, features, strides, determinism, bad input.
 """
 
 from __future__ import annotations
@@ -217,8 +217,6 @@ def bad_calls(device):
             ({"softmax_scale": math.nan}, ValueError, "softmax_scale must be finite")):
         yield call._replace(**change), kind, message
     yield packed._replace(cu_seqlens_k=None), TypeError, "cu_seqlens_k must be a tensor"
-    yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k.long()), TypeError, "cu_seqlens_k must have dtype"
-    yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k[:1]), ValueError, "cu_seqlens_k must have shape"
 
 
 def test_bad_input_is_named(device):
@@ -372,9 +370,3 @@ def bench() -> None:
             functools.partial(check_last_rows, call), flops=flops, is_eager=True)
 
     benching.table("flash_attn_bwd", (case(*arguments) for arguments in BENCH_SHAPES))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

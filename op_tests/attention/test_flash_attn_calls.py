@@ -25,21 +25,12 @@ DENSE, VARLEN = aiter_like.flash_attn_func, aiter_like.flash_attn_varlen_func
 
 def bad_dense(device):
     q, k, v = cases.dense(device, 2, 8, 9, 4, 2, 64, BF16)
-    yield "q must be a tensor", TypeError, (None, k, v), {}
-    yield "k must be a tensor", TypeError, (q, 1.0, v), {}
-    yield "v must be a tensor", TypeError, (q, k, [v]), {}
     yield "q must have 4 dimensions", ValueError, (q[0], k, v), {}
     yield "q must have dtype", TypeError, (q.float(), k.float(), v.float()), {}
-    yield "k must have dtype torch.bfloat16, got torch.float16", TypeError, (q, k.half(), v), {}
-    yield r"k must have shape \(2, \*, \*, 64\), got \(2, 9, 2, 32\)", ValueError, (q, k[..., :32], v), {}
-    yield "v must have shape", ValueError, (q, k, v[:, :8]), {}
     yield "k must have shape", ValueError, (q, k[:1], v[:1]), {}
     yield "must be a multiple of the heads of k and v, got 3 and 2", ValueError, (q[:, :, :3], k, v), {}
     yield "must be a multiple of the heads of k and v, got 4 and 0", ValueError, (q, k[:, :, :0], v[:, :, :0]), {}
     yield "head dimension of at least 1", ValueError, (q[..., :0], k[..., :0], v[..., :0]), {}
-    yield "k must be on", ValueError, (q, k.to("meta"), v), {}
-    strided = v.transpose(1, 3).contiguous().transpose(1, 3)
-    yield "v must be contiguous in its last dimension", ValueError, (q, k, strided), {}
     if device.type == "cpu":  # the simulated MI300X
         for starts in ((1, 3, 8), (0, 5, 3), (0, 3, 19)):
             yield "cu_seqlens_kv must start at 0, never fall and end at 18 at most", ValueError, (q, k, v), {
@@ -92,14 +83,7 @@ def bad_varlen(device):
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     yield "q must have 3 dimensions", ValueError, changed(q=q[None]), {}
-    yield "k must be a tensor", TypeError, changed(k=None), {}
     yield "k must have shape", ValueError, changed(k=k[..., :32]), {}
-    yield "cu_seqlens_q must have dtype torch.int32", TypeError, changed(cu_seqlens_q=starts_q.long()), {}
-    yield "cu_seqlens_q must be a tensor", TypeError, changed(cu_seqlens_q=[0, 3, 8]), {}
-    yield "cu_seqlens_q must have 1 dimensions", ValueError, changed(cu_seqlens_q=starts_q[None]), {}
-    yield "cu_seqlens_k must have shape", ValueError, changed(cu_seqlens_k=starts_k[:2]), {}
-    yield "cu_seqlens_k must be on", ValueError, changed(cu_seqlens_k=starts_k.to("meta")), {}
-    yield "max_seqlen_q must be an integer", TypeError, changed(max_seqlen_q=5.0), {}
     yield "max_seqlen_k must be", ValueError, changed(max_seqlen_k=-1, cu_seqlens_k=starts(0, 0, 0)), {}
     if device.type == "cpu":  # elsewhere looking at them would wait for the GPU
         for wrong in ((1, 3, 8), (0, 5, 3), (0, 3, 9), ()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_attn_func: every backend against float64, over dtypes, sizes, masks, features, strides; `--bench`.
+"""flash_attn_func: every backend against float64, over dtypes, sizes, masks, features, strides.
 
 Packed sequences, caches and fp8: test_flash_attn_varlen.py; wrong calls: test_flash_attn_calls.py.
 """
@@ -379,9 +379,3 @@ def bench() -> None:
             yield benching.rotating(functools.partial(case, shape, causal))
 
     benching.table("flash_attn_func", all_cases())
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""flash_attn_fwd_hopper.py, a kernel of backend "triton" for sm_90, against float64; `--bench`: beside the other one.
+"""flash_attn_fwd_hopper.py, a kernel of backend "triton" for sm_90, against float64.
 What its code is like: test_flash_attn_fwd_triton.py.
 """
 
@@ -216,9 +216,3 @@ def bench() -> None:
         yield cache_case()
 
     benching.table("flash_attn_varlen_func, kernels", all_cases())
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

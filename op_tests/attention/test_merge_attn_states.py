@@ -74,12 +74,8 @@ def test_layouts(device, run, backend, dtype, columns):
 def test_bad_input(device):
     a, b, first, second = states(device, BF16)
     for message, kind, changed in (
-            ("suffix_output must have shape", ValueError, {3: b[:, :2]}),
             ("prefix_lse must have shape", ValueError, {2: first[0]}),
-            ("prefix_lse must have shape", ValueError, {2: first}),
-            ("suffix_output must have dtype", TypeError, {3: b.half()}),
-            ("suffix_lse must have dtype", TypeError, {4: second.t().double()}),
-            ("output must have shape", ValueError, {0: a[:3]})):
+            ("prefix_lse must have shape", ValueError, {2: first})):
         given = [torch.empty_like(a), a, first.t(), b, second.t()]
         for index, value in changed.items():
             given[index] = value

@@ -165,7 +165,6 @@ def test_bad_input(device):
     good |= {"seqlens_qo_indptr": starts, "pages_kv_indptr": starts, "context_lens": lengths, "num_heads_k": 1,
              "num_heads_per_head_k": 16, "is_causal": True}
     for message, kind, changes in (
-            ("work_info must", ValueError, {"work_info": good["work_info"][:, :4]}),
             ("work_indptr must have dtype", TypeError, {"work_indptr": good["work_indptr"].long()}),
             ("reduce_final_map must have shape", ValueError, {"reduce_final_map": good["reduce_final_map"][:1]}),
             ("work_metadata_ptrs must have dtype", TypeError, {"work_metadata_ptrs": good["work_indptr"]}),

@@ -281,10 +281,8 @@ def bad_calls(device):
     yield "q must have 3 dimensions", ValueError, {"q": case.q[0]}, {}
     yield "k must have dtype torch.bfloat16 or fp8, got torch.float16", TypeError, {"k": case.k.half(),
                                                                                     "v": case.v.half()}, {}
-    yield "v must have dtype", TypeError, {"v": case.v.half()}, {}
     yield "k must have shape", ValueError, {"k": case.k[..., :32]}, {}
     yield "must be a multiple of the heads of k, got 3 and 2", ValueError, {"q": case.q[:, :3]}, {}
-    yield "cu_seqlens_q must have dtype torch.int32", TypeError, {"cu_seqlens_q": case.cu_seqlens_q.long()}, {}
     yield "seqused_k must have shape", ValueError, {"seqused_k": case.seqused_k[:1]}, {}
     yield "block_table must have shape", ValueError, {"block_table": case.block_table[0]}, {}
     yield "must not be empty", ValueError, {"k": case.k[:, :0], "v": case.v[:, :0]}, {}
@@ -293,7 +291,6 @@ def bad_calls(device):
     yield "causal must be True or False", TypeError, {}, {"causal": 1}
     yield "window_size must be", ValueError, {}, {"window_size": (-2, 0)}
     yield "sinks must have shape", ValueError, {}, {"sinks": torch.zeros(3, device=device)}
-    yield "alibi_slopes must have dtype", TypeError, {}, {"alibi_slopes": torch.zeros(4, dtype=BF16, device=device)}
     yield "qq_bias must have shape", ValueError, {}, {"qq_bias": torch.zeros(3, 4, device=device)}
     yield "output_scale must have 1 element", ValueError, {}, {
         "output_scale": torch.ones(2, device=device),
@@ -352,7 +349,3 @@ def bench() -> None:
         (1, 1, 8192), (16, 1, 4096), (128, 1, 2048), (4, 512, 4096), (1, 8192, 8192)), beside=benching.alone,
         mask="causal", num_heads=32, num_kv_heads=8, head_dim=128, page_size=16, features="none", dtype="bf16",
         kv_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every operator's `--bench`, one after the other, into one markdown file; or, with --held-out, what nobody tuned for.
+"""Every operator's bench(), one after the other, into one markdown file; or, with --held-out, what nobody tuned for.
 
 `python op_tests/bench/bench_all.py --peers`. First all of them run at once with `--warm`, which builds and checks the
 kernels; then each alone, timed. A run that was cut short goes on where it ended: what an operator printed is kept
@@ -42,10 +42,9 @@ def main() -> None:
             (folder / f"{script.stem}.done").unlink(missing_ok=True)
     todo = [script for script in scripts if not (folder / f"{script.stem}.done").exists()]
     deadline = time.monotonic() + args.budget if args.budget else float("inf")
-    warmable = [script for script in todo if "benching.main(" in script.read_text(encoding="utf-8")]
     with ThreadPoolExecutor(max_workers=args.jobs) as pool:
-        for script, (seconds, failure) in zip(warmable, pool.map(
-                lambda script: _run(script, ["--warm"], folder / f"{script.stem}.warm", args.limit), warmable)):
+        for script, (seconds, failure) in zip(todo, pool.map(
+                lambda script: _run(script, ["--warm"], folder / f"{script.stem}.warm", args.limit), todo)):
             print(f"warm {script.stem}: {seconds:.0f} s{failure}", flush=True)
     left = []
     for script in todo:
@@ -80,20 +79,23 @@ def _timed(script: Path, folder: Path, limit: float, has_peers: bool) -> tuple[f
     """Runs one script alone; its rows and its output stay in `folder`."""
     rows = folder / f"{script.stem}.jsonl"
     rows.unlink(missing_ok=True)
-    is_table = "benching.main(" in script.read_text(encoding="utf-8")
-    options = [*(("--peers",) if has_peers else ()), "--rows", str(rows.absolute())] if is_table else []
+    options = [*(("--peers",) if has_peers else ()), "--rows", str(rows.absolute())]
     seconds, failure = _run(script, options, folder / f"{script.stem}.txt", limit)
     (folder / f"{script.stem}.done").write_text(failure, encoding="utf-8")
     return seconds, failure
 
 
+def _command(script: Path) -> list[str]:
+    return [sys.executable, run.__file__, script.stem.removeprefix("test_")]
+
+
 def _run(script: Path, options: list[str], output: Path, limit: float) -> tuple[float, str]:
-    """(seconds, what went wrong or nothing) of `script --bench`; what it prints goes to `output`."""
+    """(seconds, what went wrong or nothing) of a script's bench; what it prints goes to `output`."""
     start = time.monotonic()
     with output.open("w", encoding="utf-8") as file:
         try:
-            code = subprocess.run([sys.executable, str(script), "--bench", *options], stdout=file, check=False,
-                                  stderr=subprocess.STDOUT, timeout=limit, env=run.environment()).returncode
+            code = subprocess.run([*_command(script), *options], stdout=file, stderr=subprocess.STDOUT, timeout=limit,
+                                  check=False).returncode
         except subprocess.TimeoutExpired:
             return time.monotonic() - start, f", stopped after the limit of {limit:.0f} s"
     last = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]

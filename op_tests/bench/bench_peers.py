@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What other libraries have for our operators: timed by `--bench --peers` of the op_tests, where they can be imported.
+"""What other libraries have for our operators: timed by run.py with `--peers`, where they can be imported.
 
 An entry takes the module and what the op_test gives, and returns a call that returns what ours returns. Nothing here is
 needed.

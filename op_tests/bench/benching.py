@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `--bench` of the op_tests prints: µs, TB/s of useful bytes, share of the device's own copy speed, error/limit.
+"""What bench() of the op_tests prints: µs, TB/s of useful bytes, share of the device's own copy speed, error/limit.
 
 A case is checked before it is timed. Needs a GPU; read by the op_tests' `bench` functions and by bench_all.py.
 """
@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,13 @@ class _Options:
 _options = _Options()
 
 
-def main(bench: Callable[[], None], doc: str | None) -> None:
-    """The command line of an op_test: runs `bench`; exits with 1 when a call of ours was wrong."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+def main(bench: Callable[[], None], doc: str | None, words: Sequence[str]) -> None:
+    """Runs the bench of an op_test, which prints a table of times; exits with 1 when a call of ours was wrong."""
+    parser = argparse.ArgumentParser(prog="run.py", description=doc, epilog="prints a table of times")
     parser.add_argument("--peers", action="store_true", help="also what other libraries have, where they import")
     parser.add_argument("--warm", action="store_true", help="only build and check; do not time")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append each line of the table as JSON")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     run.need_gpu()
     _options.is_warming, _options.rows = args.warm, args.rows
     bench_peers.is_asked_for = args.peers

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""One operator's `--bench`, wherever its test file is: `python op_tests/bench/run.py rms_norm --peers`."""
+"""One operator's bench(), wherever its test file is: `python op_tests/bench/run.py rms_norm --peers`."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
+FOLDERS = (str(TESTS.parent), str(TESTS), str(TESTS / "bench"))
 
 
 def scripts() -> dict[str, Path]:
@@ -17,9 +19,8 @@ def scripts() -> dict[str, Path]:
 
 
 def environment() -> dict[str, str]:
-    """That of a test file run as a script: it finds the package, benching.py and covering.py by bare name."""
-    folders = [str(TESTS.parent), str(TESTS), str(TESTS / "bench"), os.environ.get("PYTHONPATH")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    """That of scripts in this folder, which find the package and helpers of op_tests by bare name."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (*FOLDERS, os.environ.get("PYTHONPATH"))))}
 
 
 def need_gpu() -> None:
@@ -46,7 +47,11 @@ def main() -> None:
                  f"{did_you_mean(name, found)}")
     if not {"-h", "--help"} & set(options):
         need_gpu()
-    os.execve(sys.executable, [sys.executable, str(found[name]), "--bench", *options], environment())
+    sys.path[:0] = (str(found[name].parent), *FOLDERS)
+    import benching
+
+    module = importlib.import_module(found[name].stem)
+    benching.main(module.bench, module.__doc__, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""causal_conv1d: every backend against float64, lengths around its chunks, both layouts, lines, padding, bad input;
-`--bench`.
+"""causal_conv1d: every backend against float64, lengths around its chunks, both layouts, lines, padding, bad input.
 """
 
 from __future__ import annotations
@@ -195,18 +194,10 @@ def test_bad_input_is_named(device):
         given = (*changed, *(x, weight, bias, states, starts, 2)[len(changed):])
         return aiter_like.causal_conv1d_split_qkv(*given, **named)
 
-    with pytest.raises(TypeError, match="causal_conv1d_split_qkv: x must be a tensor, got list"):
-        call([1.0])
-    with pytest.raises(ValueError, match="causal_conv1d_split_qkv: weight must have shape"):
-        call(x, weight[:4])
-    with pytest.raises(TypeError, match="causal_conv1d_split_qkv: bias must have dtype"):
-        call(x, weight, bias.float())
     with pytest.raises(ValueError, match="causal_conv1d_split_qkv: conv_states must have at least 3 tokens"):
         call(x, weight, bias, states[..., :2])
     with pytest.raises(ValueError, match="causal_conv1d_split_qkv: conv_states must not be expanded"):
         call(x, weight, bias, states[:1].expand(3, -1, -1))
-    with pytest.raises(TypeError, match="causal_conv1d_split_qkv: query_start_loc must have dtype torch.int32"):
-        call(x, weight, bias, states, starts.long())
     with pytest.raises(ValueError, match="causal_conv1d_split_qkv: k_dim must be between 0 and 4, got 5"):
         call(x, weight, bias, states, starts, 5)
     with pytest.raises(ValueError, match="activation must be None, 'silu' or 'swish', got str 'relu'"):
@@ -225,7 +216,3 @@ def bench() -> None:
     benching.of("causal_conv1d", "tokens channels sequences is_channel_last", itertools.chain.from_iterable(
         ((*shape, 0), (*shape, 1)) for shape in ((8192, 8192, 1), (8192, 8192, 16), (1024, 8192, 128), (64, 8192, 4))),
         beside=benching.alone, width=4, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

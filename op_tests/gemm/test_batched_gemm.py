@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""batched_gemm: every backend against float64, exact sums of int8, odd sizes, strides, derivatives; `--bench`."""
+"""batched_gemm: every backend against float64, exact sums of int8, odd sizes, strides, derivatives."""
 
 from __future__ import annotations
 
@@ -152,18 +152,11 @@ def test_bad_input_is_named(device):
     int8 = operands(device, 2, 4, 16, 32, torch.int8)
     bf16, a8w8 = aiter_like.batched_gemm_bf16, aiter_like.batched_gemm_a8w8
     for error, match, function, args, options in (
-            (TypeError, "batched_gemm_bf16: XQ must be a tensor, got list", bf16, ([1.0], b), {}),
             (ValueError, "batched_gemm_bf16: XQ must have 3 dimensions", bf16, (a[0], b), {}),
-            (ValueError, "batched_gemm_bf16: WQ must have shape", bf16, (a, b[:1]), {}),
-            (ValueError, "batched_gemm_bf16: WQ must have shape", bf16, (a, b[:, :, :8]), {}),
-            (TypeError, "batched_gemm_bf16: WQ must have dtype", bf16, (a, b.half()), {}),
-            (ValueError, "batched_gemm_bf16: bias must have shape", bf16, (a, b, a[0, 0]), {}),
             (TypeError, "batched_gemm_bf16: out must have dtype", bf16, (a, b), {"out": torch.empty(2, 4, 8)}),
             (TypeError, "batched_gemm_bf16: splitK must be an integer", bf16, (a, b), {"splitK": "x"}),
             (TypeError, "batched_gemm_a8w8: XQ must have dtype", a8w8, (a, b, *int8[2:]), {}),
             (ValueError, "batched_gemm_bf16: a_scale must be given", bf16, int8[:2], {}),
-            (ValueError, "batched_gemm_a8w8: x_scale must have shape", a8w8, (*int8[:2], int8[3], int8[3]), {}),
-            (TypeError, "batched_gemm_a8w8: w_scale must have dtype", a8w8, (*int8[:3], int8[3].half()), {}),
             (ValueError, "batched_gemm_a8w8: WQ must not be shuffled", a8w8,
              (int8[0], aiter_like.shuffle_weight(int8[1]), *int8[2:]), {})):
         with pytest.raises(error, match=match):
@@ -218,7 +211,3 @@ def bench() -> None:
     benching.of("batched_gemm", "batch m n k dtype", (
         (batch, m, n, k, dtype) for batch, n, k in ((128, 512, 128), (128, 128, 512), (16, 4096, 4096))
         for m in (1, 16, 128, 1024) for dtype in ("bf16", "fp8", "i8")), beside=peers, out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives; `--bench`."""
+"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives."""
 
 from __future__ import annotations
 
@@ -208,10 +208,6 @@ def test_derivatives(device, activation):
 def test_bad_input_is_named(device):
     a, b = operands(device, 4, 8, 16)
     for error, match, args, options in (
-            (TypeError, "gemm_a16w16: A must be a tensor, got list", ([1.0], b), {}),
-            (ValueError, "gemm_a16w16: B must have shape", (a, b[:, :8]), {}),
-            (TypeError, "gemm_a16w16: B must have dtype", (a, b.half()), {}),
-            (ValueError, "gemm_a16w16: bias must have shape", (a, b, a[0]), {}),
             (ValueError, "gemm_a16w16: activation must be", (a, b), {"activation": "relu6"}),
             (ValueError, "gemm_a16w16: residual must have shape", (a, b), {"residual": a}),
             (ValueError, "gemm_a16w16: B must have an even number of rows", (a, b[:7]), {"activation": "silu_and_mul"}),
@@ -350,7 +346,3 @@ def bench() -> None:
     benching.of("gemm_a16w16", "m n k", ((m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
                                          for m in rows), is_gated=0, **rest)
     benching.of("gemm_a16w16", "m n k", ((m, 28672, 4096) for m in rows), beside=gated, is_gated=1, **rest)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

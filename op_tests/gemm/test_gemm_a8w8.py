@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a8w8 and gemm_a8w8_bpreshuffle: every backend against float64, FP8 and INT8, scales, shuffled weights;
-`--bench`.
+"""gemm_a8w8 and gemm_a8w8_bpreshuffle: every backend against float64, FP8 and INT8, scales, shuffled weights.
 """
 
 from __future__ import annotations
@@ -196,17 +195,11 @@ def test_bad_input_is_named(device):
     other = torch.float8_e4m3fn if x.dtype == torch.float8_e4m3fnuz else torch.float8_e4m3fnuz
     x_scale, w_scale = scales
     for error, match, args, options in (
-            (TypeError, "gemm_a8w8: XQ must be a tensor, got list", ([1.0], w, *scales), {}),
-            (TypeError, "gemm_a8w8: XQ must have dtype", (x.float(), w, *scales), {}),
             (TypeError, "gemm_a8w8: XQ must have the fp8 of this device, fp8 on .* is .*, got",
              (x.view(torch.uint8).view(other), bits.view(other), *scales), {}),
-            (TypeError, "gemm_a8w8: WQ must have dtype", (x, bits.view(other), *scales), {}),
-            (TypeError, "gemm_a8w8: WQ must have dtype", (x, w.view(torch.int8), *scales), {}),
             (ValueError, "gemm_a8w8: WQ must have shape", (x, w[:, :16], *scales), {}),
             (ValueError, "gemm_a8w8: x_scale must have 1 element or shape", (x, w, x_scale[:3], w_scale), {}),
             (ValueError, "gemm_a8w8: w_scale must have 1 element or shape", (x, w, x_scale, w_scale[:4]), {}),
-            (TypeError, "gemm_a8w8: w_scale must have dtype", (x, w, x_scale, w_scale.double()), {}),
-            (ValueError, "gemm_a8w8: bias must have shape", (x, w, *scales, x_scale[:, 0]), {}),
             (TypeError, "gemm_a8w8: dtype must be", (x, w, *scales, None, torch.int32), {}),
             (ValueError, "gemm_a8w8: splitK must be", (x, w, *scales, None, torch.bfloat16, -1), {}),
             (TypeError, "gemm_a8w8: out must have shape", (x, w, *scales), {"out": torch.empty(4, 16, device=device)})):
@@ -312,7 +305,3 @@ def bench() -> None:
     benching.of("gemm_a8w8", "weight_dtype use_fast_accum m n k", (
         (*kind, m, n, k) for kind in (("fp8", 0), ("fp8", 1), ("i8", 0))
         for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in (16, 32, 64, 256, 1024, 4096)))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gemm_a8w8_blockscale: every backend against float64, odd sizes, last blocks that are parts, shuffled weights, both
-presentations of the scales, activations that are quantised in the call; `--bench`."""
+presentations of the scales, activations that are quantised in the call."""
 
 from __future__ import annotations
 
@@ -275,26 +275,18 @@ def test_bad_input_is_named(device):
     other = next(one for one in (torch.float8_e4m3fn, torch.float8_e4m3fnuz) if one != a.dtype)
     op, bp = "gemm_a8w8_blockscale: ", "gemm_a8w8_blockscale_bpreshuffle: "
     for function, error, match, args, options in (
-            (PLAIN, TypeError, op + "XQ must be a tensor, got list", ([1.0], b, a_scale, b_scale), {}),
-            (PLAIN, ValueError, op + "WQ must have shape", (a, b[:, :128], a_scale, b_scale), {}),
-            (PLAIN, TypeError, op + "WQ must have dtype", (a, b.half(), a_scale, b_scale), {}),
             (PLAIN, TypeError, op + f"XQ must have the fp8 of this device, fp8 on .* is {a.dtype}",
              (a.view(other), b.view(other), a_scale, b_scale), {}),
-            (PLAIN, TypeError, op + "WQ must have dtype", (a, b.view(other), a_scale, b_scale), {}),
             (PLAIN, TypeError, op + "XQ must have dtype", (a.bfloat16(), b, a_scale, b_scale), {}),
             (PLAIN, TypeError, op + "x_scale must be a tensor where XQ is fp8", (a, b, None, b_scale), {}),
             (PLAIN, TypeError, op + "XQ must have dtype", (a.float(), b, None, b_scale), {}),
-            (PLAIN, TypeError, op + "x_scale must be a tensor, got float", (a, b, 1.0, b_scale), {}),
             (PLAIN, TypeError, op + "w_scale must be a tensor, got NoneType", (a, b, a_scale, None), {}),
             (SHUFFLED, TypeError, bp + "out must be a tensor, got list", (a, marked, a_scale, b_scale, BF16, []), {}),
             (PLAIN, ValueError, op + "x_scale must have shape", (a, b, a_scale[:, :1], b_scale), {}),
-            (PLAIN, TypeError, op + "x_scale must have dtype", (a, b, a_scale.half(), b_scale), {}),
             (PLAIN, ValueError, op + "w_scale must have shape", (a, b, a_scale, b_scale.repeat(2, 1)), {}),
             (PLAIN, ValueError, op + "dtype must be", (a, b, a_scale, b_scale, torch.int8), {}),
             (PLAIN, TypeError, op + "isBpreshuffled must be", (a, b, a_scale, b_scale, BF16, 1), {}),
             (PLAIN, ValueError, op + "WQ must not be shuffled unless", (a, marked, a_scale, b_scale), {}),
-            (PLAIN, ValueError, op + "out must have shape", (a, b, a_scale, b_scale),
-             {"out": torch.empty(4, 33, device=device).bfloat16()}),
             (PLAIN, TypeError, op + "out must have dtype", (a, b, a_scale, b_scale),
              {"out": torch.empty(4, 32, device=device)}),
             (SHUFFLED, ValueError, bp + "shuffled, WQ must be contiguous with n % 16",
@@ -366,7 +358,3 @@ def bench() -> None:
     """Beside cuBLAS."""
     weights = ((2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (7168, 2048), (28672, 4096))
     benching.of("gemm_a8w8_blockscale", "m n k", ((m, n, k) for n, k in weights for m in (1, 16, 64, 256, 1024, 4096)))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a16w8 and gemm_a16w4: every backend against float64 of the dequantised weights, odd sizes, groups; `--bench`."""
+"""gemm_a16w8 and gemm_a16w4: every backend against float64 of the dequantised weights, odd sizes, groups."""
 
 from __future__ import annotations
 
@@ -234,19 +234,12 @@ def test_bad_input_is_named(device):
     weights, a = Weights(device, 8, 64, 4, 32), activations(device, 4, 64)
     b, scale = weights.packed, weights.scale
     for error, match, args, options in (
-            (TypeError, "gemm_a16w4: A must be a tensor, got list", ([1.0], b, scale), {}),
-            (TypeError, "gemm_a16w4: A must have dtype", (a.float(), b, scale), {}),
             (ValueError, "gemm_a16w4: A must have an even last dimension", (a[:, :63], b, scale), {}),
             (ValueError, "gemm_a16w4: B must have shape", (a, b[:, :8], scale), {}),
-            (TypeError, "gemm_a16w4: B must have dtype", (a, b.view(torch.uint8), scale), {}),
             (ValueError, "gemm_a16w4: B must not be shuffled",
              (a, aiter_like.shuffle_weight(torch.zeros(16, 32, dtype=torch.int8, device=device)), scale), {}),
             (ValueError, "gemm_a16w4: scale must have shape", (a, b, scale), {"group_size": 64}),
-            (ValueError, "gemm_a16w4: scale must be contiguous", (a, b, scale.t().contiguous().t()), {}),
-            (TypeError, "gemm_a16w4: scale must have dtype", (a, b, scale.half()), {}),
             (ValueError, "gemm_a16w4: group_size must be", (a, b, scale), {"group_size": 48}),
-            (TypeError, "gemm_a16w4: zero_points must have dtype", (a, b, scale), {"zero_points": scale}),
-            (ValueError, "gemm_a16w4: bias must have shape", (a, b, scale, a[0]), {}),
             (ValueError, "gemm_a16w4: activation must be", (a, b, scale), {"activation": "relu6"}),
             (ValueError, "gemm_a16w4: residual must have shape", (a, b, scale), {"residual": a}),
             (TypeError, "gemm_a16w4: out must have dtype", (a, b, scale),
@@ -301,7 +294,3 @@ def bench() -> None:
     benching.of("gemm_weight_only", "bits m n k", (
         (bits, m, n, k) for bits in (4, 8) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (28672, 8192))
         for m in (1, 8, 16, 32, 64, 256, 2048)), beside=wide, group_size=128, dtype="bf16", out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -182,9 +182,7 @@ def test_bad_input_is_named(device):
             (ValueError, r"scale must have shape \(260, 4\)", (b, scale), {"group_size": 64}),
             (ValueError, r"scale must have shape \(260, 2\)", (b, scale[:2]), {}),
             (ValueError, r"scale must have shape \(3, 2\)", (b, scale[:, :1].contiguous()), {}),
-            (ValueError, r"scale must have shape \(260, 1\)", (b, scale), {"group_size": None}),
-            (ValueError, "scale must be contiguous", (b, scale.t().contiguous().t()), {}),
-            (TypeError, "scale must have dtype", (b, scale.half()), {})):
+            (ValueError, r"scale must have shape \(260, 1\)", (b, scale), {"group_size": None})):
         with pytest.raises(error, match=f"gemm_a16w8: {match}"):
             aiter_like.gemm_a16w8(a, *given, out=out, **{"group_size": 128} | options)
     with pytest.raises(TypeError, match="gemm_a16w4: B must have dtype"):

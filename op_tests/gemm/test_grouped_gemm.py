@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""grouped_gemm: every backend against float64, groups of any sizes, chosen rows, padding, exact sums; `--bench`."""
+"""grouped_gemm: every backend against float64, groups of any sizes, chosen rows, padding, exact sums."""
 
 from __future__ import annotations
 
@@ -250,23 +250,15 @@ def test_equal_calls_give_equal_results(device):
 def test_bad_input_is_named(device):
     a, b, offsets = operands(device, (7, 12), 32, 64)
     int8 = operands(device, (7, 12), 32, 64, torch.int8)
-    index, long = torch.zeros(5, dtype=torch.int32, device=device), torch.zeros(19, dtype=torch.int64, device=device)
+    index = torch.zeros(5, dtype=torch.int32, device=device)
     for error, match, args, options in (
-            (TypeError, "grouped_gemm: a must be a tensor, got list", ([1.0], b, offsets), {}),
-            (ValueError, "grouped_gemm: a must have 2 dimensions", (a[None], b, offsets), {}),
             (ValueError, "grouped_gemm: b must have 3 dimensions", (a, b[0], offsets), {}),
-            (ValueError, "grouped_gemm: b must have shape", (a, b[:, :, :8], offsets), {}),
-            (TypeError, "grouped_gemm: b must have dtype", (a, b.half(), offsets), {}),
             (ValueError, "grouped_gemm: a must not be shuffled", (marked(a), b, offsets), {}),
             (ValueError, "grouped_gemm: b must be shuffled by layout", (a, marked(b, (32, 16)), offsets), {}),
             (ValueError, "grouped_gemm: shuffled, b must be contiguous", (a[:, :24], marked(b[..., :24]), offsets), {}),
             (ValueError, "grouped_gemm: group_offsets must have shape", (a, b, offsets[:2]), {}),
-            (TypeError, "grouped_gemm: group_offsets must have dtype", (a, b, offsets.long()), {}),
             (ValueError, "grouped_gemm: a_scale must be None", (a, b, offsets, int8[3]), {}),
             (ValueError, "grouped_gemm: a_scale must be given", int8[:3], {}),
-            (ValueError, "grouped_gemm: b_scale must have shape", (*int8[:4], int8[4][:1]), {}),
-            (ValueError, "grouped_gemm: bias must have shape", (a, b, offsets), {"bias": a[0]}),
-            (TypeError, "grouped_gemm: row_index must have dtype", (a, b, offsets), {"row_index": long}),
             (ValueError, "grouped_gemm: out must have shape", (a, b, offsets), {"out": filled(device, 20, 32)}),
             (TypeError, "grouped_gemm: out must have dtype", (a, b, offsets),
              {"dtype": torch.float32, "out": filled(device, 19, 32)})):
@@ -319,7 +311,3 @@ def bench() -> None:
     benching.of("grouped_gemm", "rows n k is_gathered dtype", (
         (8 * tokens, *weights, dtype) for weights in ((1536, 2048, 1), (2048, 768, 0))
         for tokens in (1, 16, 256, 4096) for dtype in ("bf16", "fp8", "i8")), beside=peers, groups=128)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

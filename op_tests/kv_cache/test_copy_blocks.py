@@ -141,9 +141,7 @@ def test_bad_input_is_named(device):
     for message, kind, args in (
             ("key_caches must be a list of tensors, got Tensor", TypeError, (cache, [cache], pairs)),
             ("value_caches must have 1 layers like key_caches, got 0", ValueError, ([cache], [], pairs)),
-            ("key_caches must be a tensor", TypeError, ([None], [cache], pairs)),
-            ("block_mapping must have dtype", TypeError, ([cache], [cache], pairs.float())),
-            (r"block_mapping must have shape \(\*, 2\)", ValueError, ([cache], [cache], pairs[:, :1]))):
+            ("key_caches must be a tensor", TypeError, ([None], [cache], pairs))):
         with pytest.raises(kind, match=f"copy_blocks: {message}"):
             aiter_like.copy_blocks(*args)
     good = cache.index_fill(0, torch.tensor(0, device=device), 1.0)
@@ -153,12 +151,8 @@ def test_bad_input_is_named(device):
             aiter_like.copy_blocks([first, last], [good.clone(), last], pairs + 1 - pairs.new_tensor([1, 0]),
                                    backend="hip")
         assert torch.equal(first, good)
-    for message, kind, args in (("src must be a tensor", TypeError, (None, cache, pairs)),
-                                ("src must have dtype", TypeError, (cache.half(), cache, pairs)),
-                                (r"src must have shape \(\*, 8, 4\)", ValueError, (cache[:, :4], cache, pairs)),
-                                ("dst must have at least 1 dimension", ValueError, (cache, cache[0, 0, 0], pairs))):
-        with pytest.raises(kind, match=message):
-            aiter_like.swap_blocks(*args)
+    with pytest.raises(ValueError, match=r"src must have shape \(\*, 8, 4\)"):
+        aiter_like.swap_blocks(cache[:, :4], cache, pairs)
     for message, target in (("at most 5 dimensions", cache[:, None, None, None]),
                             ("must not be expanded", cache[:1].expand(3, 8, 4)),
                             ("must have contiguous elements", cache[:, :, ::2])):
@@ -257,7 +251,3 @@ def _bench_case(count: int, seed: int) -> benching.Case:
 
     calls = benching.by_backend(OPS["copy_blocks"], CopyBlocksCall(cache, None, pairs), backends=BACKENDS)
     return benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes, calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

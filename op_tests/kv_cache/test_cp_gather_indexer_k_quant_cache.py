@@ -114,15 +114,11 @@ def test_bad_input_is_named(device):
     for message, kind, args in (
             ("dst_k must have 2 dimensions", ValueError, (cache, keys[0], scales, table, starts)),
             ("dst_k must have dtype", TypeError, (cache, keys.float(), scales, table, starts)),
-            (r"dst_scale must have shape \(4, \*\)", ValueError, (cache, keys, scales[:3], table, starts)),
             ("dst_scale must have whole fp32 numbers", ValueError, (cache, keys, scales[:, :3], table, starts)),
             ("kv_cache must have at least 136 bytes", ValueError,
              (cache, keys, random_bytes(device, 4, 8), table, starts)),
             ("kv_cache: fp8 on .* is", TypeError, (cache.view(other), keys, scales, table, starts)),
-            ("block_table must have dtype", TypeError, (cache, keys, scales, table.long(), starts)),
             (r"cu_seq_lens must have shape \(3,\)", ValueError, (cache, keys, scales, table, starts[:2])),
-            ("cu_seq_lens must have dtype", TypeError, (cache, keys, scales, table, starts.long())),
-            ("preshuffle must be True or False", TypeError, (cache, keys, scales, table, starts, 0)),
             ("preshuffle needs a page size", ValueError, (cache[:, :15], keys, scales, table, starts, True))):
         with pytest.raises(kind, match=f"cp_gather_indexer_k_quant_cache: {message}"):
             function(*args)
@@ -154,7 +150,3 @@ def _bench_case(tokens: int, seed: int) -> benching.Case:
 
     calls = benching.by_backend(function, cache, keys, scales, table, starts, backends=BACKENDS)
     return benching.Case(f"{tokens} tokens", 2 * tokens * 132, calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -118,9 +118,6 @@ def test_bad_input_is_named(device):
     k, cache, slots = keys(device, 4, 128), random_cache(device, 3, 16, 132), slots_of(device, 4, 48)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     for message, kind, args in (
-            ("k must have 2 dimensions", ValueError, (k[None], cache, slots, 128, "ue8m0")),
-            ("k must have dtype", TypeError, (k.int(), cache, slots, 128, "ue8m0")),
-            ("kv_cache must have 3 dimensions", ValueError, (k, cache[0], slots, 128, "ue8m0")),
             ("kv_cache must have dtype", TypeError, (k, cache.float(), slots, 128, "ue8m0")),
             ("kv_cache: fp8 on .* is", TypeError, (k, cache.view(other), slots, 128, "ue8m0")),
             ("kv_cache must have at least 136 bytes per token, for 128 elements and 2 scales, got 132", ValueError,
@@ -132,7 +129,6 @@ def test_bad_input_is_named(device):
             ("quant_block_size must divide the head_dim 128, got 100", ValueError, (k, cache, slots, 100, "ue8m0")),
             ("quant_block_size must be between", ValueError, (k, cache, slots, 0, "ue8m0")),
             ("scale_fmt must be 'ue8m0' or ''", ValueError, (k, cache, slots, 128, "e8m0")),
-            ("preshuffle must be True or False", TypeError, (k, cache, slots, 128, "ue8m0", 1)),
             ("preshuffle needs a page size and head_dim", ValueError,
              (k, random_cache(device, 3, 8, 132), slots, 128, "ue8m0", True)),
             ("preshuffle needs a quant_block_size", ValueError,
@@ -172,7 +168,3 @@ def _bench_case(tokens: int, seed: int) -> benching.Case:
 
     return benching.Case(f"{tokens} tokens", tokens * (3 * 128 + 12),
                          benching.by_backend(function, k, cache, slots, 128, "ue8m0", backends=BACKENDS), check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

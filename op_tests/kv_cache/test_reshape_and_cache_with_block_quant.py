@@ -217,17 +217,12 @@ def test_bad_input_is_named(device):
     kc, vc = caches.views(caches.storage)
     flat, made = make(device, "columns", 3, 16, 2, (32, 32), torch.int8).value, torch.zeros(3, 2, device=device)
     for message, kind, args in (
-            ("key must have 4 dimensions", ValueError, (key[0], value[0], kc, vc, made, made, slots, True)),
-            ("key must have dtype", TypeError, (key.int(), value.int(), kc, vc, made, made, slots, True)),
-            (r"value must have shape \(1, 4, 2, \*\)", ValueError,
-             (key, value[:, :3], kc, vc, made, made, slots, True)),
             ("key_cache must have dtype", TypeError, (key, value, kc.short(), vc, made, made, slots, True)),
             ("value_cache must have dtype", TypeError, (key, value, kc, vc.short(), made, made, slots, True)),
             (r"k_dequant_scales must have shape \(3, 2\)", ValueError,
              (key, value, kc, vc, made.T, made, slots, True)),
             (r"k_dequant_scales must have shape \(2, 3\)", ValueError,
              (key, value, kc, flat, made, made, slots, False)),
-            ("v_dequant_scales must have dtype", TypeError, (key, value, kc, vc, made, made.half(), slots, True)),
             ("slot_mapping must have at most 4", ValueError, (key, value, kc, vc, made, made, slots.repeat(2), True)),
             ("asm_layout must be True or False", TypeError, (key, value, kc, vc, made, made, slots, None))):
         with pytest.raises(kind, match=f"reshape_and_cache_with_block_quant: {message}"):
@@ -282,7 +277,3 @@ def _bench_case(layout: str, cache_dtype: torch.dtype, batch: int, length: int, 
     args = (key, value, *caches.views(caches.storage), stored[0], stored[1], slots, layout == "shuffled")
     calls = benching.by_backend(function, *args, backends=("hip",))
     return benching.Case(f"{batch}×{length} tokens", batch * length * 8 * 256 * 3, calls, check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -154,17 +154,13 @@ def test_bad_input_is_named(device):
     row = torch.zeros(2, 48, device=device)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     for message, kind, args in (
-            ("key must have dtype", TypeError, (key.int(), value.int(), kc, vc, made, made, slots, True)),
-            ("value must have shape", ValueError, (key, value[:3], kc, vc, made, made, slots, True)),
             ("key_cache must have dtype", TypeError, (key, value, kc.short(), vc, made, made, slots, True)),
             ("key_cache: fp8 on .* is", TypeError, (key, value, kc.to(other), vc, made, made, slots, True)),
             ("value_cache must have dtype", TypeError, (key, value, kc, vc.short(), made, made, slots, True)),
             ("value_cache must have 4 dimensions", ValueError, (key, value, kc, vc, row, row, slots, False)),
             (r"k_dequant_scales must have shape \(3, 2, 16\)", ValueError, (key, value, kc, vc, row, row, slots, True)),
-            ("v_dequant_scales must have dtype", TypeError, (key, value, kc, vc, made, made.half(), slots, True)),
             (r"v_dequant_scales must have a column for each of 48 slots, got shape \(2, 47\)", ValueError,
              (key, value, kc, flat, row, row[:, :47], slots, False)),
-            ("slot_mapping must have dtype", TypeError, (key, value, kc, vc, made, made, slots.float(), True)),
             ("asm_layout must be True or False", TypeError, (key, value, kc, vc, made, made, slots, 1))):
         with pytest.raises(kind, match=f"reshape_and_cache_with_pertoken_quant: {message}"):
             function(*args)
@@ -211,7 +207,3 @@ def _bench_case(layout: str, cache_dtype: torch.dtype, tokens: int, seed: int) -
     args = (key, value, *caches.views(caches.storage), *made, slots, layout == "shuffled")
     return benching.Case(f"{tokens} tokens", tokens * 8 * (256 * 3 + 8) + 8 * tokens,
                          benching.by_backend(function, *args, backends=BACKENDS), check)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

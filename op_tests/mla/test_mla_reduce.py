@@ -146,12 +146,7 @@ def test_bad_input(device):
     call = make(device)
     for message, kind, changes in (
             ("partial_output must have shape", ValueError, {"partial_output": call["partial_output"][..., :5]}),
-            ("partial_output must have dtype", TypeError, {"partial_output": call["partial_output"].half()}),
-            ("partial_lse must have shape", ValueError, {"partial_lse": call["partial_lse"][:3]}),
-            ("reduce_indptr must have dtype", TypeError, {"reduce_indptr": call["reduce_indptr"].long()}),
             ("reduce_final_map must have shape", ValueError, {"reduce_final_map": call["reduce_final_map"][:2]}),
-            ("final_output must have 3 dimensions", ValueError, {"final_output": call["final_output"][0]}),
-            ("final_lse must have shape", ValueError, {"final_lse": call["final_lse"][:2]}),
             ("max_seqlen_q must be between", ValueError, {"max_seqlen_q": -1})):
         with pytest.raises(kind, match=message):
             aiter_like.mla_reduce_v1(**{**call, **changes})
@@ -162,7 +157,3 @@ def bench() -> None:
     """The sums of decoding, 512 columns."""
     benching.of("mla_reduce", "tiles parts num_heads", ((1, 64, 128), (16, 128, 128), (8, 128, 16), (64, 256, 128)),
                 beside=benching.alone, seqlen_q=1, head_dim_v=512, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

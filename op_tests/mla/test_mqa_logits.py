@@ -331,13 +331,7 @@ def test_bad_input_is_named(device):
             ("q must have 3 dimensions", ValueError, 0, q[0]), ("q must have dtype", TypeError, 0, q.float()),
             ("k must have dtype", TypeError, 1, k.view(torch.uint8)), ("k must have 2 dimensions", ValueError, 1, q),
             (r"k must have shape \(\*, 64\)", ValueError, 1, k[:, :48]),
-            (r"k_scale must have shape \(40,\)", ValueError, 2, scale[:39]),
-            ("k_scale must have dtype", TypeError, 2, scale.half()),
-            (r"weights must have shape \(3, 16\)", ValueError, 3, weights[:, :8]),
-            ("weights must have dtype", TypeError, 3, weights.bfloat16()),
-            ("starts must have dtype", TypeError, 4, ends.long()),
-            (r"ends must have shape \(3,\)", ValueError, 5, ends[:2]),
-            ("clean_logits must be True or False", TypeError, 6, 1)):
+            (r"k_scale must have shape \(40,\)", ValueError, 2, scale[:39])):
         args = [q, k, scale, weights, ends, ends, True]
         args[place] = value
         with pytest.raises(kind, match=f"mqa_logits: {message}"):
@@ -357,12 +351,7 @@ def test_bad_pages_are_named(device):
             ("paged_mqa_logits: kv_cache must have at least 68 bytes", ValueError, 1, cache[:, :, :64]),
             ("paged_mqa_logits: kv_cache must have 3 dimensions", ValueError, 1, cache[None]),
             ("paged_mqa_logits: kv_cache must be contiguous within a block", ValueError, 1, cache[:, ::2]),
-            ("mqa_logits: weights must have shape", ValueError, 2, weights[:2]),
-            ("mqa_logits: logits must have shape", ValueError, 3, logits[:3]),
-            ("mqa_logits: logits must have dtype", TypeError, 3, logits.half()),
-            ("mqa_logits: context_lens must have dtype", TypeError, 4, lengths.long()),
             ("mqa_logits: context_lens must have shape", ValueError, 4, lengths[:1]),
-            ("mqa_logits: block_table must have dtype", TypeError, 5, table.long()),
             (r"paged_mqa_logits: block_table must have shape \(2, \*\)", ValueError, 5, table[:1]),
             ("paged_mqa_logits: preshuffle must be True or False", TypeError, 6, 1),
             ("mqa_logits: clean_logits must be True or False", TypeError, 7, None)):
@@ -385,7 +374,3 @@ def bench() -> None:
     benching.of("mqa_logits", "rows seqlen_q columns page_size", (
         (4096, 4096, 4096, 0), (1024, 1024, 16384, 0), (64, 1, 4096, 64), (128, 2, 4096, 64), (16, 1, 65536, 64)),
         beside=benching.alone, num_heads=64, head_dim=128, layout="rows", dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

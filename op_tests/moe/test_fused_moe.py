@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""fused_moe: every form of weights on every backend against float64; masks, few tokens, refusals; `--bench`."""
+"""fused_moe: every form of weights on every backend against float64; masks, few tokens, refusals."""
 
 from __future__ import annotations
 
@@ -303,7 +303,3 @@ def bench() -> None:
     shapes = [(model, form, tokens) for form in ("bf16", "fp8 blocks") for model in MODELS
               for tokens in (1, 16, 64, 512, 4096, 16384) if form == "bf16" or MODELS[model][3] % 128 == 0]
     benching.table("fused_moe", (case(*shape, 0) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

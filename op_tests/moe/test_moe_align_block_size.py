@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Flat numbers of pairs in whole blocks: the whole result against lists of Python, bad numbers, chunks; `--bench`."""
+"""Flat numbers of pairs in whole blocks: the whole result against lists of Python, bad numbers, chunks."""
 
 from __future__ import annotations
 
@@ -97,8 +97,6 @@ def test_bad_input_is_named(device):
     ids = distinct(device, 4, 8, 2)
     outputs = [torch.full((size,), POISON, dtype=I32, device=device) for size in (256, 8, 8, 1)]
     call = aiter_like.moe_align_block_size
-    with pytest.raises(TypeError, match="moe_align_block_size: topk_ids must have dtype torch.int64 or torch.int32"):
-        call(ids.short(), 8, 32, *outputs)
     with pytest.raises(ValueError, match="num_experts must be between 1 and"):
         call(ids, 0, 32, *outputs)
     with pytest.raises(ValueError, match="block_size must be between 1 and"):
@@ -111,8 +109,6 @@ def test_bad_input_is_named(device):
         call(ids, 8, 32, *outputs[:2], outputs[2][1:], outputs[3])
     with pytest.raises(ValueError, match="num_tokens_post_pad must have at least 1 elements, got 0"):
         call(ids, 8, 32, *outputs[:3], outputs[3][1:])
-    with pytest.raises(TypeError, match="experts_ids must have dtype torch.int32"):
-        call(ids, 8, 32, outputs[0], outputs[1].long(), *outputs[2:])
     with pytest.raises(UnsupportedError, match="at most 1024 experts, got 2000"):
         call(ids, 2000, 32, *outputs, backend="hip")
     assert all((output == POISON).all() for output in outputs), "nothing was written"
@@ -139,7 +135,3 @@ def bench() -> None:
 
     shapes = ((1, 256, 8), (64, 256, 8), (4096, 256, 8), (16384, 128, 8))
     benching.table("moe_align_block_size", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

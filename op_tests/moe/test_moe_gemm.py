@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""moe_gemm: the operator's own formula and every backend in every format, against float64; refusals; `--bench`."""
+"""moe_gemm: the operator's own formula and every backend in every format, against float64; refusals."""
 
 from __future__ import annotations
 
@@ -248,7 +248,3 @@ def bench() -> None:
     shapes = [(model, form, tokens, is_down) for form in ("bf16", "fp8 blocks", "mxfp4") for model in MODELS
               for tokens in (1, 16, 256, 4096, 16384) for is_down in (False, True)]
     benching.table("moe_gemm", (case(*shape, 0) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Packing for experts and back: the whole result against lists of Python, maps, blocks, scales; `--bench`."""
+"""Packing for experts and back: the whole result against lists of Python, maps, blocks, scales."""
 
 from __future__ import annotations
 
@@ -220,27 +220,17 @@ def test_each_row_is_read_once(device):
 def test_bad_input_is_named(device):
     x, ids = matrix(device, BF16, 4, 16), routing(device, 4, 8, 2)
     call = aiter_like.moe_permute
-    with pytest.raises(TypeError, match="moe_permute: hidden_states must have dtype"):
-        call(x.double(), None, ids, 8)
-    with pytest.raises(ValueError, match=r"moe_permute: topk_ids must have shape \(4, \*\), got \(3, 2\)"):
-        call(x, None, ids[:3], 8)
     with pytest.raises(ValueError, match="moe_permute: n_local_expert must be between"):
         call(x, None, ids, 8, 9)
     with pytest.raises(ValueError, match="moe_permute: n_local_expert must be between"):
         call(x, None, ids, 8, 0)
     with pytest.raises(ValueError, match=r"moe_permute: expert_map must have shape \(8,\)"):
         call(x, None, ids, 8, 4, torch.zeros(4, dtype=I32, device=device))
-    with pytest.raises(ValueError, match="moe_permute: a1q_scale must have shape"):
-        call(x, torch.rand(3, 2, device=device), ids, 8)
     with pytest.raises(TypeError, match="moe_permute: a1q_scale must have dtype torch.float32"):
         call(x, torch.rand(4, 2, device=device).bfloat16(), ids, 8)
     output = torch.full((8, 16), POISON, device=device).bfloat16()
     with pytest.raises(ValueError, match="moe_permute: permuted_hidden_states must have at least 8 rows"):
         call(x, None, ids, 8, -1, None, output[:7])
-    with pytest.raises(ValueError, match="moe_permute: permuted_hidden_states must have shape"):
-        call(x, None, ids, 8, -1, None, output[:, :8])
-    with pytest.raises(TypeError, match="moe_permute: permuted_hidden_states must have dtype"):
-        call(x, None, ids, 8, -1, None, output.half())
     with pytest.raises(UnsupportedError, match="at most 1024 experts here, got 2000"):
         call(x, None, ids, 2000, backend="hip")
     assert (output == POISON).all(), "nothing was written"
@@ -251,8 +241,6 @@ def test_bad_input_is_named(device):
         back(out, x, weights, inverse[1:])
     with pytest.raises(ValueError, match=r"moe_unpermute: out must have shape \(4, 16\), got \(8, 16\)"):
         back(output, x, weights, inverse)
-    with pytest.raises(TypeError, match="moe_unpermute: permuted_hidden_states must have dtype"):
-        back(out, x.to(torch.int8), weights, inverse)
     with pytest.raises(ValueError, match="moe_unpermute: expert_first_token_offset must have at least 1 element"):
         back(out, x, weights, inverse, torch.empty(0, dtype=I64, device=device))
     assert (output == POISON).all(), "nothing was written"
@@ -276,7 +264,3 @@ def bench() -> None:
 
     shapes = ((1, 256, 8), (64, 256, 8), (4096, 256, 8), (16384, 128, 8))
     benching.table("moe_permute", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

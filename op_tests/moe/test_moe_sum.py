@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sums of experts' results: every backend against float64, slots that do not count, rows by numbers; `--bench`."""
+"""Sums of experts' results: every backend against float64, slots that do not count, rows by numbers."""
 
 from __future__ import annotations
 
@@ -174,16 +174,12 @@ def test_bad_input_is_named(device):
         aiter_like.moe_sum(x[0], output)
     with pytest.raises(ValueError, match=r"moe_sum: output must have shape \(4, 8\), got \(4, 7\)"):
         aiter_like.moe_sum(x, output[:, :7])
-    with pytest.raises(TypeError, match="moe_sum: output must have dtype"):
-        aiter_like.moe_sum(x, output.double())
     with pytest.raises(ValueError, match="moe_sum: mask must come with ids"):
         moe_sum_op.run(output, x, mask=ids[0])
     with pytest.raises(ValueError, match=r"moe_sum: mask must have shape \(5,\)"):
         moe_sum_op.run(output, x, None, ids, ids[0], None, 5)
     with pytest.raises(ValueError, match="moe_sum: used must come with index"):
         moe_sum_op.run(output, x, used=torch.zeros(1, dtype=torch.int64, device=device))
-    with pytest.raises(TypeError, match="moe_sum: weights must have dtype torch.float32"):
-        moe_sum_op.run(output, x, ids)
     assert (output == 9).all(), "nothing was written"
     aiter_like.moe_sum(x[:0], output[:0])
     aiter_like.moe_sum(x[..., :0], output[:, :0])
@@ -195,7 +191,3 @@ def bench() -> None:
 
     benching.of("moe_sum", "tokens slots columns", (
         (1, 8, 7168), (64, 8, 7168), (4096, 8, 7168), (4096, 6, 2048), (16384, 4, 4096)), beside=peers, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

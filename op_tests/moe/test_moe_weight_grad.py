@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""moe_weight_grad: formula and kernel against float64, orders that no caller may give; `--bench`."""
+"""moe_weight_grad: formula and kernel against float64, orders that no caller may give."""
 
 from __future__ import annotations
 
@@ -122,9 +122,6 @@ def test_bad_input_is_named(device):
     good = random_call(device, 9, 2, 3, 16, 32, 64)
     for error, match, call in (
             (ValueError, "moe_weight_grad: g must have 18 rows, one for each pair, or 9", good._replace(g=good.g[:5])),
-            (TypeError, "moe_weight_grad: a must have dtype", good._replace(a=good.a.half())),
-            (ValueError, "moe_weight_grad: out must have shape", good._replace(out=good.out[:, :8])),
-            (TypeError, "moe_weight_grad: experts must have dtype", good._replace(experts=good.experts.long())),
             (ValueError, "moe_weight_grad: block must be", good._replace(block=0))):
         with pytest.raises(error, match=match):
             OPS["moe_weight_grad"].run(*call)
@@ -137,7 +134,3 @@ def bench() -> None:
         (experts, slots, n, k, tokens * slots, block_for(tokens * slots, experts))
         for experts, slots, n, k in ((8, 2, 28672, 4096), (128, 8, 1536, 2048)) for tokens in (512, 8192)),
         beside=lambda call: {"torch": functools.partial(op, call, backend="torch")}, dtype="bf16", out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Routing: experts and weights of every rule against float64, ties, special values, bad input; `--bench`."""
+"""Routing: experts and weights of every rule against float64, ties, special values, bad input."""
 
 from __future__ import annotations
 
@@ -229,7 +229,3 @@ def bench() -> None:
 
     benching.of("topk_gating", "tokens experts k groups", (
         (tokens, *rule) for rule in ((128, 8, 1), (256, 8, 8)) for tokens in (1, 64, 4096)), beside=peers, dtype="fp32")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -94,12 +94,8 @@ def test_strides(device, run, backend):
 def test_empty_and_bad_input(device):
     (x,), weight = rows_like(device, 3, 64, BF16), vector_like(device, 64, BF16)
     assert aiter_like.dropout_layer_norm(x[:0], x[:0], weight, weight, 0.1, 0)[0].shape == (0, 64)
-    for message, kind, args in (("input must be a tensor", TypeError, (None, x, weight, weight, 0.1, 0)),
-                                ("residual must have shape", ValueError, (x, x[:1], weight, weight, 0.1, 0)),
-                                ("bias must have dtype", TypeError, (x, x, weight, weight.float(), 0.1, 0)),
-                                ("p must be less than 1", ValueError, (x, x, weight, weight, 1.0, 0)),
+    for message, kind, args in (("p must be less than 1", ValueError, (x, x, weight, weight, 1.0, 0)),
                                 ("p must be at least 0", ValueError, (x, x, weight, weight, -0.1, 0)),
-                                ("seed must be an integer", TypeError, (x, x, weight, weight, 0.1, 0.5)),
                                 ("offset must be between", ValueError, (x, x, weight, weight, 0.1, 0, -1))):
         with pytest.raises(kind, match=f"dropout_layer_norm: {message}"):
             aiter_like.dropout_layer_norm(*args)
@@ -113,9 +109,3 @@ def bench() -> None:
     import benching
 
     benching.of("dropout_layer_norm", "rows hidden", ((4096, 1024), (4096, 4096), (8192, 8192)), dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""fused_qk_rmsnorm and fused_add_rmsnorm_pad: every backend against float64; `--bench` prints a table."""
+"""fused_qk_rmsnorm and fused_add_rmsnorm_pad: every backend against float64."""
 
 from __future__ import annotations
 
@@ -78,15 +78,8 @@ def test_empty_and_bad_input(device):
     q, q_weight, k, k_weight = sides(device, (3, 128), (3, 64), BF16)
     empty = aiter_like.fused_qk_rmsnorm(None, q[:0], q_weight, EPSILON, None, k[:0], k_weight, EPSILON)
     assert empty[0].shape == (0, 128) and empty[1].shape == (0, 64)
-    for message, kind, args in (
-            ("q must be a tensor", TypeError, (None, None, q_weight, EPSILON, None, k, k_weight, EPSILON)),
-            ("k must have dtype", TypeError, (None, q, q_weight, EPSILON, None, k.half(), k_weight, EPSILON)),
-            (r"k_weight must have shape \(64,\)", ValueError, (None, q, q_weight, EPSILON, None, k, q_weight, EPSILON)),
-            ("k_weight must have dtype", TypeError, (None, q, q_weight, EPSILON, None, k, k_weight.float(), EPSILON)),
-            ("q_out must have shape", ValueError, (k, q, q_weight, EPSILON, None, k, k_weight, EPSILON)),
-            ("k_eps must be at least", ValueError, (None, q, q_weight, EPSILON, None, k, k_weight, -1.0))):
-        with pytest.raises(kind, match=f"fused_qk_rmsnorm: {message}"):
-            aiter_like.fused_qk_rmsnorm(*args)
+    with pytest.raises(ValueError, match="fused_qk_rmsnorm: k_eps must be at least"):
+        aiter_like.fused_qk_rmsnorm(None, q, q_weight, EPSILON, None, k, k_weight, -1.0)
     long = torch.ones(1, 40000, dtype=BF16, device=device)
     with pytest.raises(UnsupportedError, match="rows of at most 32768 elements"):
         aiter_like.fused_qk_rmsnorm(None, long, long[0], EPSILON, None, k, k_weight, EPSILON, backend="hip")
@@ -114,9 +107,3 @@ def bench() -> None:
     benching.of("fused_qk_rmsnorm", "q_rows q_hidden k_rows k_hidden", (
         (tokens * heads, hidden, tokens * kv_heads, kv_hidden) for tokens in (1, 64, 8192)
         for heads, hidden, kv_heads, kv_hidden in ((1, 1536, 1, 512), (64, 128, 8, 128))), dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

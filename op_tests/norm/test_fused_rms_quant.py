@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm quantised, beside that of a second matrix: every backend against float64; bad input; `--bench`: a table."""
+"""RMSNorm quantised, beside that of a second matrix: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -180,15 +180,9 @@ def bad_calls(device: torch.device):
     one = torch.ones(1, device=device)
     q, weight = args["inp1"], args["inp1_weight"]
     out, scale = torch.empty_like(q, dtype=torch.int8), torch.empty(3, 1, device=device)
-    yield "inp1 must be a tensor", TypeError, GROUP, {**args, "inp1": None}
     yield "inp1 must have at least 1 dimension", ValueError, GROUP, {**args, "inp1": one[0]}
-    yield "inp1 must have dtype", TypeError, GROUP, {**args, "inp1": q.int(), "res1": None}
-    yield r"weight must have shape \(256,\)", ValueError, GROUP, {**args, "inp1_weight": weight[:5]}
     yield "inp2, second_out and inp2_weight must come together", ValueError, GROUP, {**args, "inp2_weight": None}
-    yield "inp2 must have dtype", TypeError, GROUP, {**args, "inp2": args["inp2"].half()}
-    yield "inp2_weight must have dtype", TypeError, GROUP, {**args, "inp2_weight": args["inp2_weight"].float()}
     yield "inp2_epsilon must be at least", ValueError, GROUP, {**args, "inp2_epsilon": -1.0}
-    yield "res1 must have shape", ValueError, GROUP, {**args, "res1": q[:1]}
     yield "group_size must be 0, 32, 64 or 128", ValueError, GROUP, {**args, "group_size": 100}
     yield "group_size must divide the row", ValueError, GROUP, {**args, "inp1": q[:, :200]}
     yield "dtype_quant must be", ValueError, GROUP, {**args, "dtype_quant": torch.uint8}
@@ -196,7 +190,6 @@ def bad_calls(device: torch.device):
     yield "scale must have one element", ValueError, STATIC, {**args, "inp1_scale": scale}
     yield "rmsnorm_convert_to_inp1_type must be True or False", TypeError, STATIC, {
         **args, "inp1_scale": one, "rmsnorm_convert_to_inp1_type": 1}
-    yield "q must be a tensor", TypeError, QK, {}
     given = {"q": q, "q_weight": weight}
     yield "quant_type must be", ValueError, QK, {**given, "quant_type": QuantType.per_128x128}
     yield "q_out_quantized and q_out_scale must be given", ValueError, QK, {**given, "quant_type": QuantType.per_Token}
@@ -239,7 +232,3 @@ def bench() -> None:
     benching.of("fused_rms_quant", "rows hidden second_hidden group_size is_static has_residual", (
         (1, 1536, 512, 128, 0, 0), (64, 1536, 512, 128, 0, 0), (8192, 1536, 512, 128, 0, 0), (64, 8192, 0, 0, 1, 1),
         (8192, 8192, 0, 0, 1, 1)), dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gated_rms_norm: every backend against float64, quantised too; `--bench` prints a table."""
+"""gated_rms_norm: every backend against float64, quantised too."""
 
 from __future__ import annotations
 
@@ -85,13 +85,8 @@ def test_quantised(device, run, backend):
 def test_empty_and_bad_input(device):
     (x,), weight = rows_like(device, 3, 64, BF16), vector_like(device, 64, BF16)
     assert aiter_like.gated_rms_norm(x[:0], x[:0], weight, EPSILON).shape == (0, 64)
-    for message, kind, args in (("input must be a tensor", TypeError, (None, x, weight, EPSILON)),
-                                ("gate must have shape", ValueError, (x, x[:2], weight, EPSILON)),
-                                ("gate must have dtype", TypeError, (x, x.half(), weight, EPSILON)),
-                                ("weight must have shape", ValueError, (x, x, weight[1:], EPSILON)),
-                                ("epsilon must be finite", ValueError, (x, x, weight, math.inf))):
-        with pytest.raises(kind, match=f"gated_rms_norm: {message}"):
-            aiter_like.gated_rms_norm(*args)
+    with pytest.raises(ValueError, match="gated_rms_norm: epsilon must be finite"):
+        aiter_like.gated_rms_norm(x, x, weight, math.inf)
     with pytest.raises(ValueError, match=r"scale must have shape \(3, 1\), got \(3, 2\)"):
         scale = torch.empty(3, 2, device=device)
         aiter_like.gated_rms_norm_quant(torch.empty_like(x, dtype=torch.int8), x, x, scale, weight, EPSILON)
@@ -115,9 +110,3 @@ def bench() -> None:
 
     benching.of("gated_rms_norm", "rows hidden", ((32, 128), (65536 * 4, 128), (8192, 8192)), dtype="bf16",
                 out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

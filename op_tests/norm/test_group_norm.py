@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""group_norm: every backend against float64; both layouts, slices, SiLU, bad input; `--bench`: a table."""
+"""group_norm: every backend against float64; both layouts, slices, SiLU, bad input."""
 
 from __future__ import annotations
 
@@ -246,16 +246,13 @@ def test_empty_and_bad_input(device):
     x, (weight, bias) = make(device, (2, 6, 4, 4), BF16), factors(device, 6, BF16)
     assert aiter_like.group_norm(x[:0], 3).shape == (0, 6, 4, 4)
     for error, args, text in (
-            (TypeError, (None, 3), "input must be a tensor, got None"),
-            (TypeError, (x.int(), 3), "input must have dtype"), (ValueError, (x[0, 0, 0], 1), "at least 2 dimensions"),
+            (ValueError, (x[0, 0, 0], 1), "at least 2 dimensions"),
             (ValueError, (x, 4), "num_groups must divide the 6 channels, got 4"),
             (ValueError, (x, 0), "num_groups must be"), (ValueError, (x, 3, weight[:5]), "weight must have shape"),
             (TypeError, (x, 3, weight, bias.float()), "bias must have dtype"),
             (ValueError, (x, 3, weight, bias, -1.0), "eps must be")):
         with pytest.raises(error, match=f"group_norm: .*{text}"):
             aiter_like.group_norm(*args)
-    with pytest.raises(ValueError, match="group_norm: out must have shape"):
-        aiter_like.group_norm(x, 3, out=x[:1])
     with pytest.raises(UnsupportedError, match="must both be contiguous, or channels-last; input has strides"):
         aiter_like.group_norm(x[..., ::2], 3, backend="hip")
 
@@ -319,9 +316,3 @@ def bench() -> None:
                                   (2, 1280, 256, 0))), (True, ((2, 320, 4096, 0),))):
         benching.of("group_norm", "samples channels positions channels_last", shapes, beside=peers, num_groups=32,
                     dtype="bf16", changed=functools.partial(GroupNormCall._replace, silu=silu))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

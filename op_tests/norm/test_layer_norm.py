@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""layer_norm: every backend against float64; residual, biases, quantised forms, bad input; `--bench` prints a table."""
+"""layer_norm: every backend against float64; residual, biases, quantised forms, bad input."""
 
 from __future__ import annotations
 
@@ -150,17 +150,10 @@ def test_empty(device):
 
 def test_bad_input_is_named(device):
     (x,), (weight, bias) = rows_like(device, 3, 64, BF16), factors(device, 64, BF16)
-    for message, kind, args, kwargs in (
-            ("input must be a tensor", TypeError, ([1.0],), {}), ("input must have dtype", TypeError, (x.int(),), {}),
-            (r"weight must have shape \(64,\), got \(32,\)", ValueError, (x, weight[:32]), {}),
-            ("weight must have dtype", TypeError, (x, weight.half()), {}),
-            ("bias must have dtype torch.bfloat16", TypeError, (x, weight, bias.float()), {}),
-            ("bias must be on", ValueError, (x, weight, bias.to("meta")), {}),
-            ("x_bias must have shape", ValueError, (x, weight, bias, EPSILON, bias[1:]), {}),
-            ("epsilon must be at least", ValueError, (x, weight, bias, -1.0), {}),
-            ("out must have shape", ValueError, (x, weight, bias), {"out": x[:2]})):
-        with pytest.raises(kind, match=f"layer_norm: {message}"):
-            aiter_like.layer_norm(*args, **kwargs)
+    with pytest.raises(TypeError, match="layer_norm: bias must have dtype torch.bfloat16"):
+        aiter_like.layer_norm(x, weight, bias.float())
+    with pytest.raises(ValueError, match="layer_norm: epsilon must be at least"):
+        aiter_like.layer_norm(x, weight, bias, -1.0)
     out, scale = torch.empty_like(x, dtype=torch.int8), x.new_empty(3, 1, dtype=torch.float32)
     for message, kind, args in (
             (r"yscale must have shape \(3, 1\)", ValueError, (out, x, scale[:2], weight, bias, EPSILON)),
@@ -190,9 +183,3 @@ def bench() -> None:
 
     benching.of("layer_norm", "rows hidden has_residual", (
         (8192, 4096, 0), (8192, 8192, 0), (64, 8192, 0), (8192, 4096, 1)), dtype="bf16", out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of rms_norm and layer_norm: against autograd in float64, through every backend; `--bench`: a table."""
+"""Derivatives of rms_norm and layer_norm: against autograd in float64, through every backend."""
 
 from __future__ import annotations
 
@@ -154,9 +154,7 @@ def test_long_rows(device, run, backend, rows, hidden):
 
 def test_bad_input_is_named(device):
     (x,), weight = rows_like(device, 3, 64, BF16), vector_like(device, 64, BF16)
-    for message, kind, args in (("dout must be a tensor", TypeError, (None, x, weight, EPSILON)),
-                                ("dout must have shape", ValueError, (x[:2], x, weight, EPSILON)),
-                                ("weight must have shape", ValueError, (x, x, weight[1:], EPSILON)),
+    for message, kind, args in (("dout must have shape", ValueError, (x[:2], x, weight, EPSILON)),
                                 ("epsilon must be at least", ValueError, (x, x, weight, -1.0))):
         with pytest.raises(kind, match=f"norm_backward: {message}"):
             aiter_like.rms_norm_backward(*args)
@@ -205,9 +203,3 @@ def bench() -> None:
             yield benching.rotating(functools.partial(case, rows, hidden, has_mean, stock(has_mean)))
 
     benching.table("norm_backward bf16", cases())
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

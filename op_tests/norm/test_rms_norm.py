@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""rms_norm: every backend against float64, over dtypes, row lengths, strides; bad input; `--bench` prints a table."""
+"""rms_norm: every backend against float64, over dtypes, row lengths, strides; bad input."""
 
 from __future__ import annotations
 
@@ -141,24 +141,11 @@ def test_empty(device, run, backend):
 
 def bad_calls(device: torch.device):
     x, weight = make(device, 3, 64, torch.bfloat16)
-    yield "input must be a tensor", TypeError, ([1.0], weight, EPSILON), {}
-    yield "input must have dtype", TypeError, (x.int(), weight, EPSILON), {}
-    yield "weight must have dtype", TypeError, (x, weight.half(), EPSILON), {}
-    yield "weight must be a tensor", TypeError, (x, None, EPSILON), {}
-    yield r"weight must have shape \(64,\), got \(32,\)", ValueError, (x, weight[:32], EPSILON), {}
-    yield "weight must have shape", ValueError, (x, weight[None], EPSILON), {}
-    yield "input must be contiguous in its last dimension", ValueError, (x.t(), weight[:3], EPSILON), {}
-    yield "weight must be contiguous", ValueError, (x[:, :32], weight[::2], EPSILON), {}
-    yield "at least 1 dimension", ValueError, (x[0, 0], weight, EPSILON), {}
     yield "epsilon must be finite", ValueError, (x, weight, math.nan), {}
     yield "epsilon must be finite", ValueError, (x, weight, math.inf), {}
     yield "epsilon must be at least", ValueError, (x, weight, -1.0), {}
-    yield "epsilon must be a number", TypeError, (x, weight, "1e-6"), {}
     yield "use_model_sensitive_rmsnorm must be 0 or 1", ValueError, (x, weight, EPSILON, 2), {}
-    yield "out must have shape", ValueError, (x, weight, EPSILON), {"out": x[:2]}
-    yield "out must have dtype", TypeError, (x, weight, EPSILON), {"out": x.float()}
     yield "backend must be one of", ValueError, (x, weight, EPSILON), {"backend": "cuda"}
-    yield "weight must be on", ValueError, (x, weight.to("meta"), EPSILON), {}
 
 
 def test_bad_input_is_named(device):
@@ -359,9 +346,3 @@ def bench() -> None:
     benching.of("rms_norm", "rows hidden has_residual", (
         (*shape, has_residual) for has_residual in (0, 1) for shape in ((8192, 4096), (8192, 8192), (64, 8192))),
         dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation by block: every backend against float64 and, bit by bit, the reference; `--bench`: a table."""
+"""Quantisation by block: every backend against float64 and, bit by bit, the reference."""
 
 from __future__ import annotations
 
@@ -118,10 +118,7 @@ def test_bad_input_is_named(device):
     x = matrix(device, 3, 256)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     for message, kind, args, options in (
-            ("x must be a tensor", TypeError, ([1.0],), {}),
             ("x must have at least 2 dimensions", ValueError, (x[0],), {}),
-            ("x must have dtype", TypeError, (x.int(),), {}),
-            ("x must be contiguous in its last dimension", ValueError, (x.t(),), {}),
             ("scale must be None", ValueError, (x, torch.ones(1, device=device)), {}),
             ("quant_dtype must be", ValueError, (x, None, torch.uint8), {}),
             (r"block_shape must be \(rows, columns\)", ValueError, (x, None, INT8, 128), {}),
@@ -152,7 +149,3 @@ def test_reads_a_block_once(device):
 def bench() -> None:
     benching.of("block_quant", "rows columns", ((8192, 8192), (8192, 4096), (4096, 14336), (2048, 7168)), matrices=1,
                 block_rows=128, dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

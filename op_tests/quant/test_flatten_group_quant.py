@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Heads flattened and quantised by group: every backend against float64; bad input; `--bench`: a table."""
+"""Heads flattened and quantised by group: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -79,10 +79,7 @@ def test_empty_and_bad_input(device):
     assert q.shape == (0, 256) and scale.shape == (0, 2)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     for message, kind, args, options in (
-            ("x must be a tensor", TypeError, ([1.0], 128), {}),
             ("x must have 3 dimensions", ValueError, (x[0], 128), {}),
-            ("x must have dtype", TypeError, (x.int(), 128), {}),
-            ("x must be contiguous in its last dimension", ValueError, (x.mT.contiguous().mT, 128), {}),
             ("group_size must be 32, 64 or 128", ValueError, (x, 0), {}),
             ("group_size must divide the row", ValueError, (x[:, :, :96], 64), {}),
             ("dtype_quant must be", ValueError, (x, 128, torch.uint8), {}),
@@ -96,7 +93,3 @@ def bench() -> None:
     benching.of("flatten_group_quant", "tokens heads columns", (
         (8192, 128, 128), (4096, 16, 128), (64, 128, 128), (1, 128, 128)), group_size=128, dtype="bf16",
         out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""hadamard: every backend against a product with the matrix in float64, all widths, strides, special values, bad input;
-`--bench`.
+"""hadamard: every backend against a product with the matrix in float64, all widths, strides, special values, bad input.
 """
 
 from __future__ import annotations
@@ -81,14 +80,8 @@ def test_special_values(device, run, backend):
 
 def test_bad_input_is_named(device):
     x = torch.randn(4, 8, device=device)
-    with pytest.raises(TypeError, match="input must be a tensor, got list"):
-        aiter_like.hadamard_transform([1.0])
     with pytest.raises(ValueError, match=r"input must have a power of two of columns, got shape \(4, 6\)"):
         aiter_like.hadamard_transform(x[:, :6])
-    with pytest.raises(TypeError, match="input must have dtype"):
-        aiter_like.hadamard_transform(x.int())
-    with pytest.raises(ValueError, match="out must have shape"):
-        aiter_like.hadamard_transform(x, out=x[:2])
     with pytest.raises(ValueError, match="scale must be finite"):
         aiter_like.hadamard_transform(x, float("inf"))
     assert aiter_like.hadamard_transform(x[:0]).shape == (0, 8)
@@ -98,7 +91,3 @@ def test_bad_input_is_named(device):
 def bench() -> None:
     benching.of("hadamard", "rows columns", ((131072, 128), (8192, 1024), (1024, 128), (64, 128)), dtype="bf16",
                 out_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tokens smoothed and quantised per expert: every backend against float64; bad input; `--bench`: a table."""
+"""Tokens smoothed and quantised per expert: every backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -113,17 +113,9 @@ def test_bad_input_is_named(device):
     out, scale = torch.empty(6, 64, dtype=INT8, device=device), torch.empty(6, 1, device=device)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     for message, kind, args, options in (
-            ("input must be a tensor", TypeError, (out, [1.0], factors, ids, scale), {}),
-            ("input must have 2 dimensions", ValueError, (out, x[0], factors, ids, scale), {}),
-            ("input must have dtype", TypeError, (out, x.int(), factors, ids, scale), {}),
             (r"out must have shape \(6, 64\)", ValueError, (out[:3], x, factors, ids, scale), {}),
-            ("out must have dtype", TypeError, (out.int(), x, factors, ids, scale), {}),
-            (r"x_scale must have shape \(\*, 64\)", ValueError, (out, x, factors[:, :8], ids, scale), {}),
-            ("x_scale must have dtype torch.float32", TypeError, (out, x, factors.half(), ids, scale), {}),
             ("x_scale must have at least one expert", ValueError, (out, x, factors[:0], ids, scale), {}),
-            ("topk_ids must have dtype torch.int32", TypeError, (out, x, factors, ids.long(), scale), {}),
             ("topk_ids must be dense", ValueError, (out, x, factors, strided_like(ids, (0, 2)), scale), {}),
-            (r"topk_ids must have shape \(3, \*\)", ValueError, (out, x, factors, ids[:2], scale), {}),
             (r"y_scale must have shape \(6, 1\)", ValueError, (out, x, factors, ids, scale[:3]), {}),
             ("fp8 on .* is", UnsupportedError, (out.view(other), x, factors, ids, scale), {"backend": "hip"})):
         with pytest.raises(kind, match=f"moe_smoothquant(?s:.*){message}"):
@@ -142,7 +134,3 @@ def test_bits_of_a_nan_reach_no_int8(device, run, backend):
 def bench() -> None:
     benching.of("moe_smoothquant", "tokens columns topk num_experts", (
         (8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8)), dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers by row and group: every backend against float64 and, bit by bit, one another; `--bench`: a table."""
+"""Quantisers by row and group: every backend against float64 and, bit by bit, one another."""
 
 from __future__ import annotations
 
@@ -161,8 +161,6 @@ def bad_calls(device: torch.device):
     x = matrix(device, 3, 256)
     out, scale, one = torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device), torch.ones(1, device=device)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
-    yield "x must be a tensor", TypeError, TOKEN, ([1.0],)
-    yield "x must have dtype", TypeError, TOKEN, (x.int(),)
     yield "x must have at least 1 dimension", ValueError, TOKEN, (x[0, 0],)
     yield "scale must be None", ValueError, TOKEN, (x, one)
     yield "quant_dtype must be", ValueError, TOKEN, (x, None, torch.uint8)
@@ -170,15 +168,10 @@ def bad_calls(device: torch.device):
     yield "group_size must divide the row", ValueError, GROUP, (x[:, :200], None, INT8, 64)
     yield "transpose_scale|shuffle_scale must be True or False", TypeError, GROUP, (x, None, INT8, 128, 1)
     yield "scale_type must be torch.float32", ValueError, GROUP, (x, None, INT8, 128, False, None, 1, BF16)
-    yield "num_rows must have dtype torch.int32", TypeError, TOKEN, (x, None, INT8, one)
     yield "num_rows_factor must be between 1", ValueError, TOKEN, (x, None, INT8, None, 0)
-    yield "out must have shape", ValueError, SCALED, (out[:2], x, scale)
-    yield "out must have dtype", TypeError, SCALED, (x, x, scale)
-    yield "scales must have dtype torch.float32", TypeError, SCALED, (out, x, scale.half())
     yield "scales must have shape", ValueError, SCALED, (out, x, scale[:2])
     yield "scale_ub must have one element", ValueError, SCALED, (out, x, scale, scale)
     yield "scale_ub must be None where scales are per group", ValueError, SCALED, (out, x, scale.new_ones(3, 2), one)
-    yield r"x_scale must have shape \(256,\)", ValueError, SMOOTH, (out, x, one, scale)
     yield "fp8 on .* is", UnsupportedError, functools.partial(TOKEN, backend="hip"), (x, None, other)
     yield "fp8 on .* is", UnsupportedError, functools.partial(TOKEN, backend="triton"), (x, None, other)
 
@@ -206,7 +199,3 @@ def bench() -> None:
     benching.of("row_quant", "rows columns group_size", (
         (8192, 8192, 0), (8192, 4096, 0), (4096, 14336, 0), (64, 8192, 0), (8192, 8192, 128), (8192, 4096, 128)),
         dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers with one scale: every backend against float64 and, bit by bit, the reference; `--bench`: a table."""
+"""Quantisers with one scale: every backend against float64 and, bit by bit, the reference."""
 
 from __future__ import annotations
 
@@ -120,17 +120,10 @@ def test_empty(device):
 
 
 def bad_calls(device: torch.device):
-    x, one = matrix(device, 3, 64), torch.ones(1, device=device)
+    x = matrix(device, 3, 64)
     out = torch.empty_like(x, dtype=INT8)
-    yield "x must be a tensor", TypeError, QUANT, ([1.0],)
     yield "quant_dtype must be", ValueError, QUANT, (x, None, torch.uint8)
-    yield "input must have dtype", TypeError, STATIC, (out, x.int(), one)
-    yield "out must have dtype", TypeError, STATIC, (x, x, one)
-    yield "out must have shape", ValueError, STATIC, (out[:2], x, one)
     yield "scale must have one element", ValueError, STATIC, (out, x, torch.ones(2, device=device))
-    yield "scale must have dtype torch.float32", TypeError, DYNAMIC, (out, x, one.half())
-    yield "scale must be a tensor", TypeError, DYNAMIC, (out, x, 1.0)
-    yield "num_rows must have dtype torch.int32", TypeError, QUANT, (x, None, INT8, one)
     yield "fp8 on .* is", UnsupportedError, functools.partial(QUANT, backend="hip"), (x, None, wrong_fp8(device))
 
 
@@ -150,7 +143,3 @@ def bench() -> None:
     benching.of("tensor_quant", "rows columns is_dynamic", (
         (*shape, is_dynamic) for shape in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)) for is_dynamic in (1, 0)),
         dtype="bf16", out_dtype="fp8")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

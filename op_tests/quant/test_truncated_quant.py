@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisation to int8 towards zero: every backend against float64 and bit by bit the reference; `--bench`: a table."""
+"""Quantisation to int8 towards zero: every backend against float64 and bit by bit the reference."""
 
 from __future__ import annotations
 
@@ -123,17 +123,11 @@ def test_empty(device):
 def bad_calls(device: torch.device):
     x = matrix(device, 3, 256)
     out, scale, one = torch.empty_like(x, dtype=INT8), torch.empty(3, device=device), torch.ones(1, device=device)
-    yield "input must be a tensor", TypeError, (out, [1.0], scale)
-    yield "input must have dtype", TypeError, (out, x.int(), scale)
-    yield "out must have dtype torch.int8", TypeError, (out.view(torch.float8_e4m3fn), x, scale)
-    yield "out must have shape", ValueError, (out[:2], x, scale)
     yield "scale must be contiguous with 3 elements", ValueError, (out, x, one)
     yield "scale must be contiguous with 1 elements", ValueError, (out, x, scale, False)
     yield "scale must be contiguous with 3 elements", ValueError, (out, x, torch.empty(3, 2, device=device)[:, 0])
     yield "scale_ub must be None where the scale is given", ValueError, (out, x, one, False, one)
-    yield "num_rows must have dtype torch.int32", TypeError, (out, x, scale, True, None, one)
     yield "num_rows_factor must be between 1", ValueError, (out, x, scale, True, None, None, 0)
-    yield "is_dynamic must be True or False", TypeError, (out, x, scale, 1)
 
 
 def test_bad_input_is_named(device):
@@ -149,7 +143,3 @@ def bench() -> None:
 
     benching.of("truncated_quant", "rows columns", ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)), beside=peers,
                 is_dynamic=1, dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -138,9 +138,6 @@ def test_forms_of_engines(device, run, backend):
 def test_bad_input(device):
     call = make(device)
     for message, kind, changes in (
-            ("q_nope must have 3 dimensions", ValueError, {"q_nope": call["q_nope"][0]}),
-            ("q_pe must have shape", ValueError, {"q_pe": call["q_pe"][:, :1]}),
-            ("kv_c must have dtype", TypeError, {"kv_c": call["kv_c"].half()}),
             ("kv_cache must have shape", ValueError, {"kv_cache": call["kv_cache"][..., :64]}),
             ("kv_cache must have pages", ValueError, {"kv_cache": call["kv_cache"][:, :0]}),
             ("q_out must have dtype", TypeError, {"q_out": call["q_out"].half()}),
@@ -148,8 +145,7 @@ def test_bad_input(device):
             ("positions must have at least", ValueError, {"positions": call["positions"][:2]}),
             ("cos_cache must have 16 columns", ValueError, {"cos_cache": call["cos_cache"][:, :8],
                                                             "sin_cache": call["sin_cache"][:, :8]}),
-            ("k_scale must have 1 element", ValueError, {"k_scale": torch.ones(2, device=device)}),
-            ("is_neox must be True or False", TypeError, {"is_neox": 1})):
+            ("k_scale must have 1 element", ValueError, {"k_scale": torch.ones(2, device=device)})):
         with pytest.raises(kind, match=message):
             aiter_like.fused_qk_rope_concat_and_cache_mla(**{**call, **changes})
     assert (call["q_out"] == 5).all() and (call["kv_cache"] == 5).all()
@@ -160,7 +156,3 @@ def bench() -> None:
     benching.of("fused_qk_rope_concat_and_cache_mla", "tokens heads", ((64, 16), (256, 16), (4096, 16), (4096, 128)),
                 beside=benching.alone, rank=512, rotary_dim=64, page_size=64, dtype="bf16", q_dtype="bf16",
                 cache_dtype="bf16")
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""rope: every form of AITER's functions, each backend against float64; bad input; `--bench` prints a table."""
+"""rope: every form of AITER's functions, each backend against float64; bad input."""
 
 from __future__ import annotations
 
@@ -196,13 +196,7 @@ def bad_calls(device: torch.device):
     cos, sin = torch.ones(2, 4, 1, 1, 8, dtype=torch.bfloat16, device=device)
     positions = torch.zeros(4, 2, dtype=torch.int64, device=device)
     cached, at, flags = aiter_like.rope_cached_fwd, aiter_like.rope_cached_positions_fwd, (0, True, False)
-    yield "input must be a tensor", TypeError, cached, ([1.0], cos, sin, *flags)
     yield "input must have 4 dimensions", ValueError, cached, (x[0], cos, sin, *flags)
-    yield "input must be contiguous in its last", ValueError, cached, (
-        x[..., ::2], cos[..., :4], sin[..., :4], *flags)
-    yield "input must have dtype", TypeError, cached, (x.int(), cos, sin, *flags)
-    yield "cos must have dtype", TypeError, cached, (x, cos.int(), sin, *flags)
-    yield "sin must have dtype torch.bfloat16", TypeError, cached, (x, cos, sin.float(), *flags)
     yield r"sin must have shape \(4, 1, 1, 8\)", ValueError, cached, (x, cos, sin[:3], *flags)
     yield r"cos must have at least 4 rows, got shape \(3,", ValueError, cached, (x, cos[:3], sin[:3], *flags)
     yield "cos must be a table of rows", ValueError, cached, (x, cos[0, 0, 0], sin[0, 0, 0], *flags)
@@ -213,17 +207,11 @@ def bad_calls(device: torch.device):
         x, cos[..., :7], sin[..., :7], 0, False, False)
     yield "freqs must have at least 4 rows", ValueError, aiter_like.rope_fwd, (x, cos[:2], *flags)
     yield "rotate_style must be 0 or 1, got int 2", ValueError, cached, (x, cos, sin, 2, True, False)
-    yield "reuse_freqs_front_part must be True or False", TypeError, cached, (x, cos, sin, 0, 1, False)
-    yield "nope_first must be True or False", TypeError, cached, (x, cos, sin, 0, True, 0)
     yield "transpose_output must be True or False", TypeError, cached, (x, cos, sin, *flags, 1)
-    yield "positions must have dtype", TypeError, at, (x, cos, sin, positions.float(), *flags)
     yield "positions must have 2 dimensions", ValueError, at, (x, cos, sin, positions[:, 0], *flags)
     yield r"positions must have shape \(4, 2\)", ValueError, at, (x, cos, sin, positions[:3], *flags)
-    yield "positions must be a tensor", TypeError, at, (x, cos, sin, None, *flags)
     yield r"offsets must have shape \(4, 2\)", ValueError, aiter_like.rope_cached_positions_offsets_fwd, (
         x, cos, sin, positions, positions.t(), *flags)
-    yield r"input_y must have shape \(4, 2, \*, 16\)", ValueError, aiter_like.rope_cached_2c_fwd, (
-        x, x[..., :8], cos, sin, *flags)
     yield "cu_seqlens must have at least 2", ValueError, aiter_like.rope_thd_fwd, (x[0], positions[:1, 0], cos, *flags)
     yield "input must have 3 dimensions", ValueError, aiter_like.rope_thd_fwd, (x, positions[:, 0], cos, *flags)
     yield "missing 4 required positional arguments: 'sin'", TypeError, cached, (x, cos)
@@ -354,9 +342,3 @@ def bench() -> None:
     benching.of("rope", "tokens heads kv_heads head_dim rotary_dim rotate_style", (
         (64, 32, 8, 128, 128, 0), (8192, 32, 8, 128, 128, 0), (8192, 32, 8, 128, 128, 1), (8192, 64, 8, 128, 128, 0),
         (16384, 16, 2, 128, 128, 0)), dtype="bf16", table_dtype="bf16")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

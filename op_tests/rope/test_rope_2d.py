@@ -58,13 +58,11 @@ def test_bad_arguments_are_named(device):
     cos_h, sin_h, cos_w, sin_w = found
     for message, error, args in (
             (r"input must have shape \(\*, 8, \*, \*\), got \(2, 6,", ValueError, (x, *found, 2, 4, *flags)),
-            ("img_width must be an integer", TypeError, (x, *found, 2, 3.0, *flags)),
             ("img_height must be between 0", ValueError, (x, *found, -2, 3, *flags)),
             ("cos_h must have at least 2 rows", ValueError,
              (x, cos_h[:, :1], sin_h[:, :1], cos_w, sin_w, 2, 3, *flags)),
             ("cos_w must have at least 3 rows", ValueError, (x, cos_h, sin_h, cos_h, sin_h, 2, 3, *flags)),
             ("sin_w must have shape", ValueError, (x, cos_h, sin_h, cos_w, sin_h, 2, 3, *flags)),
-            ("cos_w must have dtype", TypeError, (x, cos_h, sin_h, cos_w.half(), sin_w.half(), 2, 3, *flags)),
             ("cos_w must have rows of 4 like cos_h", ValueError,
              (x, cos_h, sin_h, cos_w[..., :2], sin_w[..., :2], 2, 3, *flags)),
             ("cos_h must turn an even number of elements, at most 8, got 16", ValueError,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """rope_rounded: each backend against float64 with rounded products, and bit for bit against 16-bit tensors of torch;
-odd sizes, strides, in place, NaN; bad input; `--bench`.
+odd sizes, strides, in place, NaN; bad input.
 """
 
 from __future__ import annotations
@@ -143,21 +143,12 @@ def test_special_values(device, run, backend):
 def test_bad_input_is_named(device):
     x, y, cos, sin, positions = make(device, torch.bfloat16, 16, 8)
     for message, error, args in (
-            ("x must be a tensor, got list", TypeError, ([1.0], y, cos, sin, positions)),
-            ("x must have dtype", TypeError, (x.float(), y, cos, sin, positions)),
-            ("y must have dtype", TypeError, (x, y.half(), cos, sin, positions)),
-            ("y must have shape", ValueError, (x, y[:3], cos, sin, positions)),
-            ("cos must have dtype", TypeError, (x, y, cos.float(), sin.float(), positions)),
             ("cos must turn an even number of elements, at most 16, got 32", ValueError,
              (x, y, cos.repeat(1, 2), sin.repeat(1, 2), positions)),
             ("sin must have shape", ValueError, (x, y, cos, sin[:5], positions)),
-            ("positions must have shape", ValueError, (x, y, cos, sin, positions[:3])),
-            ("offsets must have dtype", TypeError, (x, y, cos, sin, positions, positions.float())),
             ("rotate_style must be", ValueError, (x, y, cos, sin, positions, None, 2))):
         with pytest.raises(error, match=f"rope_rounded: {message}"):
             aiter_like.rope_rounded(*args)
-    with pytest.raises(ValueError, match="rope_rounded: x must have shape"):
-        aiter_like.rope_rounded(x, y, cos, sin, positions, out=(x[:2], y))
     with pytest.raises(TypeError, match="rope_rounded: out must be two tensors, got Tensor"):
         aiter_like.rope_rounded(x, y, cos, sin, positions, out=x)
     if device.type == "cpu":
@@ -170,7 +161,3 @@ def test_bad_input_is_named(device):
 def bench() -> None:
     benching.of("rope_rounded", "tokens heads kv_heads", ((16384, 16, 2), (4096, 32, 8), (64, 64, 8)), head_dim=128,
                 rotary_dim=128, dtype="bf16", rotate_style=0)
-
-
-if __name__ == "__main__":
-    benching.main(bench, __doc__)

@@ -66,31 +66,25 @@ def test_empty_and_bad_input(device):
     x, ones, tokens = logits_like(device, 2, 64), torch.ones(2, device=device), torch.zeros(2, 3).long().to(device)
     aiter_like.apply_penalties(x[:0], None, None, ones[:0], ones[:0], ones[:0])
     for message, kind, args in (
-            ("logits must have 2 dimensions", ValueError, (x[0], None, None, ones, ones, ones)),
-            ("prompt_tokens must have dtype", TypeError, (x, x, None, ones, ones, ones)),
             ("output_tokens must have shape", ValueError, (x, None, tokens[:1], ones, ones, ones)),
-            ("repetition_penalties must have shape", ValueError, (x, None, tokens, ones, ones, ones[:1])),
-            ("presence_penalties must be a tensor", TypeError, (x, None, tokens, 0.5, ones, ones))):
+            ("repetition_penalties must have shape", ValueError, (x, None, tokens, ones, ones, ones[:1]))):
         with pytest.raises(kind, match=message):
             aiter_like.apply_penalties(*args)
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """Beside counts in torch; V = 128256, 1000 tokens each."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """Beside counts in torch; V = 128256, 1000 tokens each."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(rows, seed):
-            x = torch.randn(rows, 128256, device=device)
-            tokens = torch.randint(0, 128256, (2, rows, 1000), device=device)
-            ones = torch.ones(rows, device=device)
-            calls = benching.by_backend(aiter_like.apply_penalties, x, *tokens, ones, ones, ones)
-            return benching.Case(f"{rows}", rows * 2000 * 16, calls, lambda got: 0.0)
+    def case(rows, seed):
+        x = torch.randn(rows, 128256, device=device)
+        tokens = torch.randint(0, 128256, (2, rows, 1000), device=device)
+        ones = torch.ones(rows, device=device)
+        calls = benching.by_backend(aiter_like.apply_penalties, x, *tokens, ones, ones, ones)
+        return benching.Case(f"{rows}", rows * 2000 * 16, calls, lambda got: 0.0)
 
-        benching.table("penalties", (benching.rotating(functools.partial(case, rows)) for rows in (1, 16, 128, 512)))
-
-    benching.main(bench, __doc__)
+    benching.table("penalties", (benching.rotating(functools.partial(case, rows)) for rows in (1, 16, 128, 512)))

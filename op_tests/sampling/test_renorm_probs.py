@@ -112,19 +112,8 @@ def test_in_place(device, run, backend):
 def test_empty_and_bad_input(device):
     probs = probs_like(device, "peaked", 2, 64)
     assert aiter_like.top_k_renorm_probs(probs[:0], None, 3).shape == (0, 64)
-    for message, kind, call in (
-            ("probs must have 2 dimensions", ValueError, lambda: aiter_like.top_k_renorm_probs(probs[0], None, 3)),
-            ("probs must have dtype", TypeError, lambda: aiter_like.top_k_renorm_probs(probs.double(), None, 3)),
-            ("must have dtype", TypeError, lambda: aiter_like.top_k_renorm_probs(probs, probs[:, 0], 3)),
-            ("must have shape", ValueError,
-             lambda: aiter_like.top_k_renorm_probs(probs, torch.ones(3, dtype=torch.int32, device=device), 3)),
-            ("must be an integer", TypeError, lambda: aiter_like.top_k_renorm_probs(probs, None, 2.5)),
-            ("must be finite", ValueError, lambda: aiter_like.top_p_renorm_probs(probs, None, math.nan)),
-            ("must be a number", TypeError, lambda: aiter_like.min_p_renorm_probs(probs, None, "a")),
-            ("out must have shape", ValueError,
-             lambda: aiter_like.top_p_renorm_probs(probs, None, 0.5, out=probs[:1]))):
-        with pytest.raises(kind, match=message):
-            call()
+    with pytest.raises(ValueError, match="must be finite"):
+        aiter_like.top_p_renorm_probs(probs, None, math.nan)
 
 
 def bench() -> None:
@@ -161,9 +150,3 @@ def bench() -> None:
     for name, limit in (("top_k", 50), ("top_p", 0.9), ("min_p", 0.1)):
         benching.table(f"{name}_renorm_probs", (benching.rotating(functools.partial(case, rows, name, limit))
                                                 for rows in (1, 16, 64, 128, 512)))
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

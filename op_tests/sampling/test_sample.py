@@ -151,16 +151,9 @@ def test_bad_input(device):
     ones = ones.to(device)
     aiter_like.greedy_sample(out[:0], x[:0])
     for message, kind, call in (
-            ("out must have dtype torch.int32", TypeError, lambda: aiter_like.greedy_sample(ones, x)),
-            ("input must have 2 dimensions", ValueError, lambda: aiter_like.greedy_sample(out, x[0])),
             ("input must have at least one column", ValueError, lambda: aiter_like.greedy_sample(out, x[:, :0])),
-            ("input must have dtype", TypeError, lambda: aiter_like.greedy_sample(out, x.double())),
-            ("temperatures must have shape", ValueError, lambda: aiter_like.random_sample(out, x, ones[:1])),
             ("lambd must be greater than 0", ValueError, lambda: aiter_like.random_sample(out, x, ones, lambd=0.0)),
-            ("offset must not be given", ValueError, lambda: aiter_like.random_sample(out, x, ones, offset=1)),
-            ("seed must have dtype torch.int64", TypeError, lambda: aiter_like.random_sample(out, x, ones, seed=out)),
-            ("exponentials must have shape", ValueError,
-             lambda: aiter_like.random_sample_outer_exponential(out, x, x[:, :3], ones))):
+            ("offset must not be given", ValueError, lambda: aiter_like.random_sample(out, x, ones, offset=1))):
         with pytest.raises(kind, match=message):
             call()
 
@@ -179,9 +172,3 @@ def bench() -> None:
     for features, beside in (("none", None), ("made", stock)):
         benching.of("sample", "rows", ((1,), (16,), (64,), (128,), (512,)), beside=beside, columns=128256, dtype="bf16",
                     features=features)
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

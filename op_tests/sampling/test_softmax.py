@@ -95,11 +95,7 @@ def test_empty_and_bad_input(device):
     x = logits_like(device, 2, 64)
     assert aiter_like.softmax(x[:0]).shape == (0, 64)
     for message, kind, call in (
-            ("x must have 2 dimensions", ValueError, lambda: aiter_like.softmax(x[0])),
-            ("x must be contiguous", ValueError, lambda: aiter_like.softmax(x.t())),
             ("temperature must be at least 0", ValueError, lambda: aiter_like.softmax(x, -1.0)),
-            ("temperature must have shape", ValueError, lambda: aiter_like.softmax(x, x[0])),
-            ("out must have shape", ValueError, lambda: aiter_like.softmax(x, out=x[:1])),
             ("dtype must be that of out", TypeError, lambda: aiter_like.softmax(x, dtype=BF16, out=x))):
         with pytest.raises(kind, match=f"softmax: {message}"):
             call()
@@ -111,9 +107,3 @@ def bench() -> None:
 
     benching.of("softmax", "rows dtype out_dtype", (
         (rows, dtype, dtype) for dtype in ("fp32", "bf16") for rows in (1, 16, 64, 128, 512)), columns=128256)
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

@@ -45,31 +45,26 @@ def test_empty_and_bad_input(device):
     aiter_like.apply_token_bitmask_inplace(x, mask, mask[0, :0])
     assert not x.isinf().any()
     for message, kind, args in (
-            ("bitmask must have dtype torch.int32", TypeError, (x, mask.long())),
             ("bitmask must have at least 2 columns", ValueError, (x, mask[:, :1])),
-            ("bitmask must have shape", ValueError, (x, mask[:1])),
-            ("indices must have 1 dimensions", ValueError, (x, mask, mask))):
+            ("bitmask must have shape", ValueError, (x, mask[:1]))):
         with pytest.raises(kind, match=message):
             aiter_like.apply_token_bitmask_inplace(*args)
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """Beside torch; V = 128256, all but a word of each row masked."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """Beside torch; V = 128256, all but a word of each row masked."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(rows, seed):
-            x = torch.randn(rows, 128256, device=device)
-            mask = torch.zeros(rows, 4008, dtype=torch.int32, device=device)
-            mask[:, 7] = -1
-            calls = benching.by_backend(aiter_like.apply_token_bitmask_inplace, x, mask)
-            return benching.Case(f"{rows}", x.nbytes, calls, lambda got: 0.0)
+    def case(rows, seed):
+        x = torch.randn(rows, 128256, device=device)
+        mask = torch.zeros(rows, 4008, dtype=torch.int32, device=device)
+        mask[:, 7] = -1
+        calls = benching.by_backend(aiter_like.apply_token_bitmask_inplace, x, mask)
+        return benching.Case(f"{rows}", x.nbytes, calls, lambda got: 0.0)
 
-        rows = (1, 16, 128, 512)
-        benching.table("token_bitmask", (benching.rotating(functools.partial(case, count)) for count in rows))
-
-    benching.main(bench, __doc__)
+    rows = (1, 16, 128, 512)
+    benching.table("token_bitmask", (benching.rotating(functools.partial(case, count)) for count in rows))

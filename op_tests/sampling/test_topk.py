@@ -173,9 +173,3 @@ def bench() -> None:
 
     benching.of("topk", "rows k", ((rows, k) for k in (1, 50, 2048) for rows in (1, 16, 64, 128, 512)), columns=128256,
                 dtype="fp32")
-
-
-if __name__ == "__main__":
-    import benching
-
-    benching.main(bench, __doc__)

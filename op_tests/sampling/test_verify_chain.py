@@ -88,13 +88,8 @@ def test_empty_and_bad_input(device):
     chain = aiter_like.chain_speculative_sampling
     assert chain(draft[:0], tokens[:0], target[:0])[0].shape == (0, 4)
     assert chain(draft[:, :0], tokens[:, :0], target[:, :1].contiguous())[0].shape == (2, 1)
-    for message, kind, args in (
-            ("draft_token_ids must have dtype torch.int32", TypeError, (draft, tokens.long(), target)),
-            ("target_probs must have shape", ValueError, (draft, tokens, target[:, :3])),
-            ("target_probs must have dtype", TypeError, (draft, tokens, target.half())),
-            ("draft_probs must have shape", ValueError, (target, tokens, target))):
-        with pytest.raises(kind, match=message):
-            chain(*args)
+    with pytest.raises(ValueError, match="target_probs must have shape"):
+        chain(draft, tokens, target[:, :3])
     with pytest.raises(ValueError, match="num_drafted must have shape"):
         chain(draft, tokens, target, num_drafted=tokens[0])
     for number in (-1, tokens.shape[1] + 1, -2**31, 2**31 - 1):
@@ -103,29 +98,26 @@ def test_empty_and_bad_input(device):
                 chain(draft, tokens, target, num_drafted=torch.full_like(tokens[:, 0], number))
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """Beside FlashInfer where it can be imported; V = 128256, 4 drafted tokens."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """Beside FlashInfer where it can be imported; V = 128256, 4 drafted tokens."""
-        device = torch.device("cuda")
-        try:
-            from flashinfer.sampling import chain_speculative_sampling as peer
-        except ImportError:
-            peer = None
+    device = torch.device("cuda")
+    try:
+        from flashinfer.sampling import chain_speculative_sampling as peer
+    except ImportError:
+        peer = None
 
-        def case(requests, seed):
-            target = torch.softmax(3 * torch.randn(requests, 5, 128256, device=device), -1)
-            draft = target[:, :4].contiguous()
-            tokens = draft.argmax(-1).int()
-            calls = {"hip": lambda: aiter_like.chain_speculative_sampling(draft, tokens, target, seed=1, backend="hip")}
-            if peer is not None:
-                calls["flashinfer"] = lambda: peer(draft, tokens, target)
-            return benching.Case(f"{requests}", requests * 128256 * 4, calls, lambda got: 0.0)
+    def case(requests, seed):
+        target = torch.softmax(3 * torch.randn(requests, 5, 128256, device=device), -1)
+        draft = target[:, :4].contiguous()
+        tokens = draft.argmax(-1).int()
+        calls = {"hip": lambda: aiter_like.chain_speculative_sampling(draft, tokens, target, seed=1, backend="hip")}
+        if peer is not None:
+            calls["flashinfer"] = lambda: peer(draft, tokens, target)
+        return benching.Case(f"{requests}", requests * 128256 * 4, calls, lambda got: 0.0)
 
-        counts = (1, 8, 32)
-        benching.table("verify_chain", (benching.rotating(functools.partial(case, count)) for count in counts))
-
-    benching.main(bench, __doc__)
+    counts = (1, 8, 32)
+    benching.table("verify_chain", (benching.rotating(functools.partial(case, count)) for count in counts))

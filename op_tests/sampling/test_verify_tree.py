@@ -116,43 +116,28 @@ def test_empty_and_bad_input(device):
     tokens, coins, target, draft = by_chance(device, 2, 20)
     outs, links = tree(device, 2)
     aiter_like.verify_tree_greedy(outs[0], outs[1][:0], outs[2][:0], *([tokens[:0]] * 5))
-    for message, kind, call in (
-            ("candidates must have dtype", TypeError,
-             lambda: aiter_like.verify_tree_greedy(*outs, tokens.float(), *links, tokens)),
-            ("target_predict must have shape", ValueError,
-             lambda: aiter_like.verify_tree_greedy(*outs, tokens, *links, tokens[:, :3])),
-            ("accept_index must have dtype", TypeError,
-             lambda: aiter_like.verify_tree_greedy(outs[0], tokens, outs[2], tokens, *links, tokens)),
-            ("draft_probs must have shape", ValueError, lambda: aiter_like.tree_speculative_sampling_target_only(
-                *outs, tokens, *links, *coins, target, draft[:1])),
-            ("threshold_acc must be greater than 0", ValueError,
-             lambda: aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft, 1.0,
-                                                                      0.0))):
-        with pytest.raises(kind, match=message):
-            call()
+    with pytest.raises(ValueError, match="threshold_acc must be greater than 0"):
+        aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft, 1.0, 0.0)
 
 
-if __name__ == "__main__":
+def bench() -> None:
+    """V = 128256, six nodes."""
     import functools
 
     import benching
 
-    def bench() -> None:
-        """V = 128256, six nodes."""
-        device = torch.device("cuda")
+    device = torch.device("cuda")
 
-        def case(requests, seed):
-            tokens, coins, target, draft = by_chance(device, requests, 128256, seed)
-            outs, links = tree(device, requests)
+    def case(requests, seed):
+        tokens, coins, target, draft = by_chance(device, requests, 128256, seed)
+        outs, links = tree(device, requests)
 
-            def ours():
-                aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft,
-                                                                 backend="hip")
-                return outs[0]
+        def ours():
+            aiter_like.tree_speculative_sampling_target_only(*outs, tokens, *links, *coins, target, draft,
+                                                             backend="hip")
+            return outs[0]
 
-            return benching.Case(f"{requests}", requests * 128256 * 8, {"hip": ours}, lambda got: 0.0)
+        return benching.Case(f"{requests}", requests * 128256 * 8, {"hip": ours}, lambda got: 0.0)
 
-        counts = (1, 8, 32)
-        benching.table("verify_tree", (benching.rotating(functools.partial(case, count)) for count in counts))
-
-    benching.main(bench, __doc__)
+    counts = (1, 8, 32)
+    benching.table("verify_tree", (benching.rotating(functools.partial(case, count)) for count in counts))

@@ -63,7 +63,7 @@ def test_a_new_operator_is_clean_and_its_tests_say_what_is_missing(tmp_path):
     lint = python("-m", "ruff", "check", "--output-format=concise", *map(str, files[:4:2]), str(files[3]))
     assert lint.returncode == 0, lint.stdout
     tests = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--all-cases", str(files[3]), "-k",
-                   "float32-hip or float32-torch or bad_input")
+                   "float32-hip or float32-torch or empty")
     assert "write the formula in float64, in its own words" in tests.stdout, tests.stdout[-3000:] + tests.stderr
     assert "write the formula here, then in the .hip and the Triton kernel" in tests.stdout
     assert "1 passed" in tests.stdout, "what the frame itself does must already work"

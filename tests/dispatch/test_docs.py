@@ -11,6 +11,7 @@ import torch
 
 import aiter_like
 from aiter_like.dispatch import docs
+from aiter_like.integrations.aiter import names
 from aiter_like.ops import index
 
 FUNCTIONS = [name for name in index.PUBLIC if inspect.isfunction(getattr(aiter_like, name))]
@@ -25,6 +26,11 @@ def test_help_has_every_section_and_parameter(name):
     assert "not described" not in function.__doc__
     for parameter in inspect.signature(function).parameters:
         assert any(re.match(rf"    (\w+, )*{parameter}(, \w+)*: ", line) for line in lines), f"{name}: {parameter}"
+
+
+def test_functions_that_name_no_source_are_those_of_aiter():
+    known = {row.name for row in names.table()}
+    assert {name for name in FUNCTIONS if "Source:" not in inspect.unwrap(getattr(aiter_like, name)).__doc__} <= known
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -92,7 +98,9 @@ Raises:
         Also: more is 3.
     UnsupportedError: """)
     assert docs.completed("second", second).endswith("Can be captured in a graph.\n\nSource: the second.")
-    assert "Returns:\n    Nothing.\n" in docs.completed("third", third), "it has no result"
+    text = docs.completed("third", third)
+    assert "Returns:\n    Nothing.\n" in text, "it has no result"
+    assert text.endswith("\n\nSource: AITER's `third`."), "another function's source is not its own"
 
 
 def test_a_function_promises_nothing_of_backends_and_tensors_that_it_does_not_have():

@@ -26,12 +26,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_gates import COMPILERS
+
 from aiter_like import paths
-from aiter_like.jit import Instance
+from aiter_like.jit import Instance, JitFunction
 from aiter_like.modules import cache, recipe, toolchain
 from aiter_like.ops.attention.flash_attn_fwd_hip import HEAD_DIMS, MASKS, VARIANTS, flash_attn_fwd_hip, variant
 
-COMPILERS = ("clang++-19", "clang++-22")
 ROCM = "hipcc"
 MCA = "llvm-mca-22"
 RECORDED = Path(__file__).with_suffix(".csv")
@@ -121,12 +122,12 @@ def _candidate(compiler: str) -> toolchain.Candidate:
     return toolchain._identify(shutil.which(compiler) or compiler, *toolchain._search())
 
 
-def assembly(instance: Instance, compiler: str) -> str:
+def assembly(instance: Instance, compiler: str, stub: JitFunction = flash_attn_fwd_hip) -> str:
     """The device code as text, as the JIT's flags make it; kept in the cache by content."""
     found = _candidate(compiler).toolchain
     if found is None:
         raise FileNotFoundError(f"{compiler} is needed for the static gates of attention: see .ci/setup.sh")
-    spec = flash_attn_fwd_hip.instance_spec(instance, "hip", "gfx942")
+    spec = stub.instance_spec(instance, "hip", "gfx942")
     command = [*recipe.steps(spec, found)[0].command]
     command[command.index("-c"):command.index("-c") + 1] = ["-S"]
     sources = [*sorted((paths.csrc() / "attention").iterdir()),

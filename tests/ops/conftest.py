@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from aiter_like import device as devices
+from aiter_like.dispatch import reset
 from aiter_like.modules import toolchain
+from aiter_like.ops.gemm import few_rows, tiles
+from aiter_like.ops.moe import moe_gemm_ck
 
 
 @pytest.fixture
@@ -30,3 +34,20 @@ def compiled_by(monkeypatch, tmp_path):
             monkeypatch.setattr(stub, "_bound", {})
 
     return choose
+
+
+@pytest.fixture
+def tile_of(monkeypatch):
+    """Makes the operators of products take a tile, on the simulated device."""
+    devices.use_simulator(True)
+
+    def choose(tile: str) -> None:
+        monkeypatch.setattr(moe_gemm_ck, "cheapest", lambda call: tile)
+        for choice in ((tiles, "cheapest"), (few_rows, "chosen")):
+            monkeypatch.setattr(*choice, lambda *sizes, **given: (tile, 1))
+        reset()
+
+    yield choose
+    monkeypatch.undo()
+    reset()
+    devices.reset()

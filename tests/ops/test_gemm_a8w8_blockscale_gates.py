@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_gates import COMPILERS, check_fit, counted, modelled, modelled_us, passes_of_mfma, step_between
 
-from aiter_like import device as devices
-from aiter_like import sim
-from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import few_rows, tiles
 from aiter_like.ops.gemm import gemm_a8w8_blockscale as operator
 
 pytestmark = pytest.mark.rotating
-
-COMPILERS = ("clang++-19", "clang++-22")
 
 WORKGROUPS = {"t128x128_w2x2x1": 2, "t128x128_w1x4x1": 2, "t128x64_w2x2x1": 2, "t64x128_w1x4x1": 2, "t64x64_w2x2x1": 4,
               "t32x64_w1x2x2": 2, **dict.fromkeys(few_rows.TILES, 1)}
@@ -24,7 +20,7 @@ WORKGROUPS = {"t128x128_w2x2x1": 2, "t128x128_w1x4x1": 2, "t128x64_w2x2x1": 2, "
 
 BUILDS = tuple((tile, is_shuffled) for is_shuffled, names in ((False, tiles.SCALED), (True, tiles.SCALED_SHUFFLED))
                for tile in dict.fromkeys((*names, *few_rows.TILES)))
-NAMES = operator.CK_TILES
+NAMES, OPERATOR = operator.CK_TILES, operator._gemm_a8w8_blockscale
 PIPELINED = tuple(one for one in BUILDS if tiles.is_pipelined(tiles.parse(one[0], NAMES)))
 ROWS, SHUFFLED = ("t128x128_w2x2x1", False), ("t128x128_w1x4x1", True)
 
@@ -49,22 +45,6 @@ TURN_US = 3.0
 """Of the launch that turns scales by rows, modelled: at most."""
 
 
-@pytest.fixture
-def tile_of(monkeypatch):
-    """Makes the operator take a tile, on the simulated device."""
-    devices.use_simulator(True)
-
-    def choose(tile: str) -> None:
-        for choice in ((tiles, "cheapest"), (few_rows, "chosen")):
-            monkeypatch.setattr(*choice, lambda *sizes, **given: (tile, 1))
-        OPS["gemm_a8w8_blockscale"].reset()
-
-    yield choose
-    monkeypatch.undo()
-    OPS["gemm_a8w8_blockscale"].reset()
-    devices.reset()
-
-
 def call(m: int, n: int, k: int, is_preshuffled: bool) -> operator.GemmA8w8BlockscaleCall:
     return operator.GemmA8w8BlockscaleKey(m, n, k, is_preshuffled).make(torch.device("cpu"), 0)
 
@@ -81,19 +61,10 @@ def test_every_tile_is_listed():
     assert set(WORKGROUPS) == {tile for tile, _ in BUILDS}
 
 
-def check_registers_and_banks(launch: dict, tile: str) -> None:
-    assert launch["occupancy"]["workgroups_per_cu"] >= WORKGROUPS[tile]
-    assert launch["registers"]["vgpr_spills"] == launch["registers"]["sgpr_spills"] == 0
-    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
-
-
 @pytest.mark.parametrize("tile, is_preshuffled", [one for one in BUILDS if one not in PIPELINED])
 def test_registers_and_banks_of_the_plain_loop(tile_of, tile, is_preshuffled):
     tile_of(tile)
-    with sim.enabled(counters=True) as session:
-        operator._gemm_a8w8_blockscale(call(300, 256, 512, is_preshuffled), backend="ck")
-    (launch,) = session.launches
-    check_registers_and_banks(launch, tile)
+    check_fit(counted(OPERATOR, call(300, 256, 512, is_preshuffled)), WORKGROUPS[tile])
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -103,23 +74,13 @@ def test_what_a_pipelined_step_takes(tile_of, compiled_by, compiler, tile, is_pr
     tile_of(tile)
     compiled_by(compiler, operator._gemm_a8w8_blockscale_ck)
     sizes = tiles.parse(tile, NAMES)
-    launches = []
-    for steps in (3, 4):
-        with sim.enabled(counters=True) as session:
-            one = call(sizes.block_m, sizes.block_n, 128 * steps, is_preshuffled)
-            operator._gemm_a8w8_blockscale(one, backend="ck")
-        launches += session.launches
+    launches = [counted(OPERATOR, call(*sizes[:2], 128 * steps, is_preshuffled)) for steps in (3, 4)]
     for launch in launches:
-        check_registers_and_banks(launch, tile)
-
-    def of_step(kind: str, value: str = "executed", text: str = "") -> int:
-        before, after = (sum(one.get(value, 0) for one in launch["instructions"]
-                             if one["class"] == kind and one["text"].startswith(text)) for launch in launches)
-        return after - before
-
+        check_fit(launch, WORKGROUPS[tile])
+    of_step = step_between(*launches)
     matrix = of_step("mfma")
-    (passes,) = {one["passes"] for one in launches[0]["instructions"] if one["class"] == "mfma"}
-    assert matrix * passes == sizes.block_m * sizes.block_n // 16  # a pass has 4 clk; on four SIMDs
+    # A pass has 4 clk; on four SIMDs.
+    assert matrix * passes_of_mfma(launches[0]) == sizes.block_m * sizes.block_n // 16
     assert of_step("valu") <= VALU_PER_MFMA * matrix and of_step("valu", text="v_pk_") == 0
     assert of_step("barrier") == 4 * 2
     reads_of_weights = sizes.waves_m if is_preshuffled else 1
@@ -139,29 +100,21 @@ def test_modelled_clk_of_a_step(tile_of, compiled_by, compiler, tile, is_preshuf
     compiled_by(compiler, operator._gemm_a8w8_blockscale_ck)
     spent = []
     for steps in (8, 16):
-        with sim.enabled(model="sample") as session:
-            operator._gemm_a8w8_blockscale(empty_call(2048, 4864, 128 * steps, is_preshuffled), backend="ck")
-        (launch,) = session.modelled
+        (launch,) = modelled(OPERATOR, empty_call(2048, 4864, 128 * steps, is_preshuffled))
         spent.append(launch["modelled_clk"])
     assert MFMA_CLK <= (spent[1] - spent[0]) / 8 <= STEP_CLK
 
 
 @pytest.mark.parametrize("shape", PUBLISHED_US, ids=str)
 def test_modelled_time_beside_published(tile_of, shape):
-    with sim.enabled(model="sample") as session:
-        operator._gemm_a8w8_blockscale(empty_call(*shape), backend="ck")
-    spent = sum(launch["modelled_us"] for launch in session.modelled)
-    assert spent <= MODELLED_US[shape]
+    assert modelled_us(OPERATOR, empty_call(*shape)) <= MODELLED_US[shape]
 
 
 def test_scales_by_rows_cost_a_short_launch(tile_of):
     """Of many rows they are turned before the product, which then takes what it takes with scales by blocks."""
     tile_of(ROWS[0])
     one = empty_call(2048, 4864, 1024)
-    spent = []
-    for a_scale in (one.a_scale, one.a_scale.contiguous()):
-        with sim.enabled(model="sample") as session:
-            operator._gemm_a8w8_blockscale(one._replace(a_scale=a_scale), backend="ck")
-        spent.append([launch["modelled_us"] for launch in session.modelled])
-    (by_blocks,), (turning, by_rows) = spent
+    (by_blocks,), (turning, by_rows) = (
+        [launch["modelled_us"] for launch in modelled(OPERATOR, one._replace(a_scale=a_scale))]
+        for a_scale in (one.a_scale, one.a_scale.contiguous()))
     assert turning <= TURN_US and by_rows <= 1.01 * by_blocks

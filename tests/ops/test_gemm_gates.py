@@ -5,10 +5,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_gates import (
+    COMPILERS,
+    READ_TB_PER_S,
+    check_fit,
+    counted,
+    modelled,
+    modelled_us,
+    passes_of_mfma,
+    step_between,
+)
 
-from aiter_like import device as devices
-from aiter_like import sim
-from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import gemm_a8w8, gemm_a16w16, gemm_weight_only, tiles
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
@@ -16,8 +23,6 @@ from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 pytestmark = pytest.mark.rotating
-
-OPERATORS = ("gemm_a16w16", "gemm_a8w8", "gemm_weight_only")
 
 WORKGROUPS = {"t256x256_w1x4x1": 1, "t224x256_w1x4x1": 1, "t192x256_w1x4x1": 1, "t128x128_w1x4x1": 2,
               "t256x128_w4x2x1": 1, "t128x128_w2x2x1": 2, "t128x64_w2x2x1": 2, "t64x64_w2x2x1": 4, "t32x64_w1x2x2": 2,
@@ -27,7 +32,6 @@ WORKGROUPS = {"t256x256_w1x4x1": 1, "t224x256_w1x4x1": 1, "t192x256_w1x4x1": 1, 
 MATRIX_BUSY = 0.6
 """Of the modelled time of a product in the tile for large ones, 16 steps deep, start and end included: the least."""
 
-COMPILERS = ("clang++-19", "clang++-22")
 JITS = (gemm_a16w16._gemm_a16w16_ck, gemm_a16w16._gemm_a16w16_hip, gemm_a8w8._gemm_a8w8_ck)
 STEP_CLK, MFMA_CLK, LDS_READ_CLK, ADDRESS_CLK, STEP_BYTES = 4351, 4096, 1024, 2048, 65536
 """Of a step of 256 × 256 × 128 bytes on a CU: at most, and of the matrix units exactly. 16 clk of the address unit for
@@ -50,25 +54,6 @@ def call_of_8_bits(m: int, n: int, k: int, dtype: torch.dtype, band: int) -> Gem
     return GemmA8w8Call(torch.empty(m, n, dtype=torch.bfloat16), a, b, torch.ones(m), torch.ones(n), band=band)
 
 
-@pytest.fixture
-def tile_of(monkeypatch):
-    """Makes the operator take a tile, on the simulated device."""
-    devices.use_simulator(True)
-
-    def choose(tile: str) -> None:
-        monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, 1))
-        reset()
-
-    def reset() -> None:
-        for name in OPERATORS:
-            OPS[name].reset()
-
-    yield choose
-    monkeypatch.undo()
-    reset()
-    devices.reset()
-
-
 def test_every_tile_is_listed():
     assert set(WORKGROUPS) == set(tiles.TILES + tiles.PIPELINED)
 
@@ -80,11 +65,7 @@ def test_registers_and_banks(tile_of, tile, is_shuffled):
     one = call(300, 256, 512)
     if is_shuffled:
         one = one._replace(b=shuffle_weight(one.b), is_shuffled=True)
-    with sim.enabled(counters=True) as session:
-        gemm_a16w16._gemm_a16w16(one, backend="ck")
-    (launch,) = session.launches
-    assert launch["occupancy"]["workgroups_per_cu"] >= WORKGROUPS[tile]
-    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
+    check_fit(counted(gemm_a16w16._gemm_a16w16, one), WORKGROUPS[tile])
 
 
 @pytest.mark.parametrize("dtype, band", ((torch.float8_e4m3fnuz, 0), (torch.int8, 16)), ids=str)
@@ -93,11 +74,7 @@ def test_registers_and_banks_in_8_bits(tile_of, tile, dtype, band):
     """As many workgroups as in 16 bits; shuffled weights, which take registers in place of LDS, too."""
     tile_of(tile)
     one = call_of_8_bits(300, 256, 1024, dtype, band)
-    with sim.enabled(counters=True) as session:
-        gemm_a8w8._gemm_a8w8(one, backend="ck")
-    (launch,) = session.launches
-    assert launch["occupancy"]["workgroups_per_cu"] >= WORKGROUPS[tile]
-    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
+    check_fit(counted(gemm_a8w8._gemm_a8w8, one), WORKGROUPS[tile])
 
 
 def large_call(name: str, depth_bytes: int, m: int = 256, n: int = 256):
@@ -120,24 +97,12 @@ def test_what_a_step_of_256_by_256_takes(tile_of, compiled_by, compiler, name):
     """Between two depths: counts of the step, exact; nothing but matrix instructions and little beside them."""
     tile_of("t256x256_w1x4x1")
     compiled_by(compiler, *JITS)
-    launches = []
-    for steps in (3, 4):
-        operator, one = large_call(name, steps * 128)
-        with sim.enabled(counters=True) as session:
-            operator(one, backend="ck")
-        launches += session.launches
+    launches = [counted(*large_call(name, steps * 128)) for steps in (3, 4)]
     for launch in launches:
-        assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
-        assert launch["registers"]["vgpr_spills"] == launch["registers"]["sgpr_spills"] == 0
-
-    def of_step(kind: str, value: str = "executed", text: str = "") -> int:
-        before, after = (sum(one.get(value, 0) for one in launch["instructions"]
-                             if one["class"] == kind and one["text"].startswith(text)) for launch in launches)
-        return after - before
-
+        check_fit(launch, 1)
+    of_step = step_between(*launches)
     matrix = of_step("mfma")
-    (passes,) = {one["passes"] for one in launches[0]["instructions"] if one["class"] == "mfma"}
-    assert matrix * passes == MFMA_CLK  # a pass has 4 clk; on four SIMDs
+    assert matrix * passes_of_mfma(launches[0]) == MFMA_CLK  # a pass has 4 clk; on four SIMDs
     assert of_step("ds", "lds_clk", "ds_read") <= (LDS_READ_CLK if "shuffled" in name else PLAIN_LDS_READ_CLK)
     assert of_step("mubuf") * 16 <= ADDRESS_CLK
     assert of_step("mubuf", "global_bytes") <= 1.05 * STEP_BYTES
@@ -152,19 +117,14 @@ def test_modelled_clk_of_a_step_of_256_by_256(tile_of, compiled_by, compiler, na
     compiled_by(compiler, *JITS)
     spent = []
     for steps in (8, 12):
-        operator, one = large_call(name, steps * 128, 4096, 4864)
-        with sim.enabled(model="sample") as session:
-            operator(one, backend="ck")
-        (launch,) = session.modelled
+        (launch,) = modelled(*large_call(name, steps * 128, 4096, 4864))
         spent.append(launch["modelled_clk"])
     assert MFMA_CLK <= (spent[1] - spent[0]) / 4 <= STEP_CLK
 
 
 def test_modelled_share_of_the_matrix_units(tile_of):
     tile_of("t128x128_w1x4x1")
-    with sim.enabled(model="sample") as session:
-        gemm_a16w16._gemm_a16w16(call(4096, 4864, 1024), backend="ck")
-    (launch,) = session.modelled
+    (launch,) = modelled(gemm_a16w16._gemm_a16w16, call(4096, 4864, 1024))
     assert launch["busy"]["matrix"] > MATRIX_BUSY
 
 
@@ -192,14 +152,11 @@ def test_weights_of_few_bits(tile_of, tile, weights, group_size):
         one = GemmWeightOnlyCall(torch.empty(256, 256, dtype=torch.bfloat16),
                                  torch.randn(256, k, generator=generator).bfloat16(), b, scale, bits=bits,
                                  group_size=group_size, scale_rows=scale_rows)
-        with sim.enabled(counters=True) as session:
-            gemm_weight_only._gemm_weight_only(one, backend="ck")
-        return session.launches[0]
+        return counted(gemm_weight_only._gemm_weight_only, one)
 
     long = launch(1024)
     workgroups = 1 if group_size == 32 else WORKGROUPS[tile]
-    assert long["occupancy"]["workgroups_per_cu"] >= workgroups
-    assert long["private_bytes"] == 0 and long["totals"]["lds_conflict_clk"] == 0
+    check_fit(long, workgroups)
     if tile == "t128x128_w2x2x1":
         short = launch(512)
         vector, passes = (long["totals"][name] - short["totals"][name] for name in ("vector_instructions",
@@ -208,9 +165,9 @@ def test_weights_of_few_bits(tile_of, tile, weights, group_size):
         assert (vector - mfma) / mfma <= PER_MFMA[weights, group_size]
 
 
-READ_TB_PER_S, READ_SHARE = 4.14, 0.85
-"""Published for HBM (SC25, gpu-stream), and what the kernel for few rows reaches of it at least, start and end
-included, where the weights are 64 MB or more."""
+READ_SHARE = 0.85
+"""Of READ_TB_PER_S, what the kernel for few rows reaches at least, start and end included, where the weights are 64 MB
+or more."""
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -223,10 +180,7 @@ def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, m):
 
 def read_tb_per_s(m: int, n: int, k: int) -> float:
     a, b, out = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n)))
-    with sim.enabled(model="sample") as session:
-        gemm_a16w16._gemm_a16w16(GemmA16w16Call(out, a, b), backend="hip")
-    (launch,) = session.modelled
-    return b.numel() * b.element_size() / launch["modelled_us"] / 1e6
+    return b.nbytes / modelled_us(gemm_a16w16._gemm_a16w16, GemmA16w16Call(out, a, b), "hip") / 1e6
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -236,8 +190,4 @@ def test_registers_and_banks_of_few_rows(simulated, compiled_by, compiler, m, ac
     compiled_by(compiler, *JITS)
     one = call(m, 128, 4096)._replace(activation=activation)
     one = one._replace(out=one.out[:, :64].contiguous()) if activation != "none" else one
-    with sim.enabled(counters=True) as session:
-        gemm_a16w16._gemm_a16w16(one, backend="hip")
-    (launch,) = session.launches
-    assert launch["occupancy"]["workgroups_per_cu"] >= (2 if activation == "none" else 1)
-    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
+    check_fit(counted(gemm_a16w16._gemm_a16w16, one, "hip"), 2 if activation == "none" else 1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_gates import check_fit, counted
 from test_gemm_gates import WORKGROUPS
 
-from aiter_like import device as devices
-from aiter_like import sim
 from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import tiles
 from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
@@ -45,19 +44,8 @@ CALLS = {"batched": lambda: batched(torch.bfloat16), "batched int8": lambda: bat
     *(("chosen rows", tile) for tile in tiles.TILES), *(("grouped", tile) for tile in tiles.PIPELINED),
     *(("batched int8", tile) for tile in tiles.PIPELINED[:4]), ("batched", tiles.PIPELINED[0]),
     ("chosen rows fp8", tiles.TILES[0])))
-def test_registers_and_banks(monkeypatch, tile, name):
+def test_registers_and_banks(tile_of, tile, name):
     """No scratch memory, no bank conflicts, and as many workgroups of a CU as of a single product."""
-    devices.use_simulator(True)
-    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, 1))
-    one = CALLS[name]()
-    op = OPS["batched_gemm" if isinstance(one, BatchedGemmCall) else "grouped_gemm"]
-    op.reset()
-    try:
-        with sim.enabled(counters=True) as session:
-            op(one, backend="ck")
-    finally:
-        op.reset()
-        devices.reset()
-    (launch,) = session.launches
-    assert launch["occupancy"]["workgroups_per_cu"] >= WORKGROUPS[tile]
-    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
+    tile_of(tile)
+    operator = OPS["batched_gemm" if name.startswith("batched") else "grouped_gemm"]
+    check_fit(counted(operator, CALLS[name]()), WORKGROUPS[tile])

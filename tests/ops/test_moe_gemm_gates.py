@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_gates import COMPILERS, check_fit, counted, modelled_us
 
-from aiter_like import device as devices
-from aiter_like import sim
-from aiter_like.dispatch import OPS
-from aiter_like.ops.gemm import gemm_a8w8_blockscale, gemm_a16w16, tiles
+from aiter_like.ops.gemm import gemm_a8w8_blockscale, gemm_a16w16
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.ops.moe import moe_gemm_ck
 from aiter_like.ops.moe.moe_gemm import moe_gemm
@@ -20,7 +18,6 @@ from aiter_like.ops.moe.moe_gemm_cases import sorted_case
 
 pytestmark = pytest.mark.rotating
 
-COMPILERS = ("clang++-19", "clang++-22")
 DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "blocks": torch.float8_e4m3fnuz}
 
 WORKGROUPS = {
@@ -63,26 +60,6 @@ def call(form: str, shuffled: bool, activation: str, block: int, tokens: int = 1
                        weights=weights, slots=2, block=block, activation=activation, is_shuffled=shuffled, **scales)
 
 
-@pytest.fixture
-def tile_of(monkeypatch):
-    """Makes the operators take a tile, on the simulated device."""
-    devices.use_simulator(True)
-
-    def choose(tile: str) -> None:
-        monkeypatch.setattr(moe_gemm_ck, "cheapest", lambda call: tile)
-        monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, 1))
-        reset()
-
-    def reset() -> None:
-        for name in ("moe_gemm", "gemm_a16w16", "gemm_a8w8_blockscale"):
-            OPS[name].reset()
-
-    yield choose
-    monkeypatch.undo()
-    reset()
-    devices.reset()
-
-
 def test_every_tile_is_listed():
     assert set(WORKGROUPS) == {*moe_gemm_ck.PLAIN, *moe_gemm_ck.SCALED, *moe_gemm_ck.SCALED_SHUFFLED}
 
@@ -93,16 +70,7 @@ def test_registers_and_banks(tile_of, compiled_by, form, tile, shuffled, activat
     """No scratch memory, no bank conflicts, and as many workgroups of a CU as LDS holds, or two."""
     tile_of(tile)
     compiled_by(compiler, moe_gemm_ck.moe_gemm_ck)
-    with sim.enabled(counters=True) as session:
-        moe_gemm.run(*call(form, shuffled, activation, 256), backend="ck")
-    (launch,) = session.launches
-    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
-    assert launch["registers"]["vgpr_spills"] == launch["registers"]["sgpr_spills"] == 0
-    assert launch["occupancy"]["workgroups_per_cu"] >= WORKGROUPS[tile][shuffled]
-
-
-def modelled_us(session) -> float:
-    return sum(launch["modelled_us"] for launch in session.modelled)
+    check_fit(counted(moe_gemm, call(form, shuffled, activation, 256)), WORKGROUPS[tile][shuffled])
 
 
 @pytest.mark.parametrize("form, tile, block", (("bf16", "t256x256_w1x4x1", 256), ("bf16", "t128x128_w1x4x1", 128),
@@ -111,15 +79,11 @@ def test_modelled_rate_beside_one_product(tile_of, form, tile, block):
     """Gates of 4096 tokens with 8 experts, each token having 2, by the work that the tokens need, not their padding."""
     tile_of(tile)
     tokens, n, k = 4096, 4096, 2048
-    with sim.enabled(model="sample") as session:
-        moe_gemm.run(*call(form, True, "silu_and_mul", block, tokens, n, k), backend="ck")
-    mine = modelled_us(session)
-    with sim.enabled(model="sample") as session:
-        if form == "bf16":
-            a, b = (torch.empty(rows, k, dtype=torch.bfloat16) for rows in (2 * tokens, n))
-            gemm_a16w16._gemm_a16w16(GemmA16w16Call(torch.empty(2 * tokens, n, dtype=torch.bfloat16), a, b,
-                                                    is_shuffled=True), backend="ck")
-        else:
-            one = gemm_a8w8_blockscale.GemmA8w8BlockscaleKey(2 * tokens, n, k, True).make(torch.device("cpu"), 0)
-            gemm_a8w8_blockscale._gemm_a8w8_blockscale(one, backend="ck")
-    assert modelled_us(session) / mine >= OF_DENSE
+    if form == "bf16":
+        dense, (a, b) = gemm_a16w16._gemm_a16w16, (torch.empty(rows, k).bfloat16() for rows in (2 * tokens, n))
+        one = GemmA16w16Call(torch.empty(2 * tokens, n, dtype=torch.bfloat16), a, b, is_shuffled=True)
+    else:
+        dense = gemm_a8w8_blockscale._gemm_a8w8_blockscale
+        one = gemm_a8w8_blockscale.GemmA8w8BlockscaleKey(2 * tokens, n, k, True).make(torch.device("cpu"), 0)
+    mine = modelled_us(moe_gemm, call(form, True, "silu_and_mul", block, tokens, n, k))
+    assert modelled_us(dense, one) / mine >= OF_DENSE

@@ -6,18 +6,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_gates import COMPILERS, READ_TB_PER_S, counted, modelled_us
 
-from aiter_like import sim
 from aiter_like.dispatch import OPS
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.moe_gemm_hip import moe_gemm_hip
-from aiter_like.sim import modelling
 
 pytestmark = pytest.mark.rotating
-
-COMPILERS = ("clang++-19", "clang++-22")
-READ_TB_PER_S = 4.14
-"""Published for HBM (SC25, gpu-stream)."""
 
 SLOTS, EXPERTS, HIDDEN, INNER = 8, 32, 2048, 768
 """Qwen3-30B-A3B with a quarter of its experts."""
@@ -44,13 +39,9 @@ def gates(block: int) -> MoeGemmCall:
 def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, block, share):
     """One token's 50 MB, start and end included, and 201 MB of all experts, whose blocks are full."""
     compiled_by(compiler, moe_gemm_hip)
-    call, found = gates(block), []
-    with modelling.modelled(found, sample=True):
-        OPS["moe_gemm"].run(*call, backend="hip")
-        modelling.take()
-    (launch,) = found
+    call = gates(block)
     read = len(call.experts) * call.b[0].nbytes
-    assert read / launch["modelled_us"] / 1e6 > share * READ_TB_PER_S
+    assert read / modelled_us(OPS["moe_gemm"], call, "hip") / 1e6 > share * READ_TB_PER_S
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -59,9 +50,7 @@ def test_registers(simulated, compiled_by, compiler, block):
     compiled_by(compiler, moe_gemm_hip)
     call = gates(block)
     small = call._replace(b=call.b[:, :64].contiguous(), out=call.out[:, :32].contiguous())
-    with sim.enabled(counters=True) as session:
-        OPS["moe_gemm"].run(*small, backend="hip")
-    (launch,) = session.launches
+    launch = counted(OPS["moe_gemm"], small, "hip")
     assert launch["occupancy"]["workgroups_per_cu"] >= 2 and launch["private_bytes"] == 0
 
 
@@ -72,6 +61,4 @@ def test_modelled_time_of_pairs_with_weights_of_four_bits(simulated, b_dtype, gr
            "dtype": "bf16", "b_dtype": b_dtype, "group_size": group_size, "is_gated": 1, "is_of_pairs": 0,
            "is_shuffled": 0}
     call = OPS["moe_gemm"].tuning.case(key, torch.device("cpu"), 0)
-    with sim.enabled(checks=False, model="sample") as session:
-        OPS["moe_gemm"].run(*call, backend="triton")
-    assert sum(launch["modelled_us"] for launch in session.modelled) <= most
+    assert modelled_us(OPS["moe_gemm"], call, "triton") <= most

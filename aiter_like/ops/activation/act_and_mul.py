@@ -164,17 +164,12 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
 
 
 def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GELU by Φ of the normal distribution (erf): `out = gate · Φ(gate) · up`. Like `silu_and_mul` otherwise.
-
-    Source: AITER's `gelu_and_mul`.
-    """
+    """GELU by Φ of the normal distribution (erf): `out = gate · Φ(gate) · up`. Like `silu_and_mul` otherwise."""
     act_and_mul.run(out, input, "gelu", backend=backend)
 
 
 def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
     """GELU by its tanh form: `out = ½ gate · (1 + tanh(√(2/π) · (gate + 0.044715 gate³))) · up`. Like `silu_and_mul`.
-
-    Source: AITER's `gelu_tanh_and_mul`.
     """
     act_and_mul.run(out, input, "gelu_tanh", backend=backend)
 
@@ -186,17 +181,12 @@ def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None
 
     Args:
         input: [..., d] bf16|fp16|fp32; last dimension contiguous, rows evenly spaced.
-
-    Source: AITER's `gelu_fast`.
     """
     act_and_mul.run(out, input, "gelu_tanh", is_gated=False, backend=backend)
 
 
 def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
-    """GPT-OSS's SwiGLU: `out = g · sigmoid(1.702 g) · (u + 1)`, g = min(gate, 7), u in ±7. Like `silu_and_mul`.
-
-    Source: AITER's `swiglu_and_mul`.
-    """
+    """GPT-OSS's SwiGLU: `out = g · sigmoid(1.702 g) · (u + 1)`, g = min(gate, 7), u in ±7. Like `silu_and_mul`."""
     act_and_mul.run(out, input, "swiglu", limit=SWIGLU_LIMIT, backend=backend)
 
 
@@ -207,27 +197,19 @@ def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
     Args:
         expert_ids: [...] int32, contiguous: the row of `bias` for each row; one that is no expert adds nothing.
         bias: [num_experts, 2d], dtype of `input` or fp32.
-
-    Source: AITER's `silu_and_mul_bias`.
     """
     act_and_mul.run(out, input, expert_ids=expert_ids, bias=bias, backend=backend)
 
 
 def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                         backend: str | None = None) -> None:
-    """`out = swiglu_and_mul(input + bias[expert_ids])`. Like `silu_and_mul_bias` otherwise.
-
-    Source: AITER's `swiglu_and_mul_bias`.
-    """
+    """`out = swiglu_and_mul(input + bias[expert_ids])`. Like `silu_and_mul_bias` otherwise."""
     act_and_mul.run(out, input, "swiglu", limit=SWIGLU_LIMIT, expert_ids=expert_ids, bias=bias, backend=backend)
 
 
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`out = gelu_and_mul(input + bias[expert_ids])`. Like `silu_and_mul_bias` otherwise.
-
-    Source: AITER's `gelu_and_mul_bias`.
-    """
+    """`out = gelu_and_mul(input + bias[expert_ids])`. Like `silu_and_mul_bias` otherwise."""
     act_and_mul.run(out, input, "gelu", expert_ids=expert_ids, bias=bias, backend=backend)
 
 
@@ -239,7 +221,5 @@ def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor, *, backend: s
     Args:
         out: [..., d], written; the hardware's fp8, int8 or the dtype of `input`; rows evenly spaced.
         scale: one fp32 number, on the device.
-
-    Source: AITER's `scaled_silu_and_mul`.
     """
     act_and_mul.run(out, input, scale=scale, backend=backend)

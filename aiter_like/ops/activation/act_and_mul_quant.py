@@ -180,8 +180,6 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127); y is not rounded in between. A NaN makes its
         scale and fp8 elements NaN, int8 0. Deterministic.
-
-    Source: AITER's `silu_and_mul_quant`.
     """
     scale = quant_rule.group_major(scale, shuffle_scale)
     act_and_mul_quant.run(out, scale, input, limit=limit, group_size=group_size, backend=backend)
@@ -199,8 +197,6 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
         dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
 
     Returns: q [..., d] and the scales [..., d / group_size] fp32.
-
-    Source: AITER's `act_mul_and_fp8_group_quant`.
     """
     *outer, columns = check_halves(_OP, "x", x)
     quant_rule.check_group(_OP, columns, group_size)

@@ -20,8 +20,6 @@ def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str
         out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
 
     Notes: Computed in fp32, rounded to nearest even once; deterministic.
-
-    Source: AITER's `add`.
     """
     return _of_two("add", input, other, out, backend)
 
@@ -34,57 +32,37 @@ def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
         other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
 
     Returns: `input`.
-
-    Source: AITER's `add_`.
     """
     return _of_two("add", input, other, None, backend, is_in_place=True)
 
 
 def sub(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The difference of two tensors: `out = input − other`. Like `add` otherwise.
-
-    Source: AITER's `sub`.
-    """
+    """The difference of two tensors: `out = input − other`. Like `add` otherwise."""
     return _of_two("sub", input, other, out, backend)
 
 
 def sub_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The difference of two tensors, in place of the first. Like `add_` otherwise.
-
-    Source: AITER's `sub_`.
-    """
+    """The difference of two tensors, in place of the first. Like `add_` otherwise."""
     return _of_two("sub", input, other, None, backend, is_in_place=True)
 
 
 def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The product of two tensors: `out = input · other`. Like `add` otherwise.
-
-    Source: AITER's `mul`.
-    """
+    """The product of two tensors: `out = input · other`. Like `add` otherwise."""
     return _of_two("mul", input, other, out, backend)
 
 
 def mul_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The product of two tensors, in place of the first. Like `add_` otherwise.
-
-    Source: AITER's `mul_`.
-    """
+    """The product of two tensors, in place of the first. Like `add_` otherwise."""
     return _of_two("mul", input, other, None, backend, is_in_place=True)
 
 
 def div(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The quotient of two tensors: `out = input / other`. Like `add` otherwise.
-
-    Source: AITER's `div`.
-    """
+    """The quotient of two tensors: `out = input / other`. Like `add` otherwise."""
     return _of_two("div", input, other, out, backend)
 
 
 def div_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
-    """The quotient of two tensors, in place of the first. Like `add_` otherwise.
-
-    Source: AITER's `div_`.
-    """
+    """The quotient of two tensors, in place of the first. Like `add_` otherwise."""
     return _of_two("div", input, other, None, backend, is_in_place=True)
 
 

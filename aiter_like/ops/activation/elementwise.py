@@ -144,15 +144,10 @@ def sigmoid(input: Tensor, *, out: Tensor | None = None, backend: str | None = N
         out: tensor to write, shape of `input`; default: a new contiguous one of its dtype. It may be `input`.
 
     Notes: Computed in fp32, rounded to nearest even once; deterministic.
-
-    Source: AITER's `sigmoid`.
     """
     return _of_one("sigmoid", input, out, backend)
 
 
 def tanh(input: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """The hyperbolic tangent of each element: `out = tanh(input)`. Like `sigmoid` otherwise.
-
-    Source: AITER's `tanh`.
-    """
+    """The hyperbolic tangent of each element: `out = tanh(input)`. Like `sigmoid` otherwise."""
     return _of_one("tanh", input, out, backend)

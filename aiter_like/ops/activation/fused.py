@@ -23,8 +23,6 @@ def fused_silu_mul(x: Tensor, out: Tensor | None = None, *, backend: str | None 
     Args:
         x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
         out: [..., d], written; dtype of `x`; None: a new one.
-
-    Source: AITER's `fused_silu_mul`.
     """
     out = x.new_empty(check_halves("fused_silu_mul", "x", x)) if out is None else out
     silu_and_mul(out, x, backend=backend)
@@ -58,8 +56,6 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
 
     Notes:
         In fp32, y not rounded in between; a NaN makes its scale and fp8 elements NaN, int8 0. Deterministic.
-
-    Source: AITER's `fused_clamp_act_mul`.
     """
     name = "fused_clamp_act_mul"
     check.choice(name, "activation", activation, ACTIVATIONS)

@@ -19,7 +19,7 @@ _MOST_OFFSET = 2**31 - 1  # elements within a page
 def triton_kernels(target: Target, call: PagedCall, **params: int) -> list[str]:
     """Decoding is best done by the kernel of paged_attention on NVIDIA; only the other one has the parameter BLOCK_M.
 
-    That one took 1.0 to 1.4 times as long on an H100 (op_tests/attention/test_paged_attention.py --bench has today's
+    That one took 1.0 to 1.4 times as long on an H100 (`op_tests/bench/run.py paged_attention` has today's
     figures), and splits keys by what the host knows of lengths. On gfx942 nobody has compared the two.
     """
     if params:

@@ -180,8 +180,6 @@ def flash_attn_varlen_func(
         `return_attn_probs` S_dmask: [num_heads, total_q, max_seqlen_k] uint8, 0 in rows of no sequence. A row that sees
         no key gives 0 and −inf (with a sink: the sink). Rows of no sequence are not written, but those of padding
         between sequences may be: what they hold has no meaning.
-
-    Source: AITER's `flash_attn_varlen_func`.
     """
     op = "flash_attn_varlen_func"
     if return_lse is not False or return_attn_probs is not False:

@@ -31,8 +31,6 @@ def flash_attn_fp8_pertensor_func(
 
     Notes:
         Scores, softmax and sums in fp32; P may be rounded to e4m3. Deterministic.
-
-    Source: AITER's `flash_attn_fp8_pertensor_func`.
     """
     op = "flash_attn_fp8_pertensor_func"
     check.tensor(op, "q", q, rank=4)
@@ -66,8 +64,6 @@ def flash_attn_varlen_fp8_pertensor_func(
 
     Notes:
         Scores, softmax and sums in fp32; P may be rounded to e4m3. Deterministic.
-
-    Source: AITER's `flash_attn_varlen_fp8_pertensor_func`.
     """
     op = "flash_attn_varlen_fp8_pertensor_func"
     check.tensor(op, "q", q, rank=3)

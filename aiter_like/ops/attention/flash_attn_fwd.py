@@ -114,7 +114,7 @@ def triton_kernels(target: Target, call: AttentionCall, **params: int) -> list[s
     """The one for Hopper comes first where the rows fill its tiles and the GPU; only it has the parameter GROUPS.
 
     The other one took 1.12 (head dimension 64) to 2.0 times as long (window and sinks) on packed sequences of 256 to
-    6000 rows, H200: `test_flash_attn_fwd_hopper.py --bench`.
+    6000 rows, H200: `op_tests/bench/run.py flash_attn_fwd_hopper`.
     """
     hopper = ["flash_attn_fwd_hopper"] if target.arch == "sm_90" and hopper_serves(call) else []
     if params:

@@ -160,8 +160,6 @@ def get_pa_metadata_info_v1(batch_size: int,
 
     Notes:
         Sizes follow from the current device's CUs and hold for all lengths, so a captured graph can keep the tensors.
-
-    Source: AITER's `get_pa_metadata_info_v1`.
     """
     op = "get_pa_metadata_info_v1"
     check.integer(op, "batch_size", batch_size, low=0)
@@ -219,8 +217,6 @@ def get_pa_metadata_v1(
         by a block at most. No synchronisation. Tensors of the sizes that `get_pa_metadata_info_v1` gives are large
         enough for all lengths; what would lie outside others is left out. Rows of a sequence are not cut, which AITER
         does where there are more than 128 of a head of the keys.
-
-    Source: AITER's `get_pa_metadata_v1`.
     """
     op = "get_pa_metadata_v1"
     if topk != -1:

@@ -312,6 +312,8 @@ def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: in
         q: as for `paged_attention`; only shape and device count.
         num_kv_heads, head_dim_v, batch: heads and columns of the values, sequences.
         max_seqlen_k, max_seqlen_q, num_splits: as for `paged_attention`.
+
+    Source: this project.
     """
     op = "paged_attention_workspace_bytes"
     check.tensor(op, "q", q, rank=3, last_contiguous=False)

@@ -167,8 +167,6 @@ def paged_attention_v1(
         partition_size: of AITER's kernels; of no meaning here.
         mtp: the most rows of a sequence.
         sliding_window: a query sees so many keys, its own included; 0: all.
-
-    Source: AITER's `paged_attention_v1`.
     """
     op = "paged_attention_v1"
     check.choice(op, "kv_cache_layout", kv_cache_layout, ("NHD", "HND"))
@@ -200,8 +198,6 @@ def paged_attention_ragged(
         max_num_partitions: with `partition_size` a bound of the longest sequence.
         partition_size: keys of a partition.
         mtp: rows of each sequence.
-
-    Source: AITER's `paged_attention_ragged`.
     """
     op = "paged_attention_ragged"
     check.choice(op, "kv_cache_layout", kv_cache_layout, ("NHD", "HND"))

@@ -39,8 +39,6 @@ def paged_attention_rocm(
         num_kv_heads, block_size: of the caches.
         mtp: rows of each sequence.
         q_scale: fp32, one number or [seqs · mtp, num_heads].
-
-    Source: AITER's `paged_attention_rocm`.
     """
     op = "paged_attention_rocm"
     check.tensor(op, "value_cache", value_cache)
@@ -77,8 +75,6 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
 
     Returns:
         `out_`, or the new tensor.
-
-    Source: AITER's `pa_fwd_asm`.
     """
     op = "pa_fwd_asm"
     check.tensor(op, "Q", Q, rank=3)
@@ -116,8 +112,6 @@ def paged_attention_common(
         K_QScale_asm, V_QScale_asm: fp32 [num_blocks, num_kv_heads, block_size], where K_QScale_hip is None.
         kv_cache_dtype: "auto", "fp8" or "fp8_e4m3".
         kv_cache_tensor_dtype: of no meaning: that of `K` counts.
-
-    Source: AITER's `paged_attention_common`.
     """
     op = "paged_attention_common"
     check.tensor(op, "Q", Q, rank=3)

@@ -198,8 +198,6 @@ def gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Te
         Sums in fp32 (int8: exact, in int32), scaled in fp32, rounded to nearest even once; equal calls give equal
         results. Scales that are not dense in memory are copied. Backend ck takes contiguous rows with k a multiple of
         16 and n of 4, triton everything; vendor is cuBLAS, of fp8 alone; int8 with k of 2^17 and more goes to torch.
-
-    Source: AITER's `gemm_a8w8`.
     """
     marks.refuse(_OP, "WQ", WQ, ", which gemm_a8w8_bpreshuffle takes")
     return _product(XQ, WQ, x_scale, w_scale, bias, dtype, splitK, 0, use_fast_accum, out, backend)
@@ -218,8 +216,6 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
         check: AITER's request to compare kernels; of no meaning here.
         layout: what `shuffle_weight` was given, (16, 16) or (32, 16); default: that of the mark, else (16, 16).
         backend: "ck", "triton" or "torch" instead of the automatic choice.
-
-    Source: AITER's `gemm_a8w8_bpreshuffle`.
     """
     marked = marks.layout_named(WQ)
     layout = layout or marked or _LAYOUTS[0]

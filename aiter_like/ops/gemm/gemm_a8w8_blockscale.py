@@ -245,8 +245,6 @@ def gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor | None, w_scale
         bits of the sums within a block. Backend ck takes contiguous rows with k a multiple of 16 and n of 4, triton
         everything; vendor is cuBLAS. 16-bit `XQ` is quantised by the rule of per_group_quant_hip, in a launch of its
         own, and one for a last block that is a part: the product reads an element once for each tile along n.
-
-    Source: AITER's `gemm_a8w8_blockscale`.
     """
     check.flag(_OP, "isBpreshuffled", isBpreshuffled)
     if not isBpreshuffled:
@@ -266,8 +264,6 @@ def gemm_a8w8_blockscale_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor | N
         x_scale: [m, ceil(k / 128)] fp32, that of row m and block g at g · M + m in memory: either contiguous by its
             strides, or with strides (1, M) that say so; None where `XQ` is bf16 or fp16.
         backend: "ck", "triton" or "torch" instead of the automatic choice.
-
-    Source: AITER's `gemm_a8w8_blockscale_bpreshuffle`.
     """
     return _product("gemm_a8w8_blockscale_bpreshuffle", XQ, WQ, x_scale, w_scale, dtype, True, out, backend)
 

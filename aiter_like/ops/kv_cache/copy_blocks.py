@@ -114,8 +114,6 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     Notes:
         A pair with a block outside the cache is skipped. On a GPU, where nobody looks, a block that one pair writes and
         another reads or writes holds bytes of any of them. One launch for all caches of one shape, dtype and strides.
-
-    Source: AITER's `copy_blocks`.
     """
     for name, caches in (("key_caches", key_caches), ("value_caches", value_caches)):
         if not isinstance(caches, (list, tuple)):
@@ -156,8 +154,6 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
     Notes:
         The kernel skips a pair with a block outside its cache, and can be captured in a graph. Copies to and from
         pinned host memory are asynchronous on the current stream.
-
-    Source: AITER's `swap_blocks`.
     """
     for name, tensor in (("src", src), ("dst", dst), ("block_mapping", block_mapping)):
         if not isinstance(tensor, Tensor):

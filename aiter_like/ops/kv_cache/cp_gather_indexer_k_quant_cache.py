@@ -129,8 +129,6 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
         ValueError: on the CPU, starts that fall or rows that are not there.
 
     Notes: Rows outside all sequences, and those whose block is not in the table or the cache, are left as they are.
-
-    Source: AITER's `cp_gather_indexer_k_quant_cache`.
     """
     check.tensor("cp_gather_indexer_k_quant_cache", "dst_k", dst_k, rank=2)
     check_starts("cp_gather_indexer_k_quant_cache", "cu_seq_lens", cu_seq_lens, dst_k.shape[0], "rows of dst_k")

@@ -154,8 +154,6 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         A slot below 0, and one beyond the cache, is skipped: nothing is written for its token, nor outside the cache.
         Two tokens with one slot: which of them stays is undefined. fp8 saturates, NaN stays NaN; with scale 0 zeros
         become NaN and all else ±largest. 64-bit addresses.
-
-    Source: AITER's `reshape_and_cache`.
     """
     layout = parts.layout_of(_NAMES.op, asm_layout)
     value_cache = parts.as_shuffled(value_cache, key_cache) if asm_layout else value_cache
@@ -172,8 +170,6 @@ def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value
         key_cache: [num_blocks, page_size, num_heads, head_dim], any strides: also [B, H, bs, D] transposed, and half of
             [B, H, bs, 2 · D] that holds keys and values.
         value_cache: [num_blocks, page_size, num_heads, value_dim], any strides, its own.
-
-    Source: AITER's `reshape_and_cache_flash`.
     """
     _reshape_and_cache.run(key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype,
                            k_scale=k_scale, v_scale=v_scale, layout="rows", backend=backend)
@@ -190,8 +186,6 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
         k_pe: [num_tokens, rope_dim], dtype of `kv_c`, last dimension contiguous; [num_tokens, 1, rope_dim] too.
         kv_cache: [num_blocks, page_size, kv_lora_rank + rope_dim], any strides; [num_blocks, page_size, 1, …] too.
         scale: 1 fp32 element, the dequantisation scale; None: 1. Not read with "auto".
-
-    Source: AITER's `concat_and_cache_mla`.
     """
     check.tensor("concat_and_cache_mla", "kv_c", kv_c, rank=2)
     for name, tensor, ranks in (("k_pe", k_pe, (2, 3)), ("kv_cache", kv_cache, (3, 4))):

@@ -184,8 +184,6 @@ def reshape_and_cache_with_block_quant(
     Notes:
         A slot below 0, and one beyond the cache, is skipped and ends a run. Two runs of one call in one block, and two
         tokens with one slot: undefined. A NaN makes the block's scale NaN.
-
-    Source: AITER's `reshape_and_cache_with_block_quant`.
     """
     _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
                      slot_mapping=slot_mapping, layout=parts.layout_of(_NAMES.op, asm_layout),
@@ -202,8 +200,6 @@ def reshape_and_cache_with_block_quant_for_asm_pa(
         k_dequant_scales: [num_heads, num_blocks · page_size / ori_block_size] fp32, read and written; with `asm_layout`
             [num_blocks · page_size / ori_block_size, num_heads].
         ori_block_size: tokens that share a scale, a multiple of page_size.
-
-    Source: AITER's `reshape_and_cache_with_block_quant_for_asm_pa`.
     """
     op, layout = _NAMES.op, parts.layout_of(_NAMES.op, asm_layout)
     check.tensor(op, "key_cache", key_cache, rank=5, last_contiguous=False)

@@ -136,8 +136,6 @@ def reshape_and_cache_with_pertoken_quant(
         A slot below 0, and one beyond the cache, is skipped. Two tokens with one slot: undefined which stays. Zeros
         have the scale 2^-110 / largest; NaN in a head makes its scale NaN, an infinity infinite (elements: fp8 NaN
         where NaN or infinite, int8 0). 64-bit addresses.
-
-    Source: AITER's `reshape_and_cache_with_pertoken_quant`.
     """
     layout = parts.layout_of(_NAMES.op, asm_layout)
     value_cache = parts.as_shuffled(value_cache, key_cache) if asm_layout else value_cache

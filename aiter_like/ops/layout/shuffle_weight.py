@@ -38,8 +38,6 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
         nn.Parameter, .to or slices.
 
     Notes: Exact.
-
-    Source: AITER's `shuffle_weight`.
     """
     _check("shuffle_weight", x, layout, use_int4, is_guinterleave, gate_up)
     check.integer("shuffle_weight", "pad_k_to", pad_k_to, low=0)
@@ -90,8 +88,6 @@ def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinter
         (0x7F); fp32 `src` itself.
 
     Notes: A permutation: exact.
-
-    Source: AITER's `shuffle_scale`.
     """
     if src is None or (isinstance(src, Tensor) and src.dtype == torch.float32):
         return src

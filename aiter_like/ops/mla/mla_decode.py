@@ -273,6 +273,8 @@ def mla_decode_workspace_bytes(batch: int, max_seqlen_q: int, num_heads: int, *,
         batch, max_seqlen_q, num_heads, page_size, num_kv_splits: as of the call.
         v_head_dim: columns of `o`.
         device: where it will run; None: the current one.
+
+    Source: this project.
     """
     op = "mla_decode_workspace_bytes"
     for name, value, low in (("batch", batch, 0), ("max_seqlen_q", max_seqlen_q, 0), ("num_heads", num_heads, 1),

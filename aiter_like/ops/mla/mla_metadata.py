@@ -170,8 +170,6 @@ def get_mla_metadata_info_v1(
         Six pairs of shape and dtype: work_metadata_ptrs (2, uint64), work_indptr (parts + 1, int32), work_info_set
         ((items, 8), int32), reduce_indptr (tiles + 1, int32), reduce_final_map ((tiles, 2), int32) and
         reduce_partial_map (slots, int32).
-
-    Source: AITER's `get_mla_metadata_info_v1`.
     """
     op = "get_mla_metadata_info_v1"
     for name, value, low in (("batch_size", batch_size, 0), ("max_seqlen_qo", max_seqlen_qo, 1),
@@ -221,8 +219,6 @@ def get_mla_metadata_v1(
         The sequences' pages are laid on a line, in blocks, and the line is cut into equal parts: no length makes a part
         longer than others. No synchronisation. Tensors of the sizes that `get_mla_metadata_info_v1` gives are large
         enough for all lengths; what would lie outside others is left out.
-
-    Source: AITER's `get_mla_metadata_v1`.
     """
     op = "get_mla_metadata_v1"
     if num_heads_k != 1 or mla_version != 0:
@@ -269,8 +265,6 @@ def get_ps_metadata_info_v1(batch_size: int, num_head_k: int, max_qlen: int,
     Notes:
         The attention that serves `mla_prefill_ps_asm_fwd` shares its work out itself: there is one part, and a tile of
         the sum for each tile of query tokens.
-
-    Source: AITER's `get_ps_metadata_info_v1`.
     """
     op = "get_ps_metadata_info_v1"
     for name, value, low in (("batch_size", batch_size, 0), ("num_head_k", num_head_k, 1), ("max_qlen", max_qlen, 0),
@@ -300,8 +294,6 @@ def get_ps_metadata_v1(
 
     Raises:
         UnsupportedError: need_lse.
-
-    Source: AITER's `get_ps_metadata_v1`.
     """
     op = "get_ps_metadata_v1"
     if need_lse:

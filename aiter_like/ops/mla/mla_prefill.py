@@ -31,8 +31,6 @@ def mla_prefill_fwd(
     Returns:
         (`o`, log-sum-exp [total_q, 1, num_heads, 1] fp32, natural logarithm). A row of a sequence without keys is 0 and
         −inf; rows of no sequence, behind qo_indptr's last, are not written, and their log-sum-exps may be anything.
-
-    Source: AITER's `mla_prefill_fwd`.
     """
     op = "mla_prefill_fwd"
     check.tensor(op, "q", q, rank=3)
@@ -73,8 +71,6 @@ def mla_prefill_ps_asm_fwd(
         `unified_attention` over a list of pages. All rows of each sequence are written, 0 for one without keys, and
         `mla_reduce_v1` with the same plan finds nothing to add up; rows of no sequence, behind qo_indptr's last, are
         not written.
-
-    Source: AITER's `mla_prefill_ps_asm_fwd`.
     """
     _check_expanded("mla_prefill_ps_asm_fwd", Q, K, V, output)
     _attend_expanded("mla_prefill_ps_asm_fwd", Q, K, V, qo_indptr, kv_indptr, kv_page_indices, max_seqlen_q,

@@ -91,8 +91,6 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
         Products are summed in fp32 (int8: int32), rounded to `dtype` after each stage; weights of 4 bits are widened,
         activations then keep their 16 bits, but become fp8 beside words of int4. Equal calls give equal results.
         Without waiting for the device; `backend` is that of the products. Derivatives of 16-bit layers without masks.
-
-    Source: AITER's `fused_moe`.
     """
     given = locals()
     for name in _NOT_SERVED:

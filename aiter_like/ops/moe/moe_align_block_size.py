@@ -125,8 +125,6 @@ def moe_align_block_size(topk_ids: Tensor, num_experts: int, block_size: int, so
         num_tokens_post_pad: [1] int32, written: pairs with padding. What lies beyond these is left as it is.
 
     Notes: Without waiting for the device, in one launch for up to 2048 pairs; deterministic.
-
-    Source: AITER's `moe_align_block_size`.
     """
     _moe_align_block_size.run(sorted_token_ids, experts_ids, token_nums, num_tokens_post_pad, topk_ids, num_experts,
                               block_size, backend=backend)

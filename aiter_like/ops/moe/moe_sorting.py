@@ -258,8 +258,6 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
         expert of each pair, counted among those here, -1 where it does not count. Beyond the valid rows: undefined.
 
     Notes: Without waiting for the device; deterministic. 127 experts of a token and 2^24 - 1 tokens at most.
-
-    Source: AITER's `moe_sorting`.
     """
     for name, value in (("return_local_topk_ids", return_local_topk_ids), ("flat", flat), ("output_aux", output_aux),
                         ("accumulate", accumulate)):
@@ -296,8 +294,6 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
         moe_buf: set to zero, contiguous, of any shape; None or empty: none.
         unit_size: rows of a block.
         local_expert_mask: [num_experts] int32: 0 where an expert is on another device.
-
-    Source: AITER's `moe_sorting_fwd`.
     """
     name = "moe_sorting_fwd"  # messages name this function where the operator calls arguments otherwise
     check.tensor(name, "topk_ids", topk_ids, rank=2)

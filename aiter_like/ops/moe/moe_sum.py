@@ -175,8 +175,6 @@ def moe_sum(input: Tensor, output: Tensor, *, backend: str | None = None) -> Non
         output: [tokens, columns] bf16|fp16|fp32, written, last dimension contiguous.
 
     Notes: Added in fp32, rounded to nearest even once; deterministic.
-
-    Source: AITER's `moe_sum`.
     """
     moe_sum_op.run(output, input, backend=backend)
 

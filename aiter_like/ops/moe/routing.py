@@ -52,8 +52,6 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
     Notes:
         The kernels take up to 1024 experts and 32 places of a token, torch more. Of equal logits the lowest expert
         comes first, a NaN after all numbers, with weight 0; several infinite logits share a softmax. Deterministic.
-
-    Source: AITER's `topk_softmax`.
     """
     check.choice("topk_softmax", "shared_expert_scoring_func", shared_expert_scoring_func, ("", "sigmoid"))
     weights = _written_weights("topk_softmax", topk_indices, topk_weights, num_shared_experts)
@@ -182,8 +180,6 @@ def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormal
         topk_ids, topk_weights: [tokens or more, k] int32 and fp32, whose first rows are written; default: new ones.
 
     Returns: `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32, or those that were given, whole.
-
-    Source: AITER's `fused_topk`.
     """
     check.tensor("fused_topk", "hidden_states", hidden_states, last_contiguous=False)
     check.tensor("fused_topk", "gating_output", gating_output, rank=2)

@@ -167,8 +167,6 @@ def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor
 
     Notes:
         Accumulated in fp32, rounded to nearest even once; deterministic. A launch of its own writes the padding.
-
-    Source: AITER's `fused_add_rmsnorm_pad`.
     """
     check.tensor("fused_add_rmsnorm_pad", "x", x, dtypes=elements.FLOATS)
     check.integer("fused_add_rmsnorm_pad", "x_pad_to_multiple", x_pad_to_multiple, low=0)

@@ -47,8 +47,6 @@ def fused_rms_fp8_group_quant(
         of `inp1` y, the second result and the rounded sum inp1 + res1; None for what was not asked for.
 
     Notes: In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
-
-    Source: AITER's `fused_rms_fp8_group_quant`.
     """
     name = "fused_rms_fp8_group_quant"
     check.flag(name, "transpose_scale", transpose_scale)
@@ -90,8 +88,6 @@ def fused_rms_fp8_per_tensor_static_quant(
 
     Notes:
         In fp32, to nearest even; NaN stays NaN in fp8, becomes 0 in int8. Kernels take rows of at most 32768 elements.
-
-    Source: AITER's `fused_rms_fp8_per_tensor_static_quant`.
     """
     name = "fused_rms_fp8_per_tensor_static_quant"
     q, out1, out2, res_out = _outputs(name, inp1, inp2, dtype_quant, res1, output_unquantized_inp1)

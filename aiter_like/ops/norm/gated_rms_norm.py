@@ -141,6 +141,8 @@ def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor
 
     Notes:
         In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
+
+    Source: that of `gated_rms_norm`.
     """
     _gated_rms_norm.run(out, scale, input, gate, weight=weight, epsilon=epsilon, backend=backend)
 

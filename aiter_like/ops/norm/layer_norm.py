@@ -184,10 +184,7 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
 
 def layernorm2d_fwd(input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float = 1e-5,
                     x_bias: Tensor | None = None, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """`layer_norm` with weight and bias that must be given. Like `layer_norm` otherwise.
-
-    Source: AITER's `layernorm2d_fwd`.
-    """
+    """`layer_norm` with weight and bias that must be given. Like `layer_norm` otherwise."""
     return layer_norm(input, weight, bias, epsilon, x_bias, out=out, backend=backend)
 
 
@@ -205,8 +202,6 @@ def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, re
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
 
     Notes: In fp32, each output rounded once; deterministic.
-
-    Source: AITER's `layernorm2d_fwd_with_add`.
     """
     _layer_norm.run(out, None, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
                     residual_in=residual_in, backend=backend)
@@ -225,8 +220,6 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
 
     Notes: In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
-
-    Source: AITER's `layernorm2d_fwd_with_dynamicquant`.
     """
     _layer_norm.run(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias, backend=backend)
 
@@ -242,8 +235,6 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
     Args:
         residual_in: [..., hidden], dtype of `input`; added in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
-
-    Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
     """
     _layer_norm.run(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
                     residual_in=residual_in, backend=backend)
@@ -258,8 +249,6 @@ def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor,
 
     Args:
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
-
-    Source: AITER's `layernorm2d_fwd_with_smoothquant`.
     """
     _layer_norm.run(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias, x_scale=xscale,
                     backend=backend)
@@ -276,8 +265,6 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
 
     Args:
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
-
-    Source: AITER's `layernorm2d_fwd_with_add_smoothquant`.
     """
     _layer_norm.run(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
                     residual_in=residual_in, x_scale=xscale, backend=backend)

@@ -221,8 +221,6 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
         gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
 
     Notes: Accumulated in fp32, each output rounded to nearest even once; deterministic.
-
-    Source: AITER's `rmsnorm2d_fwd_with_add`.
     """
     _rms_norm.run(out, input, weight, epsilon, residual_in=residual_in, residual_out=residual_out,
                   use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, gemma_norm=parts.as_flag(gemma_norm),
@@ -249,8 +247,6 @@ def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, ep
     Args:
         input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced; written with the result.
         residual_in: [..., hidden], dtype of `input`; written with the rounded sum.
-
-    Source: AITER's `fused_add_rms_norm_cu`.
     """
     _rms_norm.run(input, input, weight, epsilon, residual_in=residual_in, residual_out=residual_in, backend=backend)
 

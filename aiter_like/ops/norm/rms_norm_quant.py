@@ -173,8 +173,6 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
         shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
 
     Notes: In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic.
-
-    Source: AITER's `rmsnorm2d_fwd_with_dynamicquant`.
     """
     rms_norm_quant.run(out, group_major(yscale, shuffle_scale), None, None, input=input, weight=weight, epsilon=epsilon,
                        group_size=group_size, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
@@ -192,8 +190,6 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
     Args:
         residual_in: [..., hidden], dtype of `input`; added to it in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
-
-    Source: AITER's `rmsnorm2d_fwd_with_add_dynamicquant`.
     """
     rms_norm_quant.run(out, group_major(yscale, shuffle_scale), residual_out, None, input=input, weight=weight,
                        epsilon=epsilon, residual_in=residual_in, group_size=group_size,
@@ -210,8 +206,6 @@ def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, y
     Args:
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
         yscale: [..., 1] fp32, dense, written; `out · yscale` is the value.
-
-    Source: AITER's `rmsnorm2d_fwd_with_smoothquant`.
     """
     rms_norm_quant.run(out, yscale, None, None, input=input, weight=weight, epsilon=epsilon, x_scale=xscale,
                        use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
@@ -230,8 +224,6 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
         residual_in: [..., hidden], dtype of `input`; added to it in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
         out_before_quant: [..., hidden], dtype of `input`, written: the normalised rows, rounded; None: not wanted.
-
-    Source: AITER's `rmsnorm2d_fwd_with_add_smoothquant`.
     """
     rms_norm_quant.run(out, yscale, residual_out, out_before_quant, input=input, weight=weight, epsilon=epsilon,
                        residual_in=residual_in, x_scale=xscale, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm,
@@ -247,8 +239,6 @@ def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, eps
     Args:
         scale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · scale` is the value.
         gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
-
-    Source: AITER's `rmsnorm_quant`.
     """
     rms_norm_quant.run(out, group_major(scale, shuffle_scale), None, None, input=input, weight=weight, epsilon=epsilon,
                        group_size=group_size, gemma_norm=parts.as_flag(gemma_norm), backend=backend)
@@ -265,8 +255,6 @@ def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_
     Args:
         residual_in: [..., hidden], dtype of `input`; added to it in fp32.
         residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
-
-    Source: AITER's `add_rmsnorm_quant`.
     """
     rms_norm_quant.run(out, group_major(scale, shuffle_scale), residual_out, None, input=input, weight=weight,
                        epsilon=epsilon, residual_in=residual_in, group_size=group_size,

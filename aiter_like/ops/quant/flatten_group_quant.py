@@ -124,8 +124,6 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
         transpose_scale: the scales have strides (1, tokens): groups outermost in memory.
 
     Returns: q [tokens, heads · columns] and the scales [tokens, heads · columns / group_size] fp32.
-
-    Source: AITER's `fused_flatten_fp8_group_quant`.
     """
     check.tensor(_OP, "x", x, rank=3, last_contiguous=False)
     _check_groups(x.shape[2], group_size)

@@ -122,6 +122,8 @@ def unpack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
 
     Returns:
         [..., 2 · K] int8 with values from -8 to 7.
+
+    Source: the byte order of AITER's i4x2.
     """
     out = _output("unpack_int4", x, True)
     _pack_int4.run(out, x, is_unpacking=True, backend=backend)

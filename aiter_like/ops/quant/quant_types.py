@@ -39,8 +39,6 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
     Returns: q [..., K] and the scales [..., 1].
 
     Notes: To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0. Empty rows are refused.
-
-    Source: AITER's `pertoken_quant`.
     """
     op = "pertoken_quant"
     top = _largest(op, x, quant_dtype, dtypeMax)
@@ -70,8 +68,6 @@ def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.
         scale: one number, or None: found, as max(amax, 2^-110) / dtypeMax.
 
     Returns: q like `x`, and the scale [1].
-
-    Source: AITER's `per_tensor_quant`.
     """
     if isinstance(scale, Tensor) and scale.numel() != 1:
         raise ValueError(f"per_tensor_quant: scale must have one element, got shape {tuple(scale.shape)}")
@@ -133,17 +129,12 @@ def get_hip_quant(qType: QuantType) -> Callable:
     Returns:
         A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales. For a type that has no quantiser
         here (per_1x32 is MXFP4 and MXFP8, of gfx950) one that raises UnsupportedError.
-
-    Source: AITER's `get_hip_quant`.
     """
     return _quantiser(qType, None)
 
 
 def get_triton_quant(qType: QuantType) -> Callable:
-    """The quantiser of a QuantType with backend="triton". Like `get_hip_quant` otherwise.
-
-    Source: AITER's `get_triton_quant`.
-    """
+    """The quantiser of a QuantType with backend="triton". Like `get_hip_quant` otherwise."""
     return _quantiser(qType, "triton")
 
 
@@ -151,8 +142,6 @@ def get_torch_quant(qType: QuantType) -> Callable:
     """The quantiser of a QuantType in torch operations, for any device and fp8. Like `get_hip_quant` otherwise.
 
     per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and larger blocks: blocks of the latter.
-
-    Source: AITER's `get_torch_quant`.
     """
     return {QuantType.No: _unchanged, QuantType.per_Tensor: per_tensor_quant, QuantType.per_Token: pertoken_quant,
             QuantType.per_1x128: per_block_quant_wrapper((1, 128))(pertoken_quant),

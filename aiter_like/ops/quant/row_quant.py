@@ -148,8 +148,6 @@ def per_token_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
         saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic.
-
-    Source: AITER's `per_token_quant_hip`.
     """
     parts.refuse_scale("per_token_quant_hip", scale)
     out, scale = parts.outputs("per_token_quant_hip", x, quant_dtype, 0)
@@ -169,8 +167,6 @@ def per_group_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
         scale_type: torch.float32.
 
     Returns: q [..., K] and the scales [..., K / group_size] fp32.
-
-    Source: AITER's `per_group_quant_hip`.
     """
     parts.refuse_scale("per_group_quant_hip", scale)
     check.choice("per_group_quant_hip", "group_size", group_size, quant_rule.GROUPS)
@@ -194,8 +190,6 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
         shuffle_scale: the scales lie in memory with groups outermost.
 
     Returns: Nothing.
-
-    Source: AITER's `dynamic_per_token_scaled_quant`.
     """
     group_size = 0
     if isinstance(input, Tensor) and isinstance(scales, Tensor) and input.ndim and scales.numel():
@@ -215,8 +209,6 @@ def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, 
         scale_out: [...] or [..., 1] fp32, written.
 
     Returns: `qx` and `scale_out`.
-
-    Source: AITER's `dynamic_per_token_quant_fp8_i8`.
     """
     _row_quant.run(qx, scale_out, x_in, backend=backend)
     return qx, scale_out
@@ -229,8 +221,6 @@ def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor
     Args:
         x_scale: [K] or [1, K] fp32: a factor per column.
         y_scale: [..., 1] fp32, written: the rows' scales.
-
-    Source: AITER's `smoothquant_fwd`.
     """
     if isinstance(x_scale, Tensor) and x_scale.ndim == 2 and x_scale.shape[0] == 1:
         x_scale = x_scale[0]

@@ -129,8 +129,6 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
     Notes:
         scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
         saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic.
-
-    Source: AITER's `per_tensor_quant_hip`.
     """
     out, found = parts.outputs("per_tensor_quant_hip", x, quant_dtype, None)
     used = found if scale is None else scale
@@ -148,8 +146,6 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
         scale: one fp32 number on the device.
 
     Notes: To nearest even; NaN is NaN in fp8, 0 in int8, and a scale of NaN makes all elements so. Deterministic.
-
-    Source: AITER's `static_per_tensor_quant`.
     """
     _tensor_quant.run(out, scale, input, is_dynamic=False, backend=backend)
 
@@ -159,8 +155,6 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backe
 
     Args:
         scale: one fp32 number on the device, written; what it holds before does not matter.
-
-    Source: AITER's `dynamic_per_tensor_quant`.
     """
     _tensor_quant.run(out, scale, input, backend=backend)
 
@@ -174,8 +168,6 @@ def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *
         scale_in: one fp32 number on the device.
 
     Returns: `qx`.
-
-    Source: AITER's `static_per_tensor_quant_fp8_i8`.
     """
     static_per_tensor_quant(qx, x_in, scale_in, backend=backend)
     return qx
@@ -189,8 +181,6 @@ def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor,
         scale_out: one fp32 number on the device, written; what it holds before does not matter.
 
     Returns: `qx` and `scale_out`.
-
-    Source: AITER's `dynamic_per_tensor_quant_fp8_i8`.
     """
     dynamic_per_tensor_quant(qx, x_in, scale_out, backend=backend)
     return qx, scale_out

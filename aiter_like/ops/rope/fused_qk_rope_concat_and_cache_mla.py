@@ -203,8 +203,6 @@ def fused_qk_rope_concat_and_cache_mla(
         fp32 throughout, each result rounded to nearest even once; fp8 saturates. A slot outside the cache is skipped; a
         position outside the tables gives NaN in the rotated part. Two tokens with one slot: which of them stays is
         undefined.
-
-    Source: AITER's `fused_qk_rope_concat_and_cache_mla`.
     """
     for name, tensor, rank in (("kv_c", kv_c, 2), ("k_pe", k_pe, 2), ("kv_cache", kv_cache, 3)):
         parts.has_rank(_OP, name, tensor, rank, rank + 1)

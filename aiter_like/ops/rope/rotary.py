@@ -37,8 +37,6 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Notes: Rotated in fp32, rounded to nearest even once; deterministic.
-
-    Source: AITER's `rotary_embedding_fwd`.
     """
     _turn("rotary_embedding_fwd", positions, query, key, head_size, (cos_cache, sin_cache),
           (0 if is_neox else 1, True, is_nope_first), None, backend)
@@ -52,8 +50,6 @@ def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | Non
     Args:
         rot_dim: rotated elements of a head: twice the width of `cos_cache`.
         cos_sin_cache_offsets: as many as `positions`, int32|int64: added to them.
-
-    Source: AITER's `batched_rotary_embedding`.
     """
     check.integer("batched_rotary_embedding", "rot_dim", rot_dim, 0)
     if isinstance(cos_cache, Tensor) and cos_cache.ndim and rot_dim != 2 * cos_cache.shape[-1]:

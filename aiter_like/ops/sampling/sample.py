@@ -138,8 +138,6 @@ def greedy_sample(out: Tensor, input: Tensor, *, backend: str | None = None) -> 
     Notes:
         A NaN never wins over a number; a row of NaNs gives column 0, and so does one of -inf. Each row is read once;
         the result does not depend on how many workgroups read it.
-
-    Source: AITER's `greedy_sample`.
     """
     _sample.run(out, input, backend=backend)
 
@@ -175,8 +173,6 @@ def mixed_sample(out: Tensor, input: Tensor, temperature: Tensor, lambd: float =
 
     Args:
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.
-
-    Source: AITER's `mixed_sample`.
     """
     _run(out, input, temperature, True, lambd, generator, eps, seed, offset, backend)
 
@@ -191,8 +187,6 @@ def random_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Te
     Notes:
         A NaN is never drawn while its row has a number; +inf is drawn always. A temperature of NaN gives column 0, an
         infinite one equal chances to all but -inf.
-
-    Source: AITER's `random_sample_outer_exponential`.
     """
     _sample.run(out, input, temperatures, exponentials, epsilon=eps, backend=backend)
 
@@ -203,8 +197,6 @@ def mixed_sample_outer_exponential(out: Tensor, input: Tensor, exponentials: Ten
 
     Args:
         temperature: [rows] fp32; 0: greedy; any other below 1e-5 counts as 1e-5.
-
-    Source: AITER's `mixed_sample_outer_exponential`.
     """
     _sample.run(out, input, temperature, exponentials, is_mixed=True, epsilon=eps, backend=backend)
 

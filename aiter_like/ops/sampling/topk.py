@@ -172,8 +172,6 @@ def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest
             the row. None or empty: all.
         stride0: elements from row to row of `x`, or -1: as `x` has them.
         stride1: elements from column to column of `x`; 1 beside a `stride0` of -1: as `x` has them.
-
-    Source: AITER's `topk_plain`.
     """
     check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
     check.tensor(_OP, "topk_ids", topk_ids, dtypes=(torch.int32,), shape=(x.shape[0], topk), device=x.device)
@@ -220,8 +218,6 @@ def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: 
     Args:
         next_n: rows, of consecutive query tokens, of each sequence.
         seqLens: [rows / next_n] int32.
-
-    Source: AITER's `top_k_per_row_decode`.
     """
     check.integer(_OP, "next_n", next_n, low=1)
     _per_row(logits, indices, None, numRows, stride0, stride1, k, stable, backend, {"lengths": ("seqLens", seqLens)},
