@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Argument checks with one message format: `op: argument must …, got …`. Each op's `check` uses them.
 
-TypeError: wrong kind of object or dtype. ValueError: wrong shape, layout, device or value.
+A check, here or as check_… elsewhere, says what holds where it returns. Otherwise it raises: TypeError for a wrong kind
+of object or dtype, ValueError for a wrong shape, layout, device or value.
 """
 
 from __future__ import annotations
@@ -85,31 +86,19 @@ def integer(op: str, name: str, value: Any, low: int = -INT32_MAX - 1, high: int
 
 
 def floating(op: str, name: str, value: Any) -> None:
-    """`value` is a floating-point dtype.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """`value` is a floating-point dtype."""
     if not isinstance(value, torch.dtype) or not value.is_floating_point:
         raise TypeError(f"{op}: {name} must be a floating-point dtype, got {_show(value)}")
 
 
 def flag(op: str, name: str, value: Any) -> None:
-    """`value` is a bool.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """`value` is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{op}: {name} must be True or False, got {_show(value)}")
 
 
 def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
-    """`value` is one of `accepted`; a member of an IntEnum stands for its number, as AITER's callers pass them.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """`value` is one of `accepted`; a member of an IntEnum stands for its number, as AITER's callers pass them."""
     kind = value.__class__  # not `type`: stand-ins of traced/ answer to that
     if isinstance(value, Enum) and isinstance(value, (int, str)):
         kind = int if isinstance(value, int) else str
@@ -118,11 +107,7 @@ def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
 
 
 def together(op: str, **given: Any) -> None:
-    """All of these arguments are given, or none.
-
-    Raises:
-        ValueError: some are None.
-    """
+    """All of these arguments are given, or none."""
     if len({value is None for value in given.values()}) > 1:
         *first, last = given
         raise ValueError(f"{op}: {', '.join(first)} and {last} must come together, got "
@@ -135,11 +120,7 @@ def is_on_host(value: Any) -> bool:
 
 
 def dense(op: str, name: str, value: Any) -> None:
-    """`value` is a tensor whose elements lie in memory one by one, of any strides.
-
-    Raises:
-        TypeError: it is nested, sparse or quantised, or no tensor.
-    """
+    """`value` is a tensor whose elements lie in memory one by one, of any strides."""
     if not isinstance(value, Tensor) or value.is_nested or value.layout is not torch.strided or value.is_quantized:
         refuse_kind(op, name, value, "a tensor")
 
@@ -147,9 +128,6 @@ def dense(op: str, name: str, value: Any) -> None:
 def sequence_starts(op: str, name: str, value: Any) -> None:
     """`value`, where it is a tensor of one dimension, has the starts of no more than MOST_SEQUENCES sequences. To be
     asked before the values are looked at: an expanded tensor of any length takes no memory, but for ever to read.
-
-    Raises:
-        ValueError: it has more.
     """
     if type(value) is Tensor and value.ndim == 1 and value.shape[0] > MOST_SEQUENCES + 1:
         raise ValueError(f"{op}: {name} must have at most {MOST_SEQUENCES + 1} elements, got {value.shape[0]}")

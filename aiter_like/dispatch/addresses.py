@@ -176,20 +176,13 @@ class AddressCheck:
 def refuse_missing(op: str, name: str, tensor: Tensor, address: int) -> None:
     """Refuses a tensor with elements whose memory was given back, as parameters of FSDP's are between their layers, or
     never there, as that of torch's zeros of tangents: its address is null, or an offset from there.
-
-    Raises:
-        ValueError: it is such a tensor.
     """
     if not address or address < _LEAST and not tensor.untyped_storage().data_ptr():
         raise ValueError(f"{op}: {name} must have memory, got a tensor whose storage is empty")
 
 
 def refuse_overlap(op: str, name: str, written: Tensor, **others: Tensor | None) -> None:
-    """Refuses what a public function writes itself, beside its operators, where it shares memory with `others`.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Refuses what a public function writes itself, beside its operators, where it shares memory with `others`."""
     for other, tensor in others.items():
         if (tensor is not None and not torch_ops.intercepted((written, tensor))
                 and not written.is_meta and meet(written, tensor, tensor.data_ptr() - written.data_ptr())):
@@ -206,9 +199,6 @@ def refuse_overlaps(op: str, names: str, groups: Mapping[Hashable, Sequence[Tens
     Args:
         names: of the lists.
         groups: the tensors, by shape, strides, dtype and device.
-
-    Raises:
-        ValueError: one does.
     """
     tensors = [(kind, tensor) for kind, group in groups.items() for tensor in group]
     if torch_ops.intercepted((*(tensor for _, tensor in tensors), *others.values())) or any(

@@ -36,12 +36,7 @@ def gated(x: Tensor, activation: str, limit: float) -> Tensor:
 
 
 def check_halves(op: str, name: str, x: Tensor) -> tuple[int, ...]:
-    """The shape [..., d] of what comes of `x`, whose rows [..., 2d] hold gate and up.
-
-    Raises:
-        TypeError: it is no dense tensor.
-        ValueError: its last dimension is odd.
-    """
+    """The shape [..., d] of what comes of `x`, whose rows [..., 2d] hold gate and up."""
     check.dense(op, name, x)
     if x.ndim == 0 or x.shape[-1] % 2:
         raise ValueError(f"{op}: {name} must have an even last dimension, gate and up, got shape {tuple(x.shape)}")

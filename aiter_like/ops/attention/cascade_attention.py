@@ -20,11 +20,7 @@ _OP = "cascade_attention"
 
 
 def _check_prefix(table: Tensor, lengths: Tensor, k: Tensor, longest: int, prefix_len: int, num_queries: int) -> None:
-    """On the CPU, where nobody waits for contents: what check_pages says, and that all sequences have the prefix.
-
-    Raises:
-        ValueError: a sequence has not.
-    """
+    """On the CPU, where nobody waits for contents: what check_pages says, and that all sequences have the prefix."""
     check_pages(_OP, table, lengths, k, longest)
     if not prefix_len or not len(table) or not check.is_on_host(table) or not check.is_on_host(lengths):
         return

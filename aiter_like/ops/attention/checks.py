@@ -67,10 +67,6 @@ def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> 
 def check_call(op: str, call: AttentionCall) -> None:
     """Checks a call of `op` by metadata, beyond annotations. Lengths may be on a GPU: kernels keep within tensors
     whatever they are.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, layouts or values do not fit.
     """
     q, k, v = call.q, call.k, call.v
     check.tensor(op, "q", q, rank=3 if call.is_varlen else 4)
@@ -105,11 +101,7 @@ def check_call(op: str, call: AttentionCall) -> None:
 
 
 def check_heads(op: str, call: Any, num_heads: int, num_kv_heads: int, names: str) -> None:
-    """Each head of `names` has equally many heads of q, and each of these its slope and sink.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Each head of `names` has equally many heads of q, and each of these its slope and sink."""
     if num_heads % num_kv_heads if num_kv_heads else num_heads:
         raise ValueError(f"{op}: the heads of q must be a multiple of the heads of {names}, got {num_heads} and "
                          f"{num_kv_heads}")
@@ -159,10 +151,6 @@ def _check_bias(op: str, call: AttentionCall) -> None:
 def check_paged_call(call: PagedCall) -> object:
     """Checks a call by metadata, beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within
     the tensors.
-
-    Raises:
-        TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, layouts or values do not fit.
     """
     q, k, head_dim = call.q, call.k, call.q.shape[2]
     shape_k, shape_v = (None, None, None, head_dim), (*k.shape[:3], None)

@@ -170,11 +170,7 @@ def get_pa_metadata_info_v1(batch_size: int,
 
 
 def _check_contents(op: str, rows: Tensor, pages: Tensor, lengths: Tensor, page_size: int, longest: int | None) -> None:
-    """Starts and lengths that can be looked at without waiting are in order and fit one another.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Starts and lengths that can be looked at without waiting are in order and fit one another."""
     contents.check_lengths(op, "seqlens_qo_indptr", rows, check.INT32_MAX, longest, "max_seqlen_qo")
     contents.check_starts(op, "pages_kv_indptr", pages, check.INT32_MAX, "pages")
     contents.check_values(op, "context_lens", lengths, 0, check.INT32_MAX, "hold lengths")

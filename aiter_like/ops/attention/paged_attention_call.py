@@ -262,10 +262,6 @@ def workspace_bytes(call: PagedAttentionCall, parts: Parts | None = None) -> int
 def check_paged_attention(call: PagedAttentionCall) -> object:
     """Checks a call by metadata, beyond annotations. Lengths and numbers of pages may be on a GPU: kernels keep within
     the tensors.
-
-    Raises:
-        TypeError: an argument is of another dtype.
-        ValueError: shapes, layouts or values do not fit.
     """
     q = call.q
     _check_layout(call)

@@ -30,11 +30,7 @@ def are_on_host(*tensors: Any, rank: int = 1) -> bool:
 
 
 def check_values(op: str, name: str, values: Tensor, low: int, high: int, what: str = "hold numbers") -> None:
-    """All are between `low` and `high`.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """All are between `low` and `high`."""
     if not check.is_on_host(values) or values.dtype not in INTEGERS:
         return
     wrong = values[(values < low) | (values > high)]
@@ -44,9 +40,6 @@ def check_values(op: str, name: str, values: Tensor, low: int, high: int, what: 
 
 def check_distinct(op: str, name: str, values: Tensor, count: int, what: str, besides: int = -1) -> None:
     """Those from 0 to `count` - 1 differ, but for `besides`: two that write `what` at once would leave anything there.
-
-    Raises:
-        ValueError: one is there more than once.
     """
     if not check.is_on_host(values) or values.dtype not in INTEGERS:
         return
@@ -58,9 +51,6 @@ def check_distinct(op: str, name: str, values: Tensor, count: int, what: str, be
 def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int | None, bound: str = "") -> None:
     """Cumulative lengths: from 0 on, never falling, within the tensor and its longest sequence, which is the argument
     `bound`, of the queries or keys that `name` ends with where it is not given.
-
-    Raises:
-        ValueError: they are not.
     """
     check.sequence_starts(op, name, starts)
     if not are_on_host(starts):
@@ -75,11 +65,7 @@ def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int |
 
 
 def check_starts(op: str, name: str, starts: Tensor, total: int, what: str) -> None:
-    """Starts from 0 or more, which never fall, of ranges within `what`, of which there are `total`.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Starts from 0 or more, which never fall, of ranges within `what`, of which there are `total`."""
     check.sequence_starts(op, name, starts)
     if not are_on_host(starts) or not len(starts):
         return
@@ -102,9 +88,6 @@ def check_pages(op: str, table: Tensor, lengths: Tensor, k: Tensor, longest: int
         k: [num_pages, page_size, …].
         longest: not less than the longest; None: as long as the table.
         names: of `table` and `longest`.
-
-    Raises:
-        ValueError: they are not.
     """
     if not (are_on_host(table, rank=2) and are_on_host(lengths) and lengths.shape == table.shape[:1] and k.shape[1]
             and (longest is None or isinstance(longest, int))):
@@ -133,9 +116,6 @@ def check_page_list(op: str, starts: Tensor, pages: Tensor, last: Tensor | None,
         longest: not less than the longest sequence of keys; None: as long as the list.
         names: of `starts`, `pages`, `last` and `longest`.
         has_holes: a page outside the cache has no keys.
-
-    Raises:
-        ValueError: they are not.
     """
     check_lengths(op, names[0], starts, len(pages), None)
     if not are_on_host(starts, pages) or not len(starts):

@@ -57,10 +57,6 @@ def is_shuffled(op: str, name: str, weights: Any) -> bool:
 
 
 def refuse(op: str, name: str, weights: Any, unless: str = "") -> None:
-    """A matrix is not marked; `unless` says what takes one that is.
-
-    Raises:
-        ValueError: it is.
-    """
+    """A matrix is not marked; `unless` says what takes one that is."""
     if layout_of(weights):
         raise ValueError(f"{op}: {name} must not be shuffled{unless}, got a result of shuffle_weight")

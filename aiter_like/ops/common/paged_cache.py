@@ -81,11 +81,7 @@ def zeros(layout: str, blocks: int, page_size: int, heads: int, head_dim: int, d
 
 def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
                  rank: int = 3) -> None:
-    """`key` and `value` [num_tokens, num_heads, …], or with another first dimension, fit the caches of `layout`.
-
-    Raises:
-        TypeError, ValueError: they do not; the message names the argument.
-    """
+    """`key` and `value` [num_tokens, num_heads, …], or with another first dimension, fit the caches of `layout`."""
     op = names.op
     check.choice(op, "layout", layout, tuple(RANKS))
     check.tensor(op, names.key, key, rank=rank)
@@ -108,11 +104,7 @@ def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tens
 
 
 def check_pages(op: str, name: str, cache: Tensor, page_size: int) -> None:
-    """A page holds a token.
-
-    Raises:
-        ValueError: it holds none.
-    """
+    """A page holds a token."""
     if page_size == 0:
         raise ValueError(f"{op}: {name} must have pages of at least 1 token, got shape {tuple(cache.shape)}")
 
@@ -127,11 +119,7 @@ def _pack(op: str, name: str, cache: Tensor, what: str, size: int) -> int:
 
 
 def check_slots(op: str, slot_mapping: Tensor, num_tokens: int, device: torch.device) -> None:
-    """At most `num_tokens` slots.
-
-    Raises:
-        TypeError, ValueError: more, or no such tensor.
-    """
+    """At most `num_tokens` slots."""
     check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=elements.INTEGERS, device=device)
     if slot_mapping.shape[0] > num_tokens:
         raise ValueError(f"{op}: slot_mapping must have at most {num_tokens} elements, one for each token, got "
@@ -139,11 +127,7 @@ def check_slots(op: str, slot_mapping: Tensor, num_tokens: int, device: torch.de
 
 
 def check_scale(op: str, name: str, scale: Tensor | None, device: torch.device) -> None:
-    """One fp32 element, or None.
-
-    Raises:
-        TypeError, ValueError: it is something else.
-    """
+    """One fp32 element, or None."""
     if scale is None:
         return
     check.tensor(op, name, scale, dtypes=(torch.float32,), device=device)
@@ -164,11 +148,7 @@ def too_many_slots(num_blocks: int, page_size: int) -> str | None:
 
 
 def check_fp8(op: str, name: str, cache: Tensor, others: tuple[torch.dtype, ...]) -> None:
-    """fp8 of the device, or one of `others`.
-
-    Raises:
-        TypeError: another dtype, such as another device's fp8.
-    """
+    """fp8 of the device, or one of `others`."""
     target = target_of(cache.device)
     refusal = quant_rule.refusal(target, cache.dtype)
     if refusal:

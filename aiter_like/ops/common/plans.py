@@ -45,11 +45,7 @@ def starts(device: torch.device, lengths: list[int]) -> Tensor:
 
 
 def check_plan(op: str, call: Any) -> None:
-    """The tensors of a plan are what kernels read and write without strides, beyond what annotations say.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """The tensors of a plan are what kernels read and write without strides, beyond what annotations say."""
     for name, least in (("work_indptr", 2), ("reduce_indptr", 1), ("qo_indptr", 1)):
         if (count := getattr(call, name).shape[0]) < least:
             raise ValueError(f"{op}: {name} must have at least {least} element{'s' * (least > 1)}, got {count}")

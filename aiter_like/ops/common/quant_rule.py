@@ -59,11 +59,7 @@ def refusal(target: Target, dtype: torch.dtype) -> str | None:
 
 
 def check_group(op: str, columns: int, group_size: int) -> None:
-    """`group_size` is 0 (a scale per row), or one of GROUPS that divides the row.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """`group_size` is 0 (a scale per row), or one of GROUPS that divides the row."""
     check.choice(op, "group_size", group_size, (0, *GROUPS))
     if group_size and columns % group_size:
         raise ValueError(f"{op}: group_size must divide the row, got {group_size} for rows of {columns} elements")
@@ -77,12 +73,7 @@ def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> N
 
 
 def check_scale(op: str, name: str, scale: Tensor, input: Tensor, group_size: int) -> None:
-    """`scale` has an element per row, or per row and group: dense in memory, or a matrix of any strides.
-
-    Raises:
-        TypeError: it is no tensor of fp32.
-        ValueError: its shape or layout does not fit.
-    """
+    """`scale` has an element per row, or per row and group: dense in memory, or a matrix of any strides."""
     check.tensor(op, name, scale, dtypes=(torch.float32,), device=input.device, last_contiguous=False)
     outer, groups = tuple(input.shape[:-1]), input.shape[-1] // group_size if group_size else 1
     shapes = [(*outer, groups), (math.prod(outer), groups), *([outer, (math.prod(outer),)] if groups == 1 else [])]

@@ -38,22 +38,14 @@ def after_product(product: Tensor, activation: str) -> Tensor:
 
 
 def check_shuffled(op: str, b: Tensor, n: int) -> None:
-    """Shuffled weights [..., n or 2 · n, k] lie as shuffle_weight stores them.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Shuffled weights [..., n or 2 · n, k] lie as shuffle_weight stores them."""
     if n % 16 or b.shape[-2] % 16 or b.shape[-1] % 32 or not b.is_contiguous():
         raise ValueError(f"{op}: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0, got shape "
                          f"{tuple(b.shape)}, strides {b.stride()}")
 
 
 def check_linear(op: str, A: Any, B: Any, otype: Any) -> None:
-    """A linear layer's arguments have so many dimensions that its result has a shape.
-
-    Raises:
-        TypeError, ValueError: they have not, or are of another kind.
-    """
+    """A linear layer's arguments have so many dimensions that its result has a shape."""
     if not isinstance(A, Tensor) or not isinstance(B, Tensor):
         name, tensor = ("B", B) if isinstance(A, Tensor) else ("A", A)
         raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
@@ -66,12 +58,7 @@ def check_linear(op: str, A: Any, B: Any, otype: Any) -> None:
 
 
 def check_results(op: str, shape: tuple[int, ...], otype: torch.dtype | None, residual: Any, out: Any) -> None:
-    """Checks that residual and out have the shape of a linear layer's result, and `out` the dtype that is asked for.
-
-    Raises:
-        ValueError: another shape.
-        TypeError: another dtype.
-    """
+    """Checks that residual and out have the shape of a linear layer's result, and `out` the dtype that is asked for."""
     for name, tensor in (("residual", residual), ("out", out)):
         if isinstance(tensor, Tensor) and tensor.shape != shape:
             raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")

@@ -45,23 +45,14 @@ def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str 
 
 
 def check_fp8(op: str, a: Tensor, name: str = "a") -> None:
-    """`a` is not the fp8 of another device.
-
-    Raises:
-        TypeError: it is.
-    """
+    """`a` is not the fp8 of another device."""
     target = target_of(a.device)
     if target.platform != "cpu" and (reason := quant_rule.refusal(target, a.dtype)) is not None:
         raise TypeError(f"{op}: {name} must have the fp8 of this device, {reason}")
 
 
 def check_scales(op: str, call: Any) -> None:
-    """Operands of 8 bits, and no others, come with scales, and are not the fp8 of another device.
-
-    Raises:
-        TypeError: it is that.
-        ValueError: a scale is missing, or there is one.
-    """
+    """Operands of 8 bits, and no others, come with scales, and are not the fp8 of another device."""
     check_fp8(op, call.a)
     for name, scale in (("a_scale", call.a_scale), ("b_scale", call.b_scale)):
         if (scale is None) != (call.a.dtype in SIXTEEN_BITS):

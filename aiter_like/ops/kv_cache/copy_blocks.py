@@ -171,9 +171,6 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
 def check_pairs(op: str, pairs: Tensor, sources: int, targets: int, is_one_cache: bool = False) -> None:
     """No block is written by two pairs or, in one cache, written by one and read by another. Pairs that name no block
     are skipped.
-
-    Raises:
-        ValueError: one is.
     """
     if not are_on_host(pairs, rank=2) or pairs.shape[1] != 2:
         return

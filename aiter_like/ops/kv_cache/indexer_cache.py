@@ -38,11 +38,7 @@ def blocks_of(kv_cache: Tensor) -> Tensor:
 
 def check_cache(op: str, kv_cache: Tensor, head_dim: int, groups: int, preshuffle: bool,
                 device: torch.device) -> None:
-    """Keys and scales fit the blocks, each of which is contiguous.
-
-    Raises:
-        TypeError, ValueError: they do not; the message names the argument.
-    """
+    """Keys and scales fit the blocks, each of which is contiguous."""
     check.flag(op, "preshuffle", preshuffle)
     check.tensor(op, "kv_cache", kv_cache, rank=3, device=device)
     paged_cache.check_fp8(op, "kv_cache", kv_cache, (torch.uint8,))

@@ -30,11 +30,7 @@ def layout_of(op: str, asm_layout: bool) -> str:
 
 def check_quantised(names: paged_cache.Names, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
                     layout: str, rank: int = 3) -> None:
-    """Tokens of `rank` dimensions fit caches of fp8 or int8 with packed keys.
-
-    Raises:
-        TypeError, ValueError: they do not; the message names the argument.
-    """
+    """Tokens of `rank` dimensions fit caches of fp8 or int8 with packed keys."""
     check.choice(names.op, "layout", layout, ("columns", "shuffled"))
     paged_cache.check_caches(names, layout, key_cache, value_cache, key, value, rank)
     paged_cache.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))

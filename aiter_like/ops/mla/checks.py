@@ -56,9 +56,6 @@ def _check_numbers(call: MlaDecodeCall) -> None:
 def check_contents(op: str, q: Tensor, kv: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
                    last: Tensor | None, max_seqlen_q: int) -> None:
     """Rows and pages of sequences, where they are on the CPU, are within their tensors; in the words of function `op`.
-
-    Raises:
-        TypeError, ValueError: they are not.
     """
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
         check.tensor(op, name, tensor, rank=1)

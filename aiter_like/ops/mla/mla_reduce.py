@@ -146,11 +146,7 @@ mla_reduce_op = Op(
 
 
 def _check_contents(out: Tensor, starts: Any, tiles: Any, parts: Any, longest: Any) -> None:
-    """Tiles with parts, which can be looked at without waiting, are rows of `out`, and not more than `longest`.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Tiles with parts, which can be looked at without waiting, are rows of `out`, and not more than `longest`."""
     op = "mla_reduce_v1"
     if not are_on_host(starts, parts) or not len(starts) or out.ndim != 3:
         return

@@ -132,11 +132,7 @@ def _check(call: MoeSortingCall) -> None:
 
 
 def check_lengths(op: str, **lists: tuple[Tensor | None, int]) -> None:
-    """Lists, where they are given, are as long as a number says, or longer.
-
-    Raises:
-        ValueError: one is shorter.
-    """
+    """Lists, where they are given, are as long as a number says, or longer."""
     for name, (tensor, least) in lists.items():
         if tensor is not None and tensor.numel() < least:
             raise ValueError(f"{op}: {name} must have at least {least} elements, got {tensor.numel()}")

@@ -49,11 +49,7 @@ def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
 
 
 def check_numbers(op: str, call: Any, *names: str) -> None:
-    """Fields that are tensors hold one number each, and the factor of `num_rows` is at least 1.
-
-    Raises:
-        ValueError: one holds several or none, or the factor is less.
-    """
+    """Fields that are tensors hold one number each, and the factor of `num_rows` is at least 1."""
     for name in (*names, "num_rows"):
         value = getattr(call, name)
         if value is not None and value.numel() != 1:

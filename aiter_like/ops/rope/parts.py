@@ -66,9 +66,6 @@ def check_positions(op: str, argument: str, positions: Any, offsets: Any, table:
                     added: str = "offsets") -> None:
     """Positions on the CPU are rows of the table. Those on a GPU would have to be waited for: there a kernel gives NaN
     for heads whose row is not in the table. `added` is the argument that `offsets` are.
-
-    Raises:
-        ValueError: they are not.
     """
     if not isinstance(positions, Tensor) or positions.is_cuda or not check.is_on_host(positions) or (
             not check.is_on_host(table) or positions.dtype not in elements.INTEGERS or not positions.numel()):
@@ -105,9 +102,6 @@ def check_table(op: str, name: str, table: Tensor, sin: Tensor | None, head_dim:
     """`table` has at least `count` rows, each of which turns whole pairs of a head, and sines of that shape beside it.
 
     At most one dimension before the last is longer than 1.
-
-    Raises:
-        ValueError: it does not; the message names the argument.
     """
     shape, outer = tuple(table.shape), [size for size in table.shape[:-1] if size != 1]
     if table.ndim < 2 or len(outer) > 1:

@@ -47,11 +47,7 @@ class LimitsKey(NamedTuple):
 
 
 def check_limits(op: str, call: Any) -> None:
-    """`top_p` and `min_p` of a call are numbers that fp32 holds.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """`top_p` and `min_p` of a call are numbers that fp32 holds."""
     check.real(op, "top_p", call.top_p)
     check.real(op, "min_p", call.min_p)
 

@@ -22,20 +22,13 @@ _LEAST_BYTES, _MOST_REQUESTS = 8192, 1024
 
 
 def check_columns(op: str, name: str, matrix: Tensor) -> None:
-    """There is at least one column.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """There is at least one column."""
     if matrix.shape[-1] == 0:
         raise ValueError(f"{op}: {name} must have at least one column, got shape {tuple(matrix.shape)}")
 
 
 def check_per_row(op: str, rows: int, **tensors: Tensor | None) -> None:
     """Those that are there have an element, or a row, for each of `rows`: where annotations cannot say whose they are.
-
-    Raises:
-        ValueError: one has not.
     """
     for name, tensor in tensors.items():
         if tensor is not None:
@@ -43,11 +36,7 @@ def check_per_row(op: str, rows: int, **tensors: Tensor | None) -> None:
 
 
 def check_offset(op: str, offset: int) -> None:
-    """Draws are numbered with 63 bits.
-
-    Raises:
-        ValueError: it is not between 0 and 2^63 - 1.
-    """
+    """Draws are numbered with 63 bits."""
     check.integer(op, "offset", offset, low=0, high=2**63 - 1)
 
 

@@ -220,11 +220,7 @@ def tree_speculative_sampling_target_only(
 
 
 def _check_numbers(op: str, predicts: Tensor, index: Tensor, **tensors: Tensor) -> None:
-    """Numbers that go to results of 32 bits, and can be looked at without waiting, have no more, and places differ.
-
-    Raises:
-        ValueError: one has, or two do not.
-    """
+    """Numbers that go to results of 32 bits, and can be looked at without waiting, have no more, and places differ."""
     for name, tensor in {**tensors, "retrive_index": index}.items():
         check_values(op, name, tensor, -check.INT32_MAX - 1, check.INT32_MAX)
     if isinstance(predicts, Tensor):
