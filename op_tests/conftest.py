@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`--device sim|gpu`: where the operators' tests run, and what they share."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path

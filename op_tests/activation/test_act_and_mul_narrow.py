@@ -3,8 +3,6 @@
 refused does not depend on the dtype: test_act_and_mul.py has it.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

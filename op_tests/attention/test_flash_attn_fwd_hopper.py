@@ -3,8 +3,6 @@
 What its code is like: test_flash_attn_fwd_triton.py.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

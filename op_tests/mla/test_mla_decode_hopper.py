@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """mla_decode_hopper.py, a kernel of backend "triton" for sm_90, against float64; what its code is like."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

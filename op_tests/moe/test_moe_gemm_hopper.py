@@ -2,8 +2,6 @@
 """moe_gemm_hopper.py, a kernel of backend "triton" for sm_90, against float64; what its code is like; which calls it
 takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

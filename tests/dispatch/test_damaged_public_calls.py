@@ -3,8 +3,6 @@
 and nothing written where it is refused.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 

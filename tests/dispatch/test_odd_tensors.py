@@ -3,8 +3,6 @@
 every operator's cases. A plain call of the same shape comes first, so that a plan is there to be taken wrongly.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from damages import bits

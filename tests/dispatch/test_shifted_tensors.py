@@ -3,8 +3,6 @@
 or leaves them to the next one, and says why.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

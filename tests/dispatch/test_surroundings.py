@@ -3,8 +3,6 @@
 the default device, and autocast. Over every operator's cases and every public function.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 

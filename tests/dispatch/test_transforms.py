@@ -3,8 +3,6 @@
 refused. What is written says so to autograd.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -2,8 +2,6 @@
 """HIP's functions in the simulator's library, from its sources: which there are, which only refuse, and which tests
 call them. `python tests/sim/hip_table.py` writes the pages of csrc/sim/hip/, which test_hip_table.py compares."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator

@@ -6,8 +6,6 @@ because forms differ in what they accept. What comes out as text is an instructi
 the simulator does not run, with the reason; a new row, or a new LLVM with more instructions, changes it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

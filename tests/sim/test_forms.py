@@ -4,8 +4,6 @@
 `test_everything_is_tested` is the gate: it names instructions and modifiers that no test of this file compares.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 

@@ -2,8 +2,6 @@
 """The headers declare what the library exports, with the types of HIP's public headers. The C compiler lists both
 headers' declarations."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

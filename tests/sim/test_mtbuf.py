@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Typed buffers against a model: every data and number format, components, d16, DST_SEL, ranges, what is refused."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

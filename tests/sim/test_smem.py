@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Scalar memory: loads, stores and atomics of dwords, by address and through a descriptor, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import Case, run, run_many
