@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The simulator's library: building and loading csrc/sim, its C interface, its settings and counters."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import json

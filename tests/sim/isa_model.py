@@ -5,8 +5,6 @@ A `Row` names a mnemonic, the types of its destination and sources, and the mode
 forms. Types: u16 i16 f16 u32 i32 f32 u64 i64 f64, and "mask" = one bit per lane of an SGPR pair.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ function of bytes and registers, made from the mnemonic. Addressing edges and ra
 test_mubuf.py and test_ds.py; `test_everything_is_tested` names what neither this file nor those compare.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from dataclasses import dataclass

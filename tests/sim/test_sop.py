@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Scalar instructions against Python integers: results, SCC, EXEC, branches, hardware registers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

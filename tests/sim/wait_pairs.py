@@ -4,8 +4,6 @@
 Read by test_check_waitstate.py (the simulator's checker) and test_waitstate_llvm.py (LLVM's hazard recogniser).
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections.abc import Iterator
