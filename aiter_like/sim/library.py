@@ -275,6 +275,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "aiter_like_sim_inspect": (pointer, text, u64),
         "aiter_like_sim_disassemble": (pointer, text, u64),
         "aiter_like_sim_lines": (pointer, text, u64),
+        "aiter_like_sim_tables": (pointer,),
         "aiter_like_sim_free": (None, pointer),
         "hipGetErrorString": (text, ctypes.c_int),
         "hipModuleLoadData": (ctypes.c_int, pointer, text),

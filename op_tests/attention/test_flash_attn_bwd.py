@@ -2,8 +2,6 @@
 """flash_attn_bwd and autograd through attention: against float64, features, strides, determinism, bad input.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

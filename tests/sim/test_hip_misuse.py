@@ -2,8 +2,6 @@
 """What a program does wrong with HIP is its error and nothing worse: null and dead handles, places beyond an
 allocation, pitches, directions, flags."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess
