@@ -23,8 +23,8 @@ using skinny::within;
 enum class ScaleKind { none, rows, weights, blocks, groups, sums };
 constexpr uint32_t kScaleBlock = 128, kScaleGroup = 32;
 
-/// Does nothing, as a lane without scales; other kinds say what they do otherwise. Products of GROUPS parts of a step's
-/// depth are scaled apart.
+/// A lane without scales, which does nothing, and from which the other kinds differ. Products of GROUPS parts of a
+/// step's depth are scaled apart.
 template <class Shape, int GROUPS = 1>
 struct Unscaled {
   using Args = MoeGemmSkinnyArgs<Shape>;
