@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`--device sim|gpu`: where the operators' tests run, and what they share."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 
 from aiter_like import check
 from aiter_like import device as devices
+from aiter_like.device import target_of
 from aiter_like.dispatch import Op, explain
 
 _FOLDER = Path(__file__).resolve().parent
@@ -95,6 +94,13 @@ def repeated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             assert self._classes.find(chosen, args) is not None
 
     monkeypatch.setattr(Op, "_decide", again)
+
+
+@pytest.fixture
+def only_on_hopper(request: pytest.FixtureRequest) -> None:
+    """Skips a test that takes a device where that is none of sm_90."""
+    if "device" in request.fixturenames and target_of(request.getfixturevalue("device")).arch != "sm_90":
+        pytest.skip("for sm_90")
 
 
 @pytest.fixture

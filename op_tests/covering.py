@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Covering designs for exhaustive tests: rows in which every two values of different factors meet."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 as pages that a window left or the rest of the last page; and how to find such memory in any call.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

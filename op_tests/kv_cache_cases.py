@@ -4,8 +4,6 @@
 Read by the op_tests of the cache writers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of the norms share: inputs, float64 references; testing/quantised.py compares quantised rows."""
 
-from __future__ import annotations
-
 import math
 
 import torch

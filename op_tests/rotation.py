@@ -5,8 +5,6 @@ what the device runs. One tree always runs the same cases, and a change of one o
 A sample has cases of every backend that the test has. The other cases count as marked `exhaustive`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -5,8 +5,6 @@ The simulator sees it in builds that stop there: load_vec and store_vec by CHECK
 clang's alignment sanitizer. Every tensor of a call begins one element into its storage, or as few as the call takes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The tables of bench() that are made of tune keys, on small calls: keys, peers and checks, by the reference."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 

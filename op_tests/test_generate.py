@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A small transformers Llama on the device, served by this package: compiled, and captured in a CUDA graph."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -6,8 +6,6 @@ rows behind packed sequences, entries of tables behind a sequence's end. Engines
 never write it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -4,8 +4,6 @@
 Daily, one build for each operator that no other test gives parameters; all trials are exhaustive.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 seconds, and these programs do not look at it. One that looks at imports, or at how Python starts, takes `subprocess`.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

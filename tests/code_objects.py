@@ -8,8 +8,6 @@ which tests have reached. A pattern chooses among them. Where a kernel was renam
 around the same code; then the assembly is compared, with a number for each mangled name. Exits 1 if code differs.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """How many lines surround the operators, to compare one commit with another: `python tests/count_lines.py`."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

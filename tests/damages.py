@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What an argument is replaced by in the tests of damaged calls."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A small project and compilers for the JIT's tests: a fake one that copies, and counting wrappers around clang."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Pages in headless Chromium, as wide as a phone and a desk, light and dark: what of their text cannot be read."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

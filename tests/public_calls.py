@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A small valid call of every public function, for tests that look at all of them."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 

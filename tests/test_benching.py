@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The benchmarks' machinery, op_tests/bench/benching.py and bench_all.py, on a clock that needs no GPU."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

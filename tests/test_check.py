@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The text of each argument check, and what each accepts."""
 
-from __future__ import annotations
-
 import enum
 import re
 

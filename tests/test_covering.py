@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """op_tests/covering.py: what the exhaustive tests rely on."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -3,8 +3,6 @@
 that two builds share a translation unit.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """dtypes: the fp8 of an architecture, and AITER's names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The registry of environment variables, and the logging that follows one of them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

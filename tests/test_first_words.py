@@ -4,8 +4,6 @@
 `python tests/test_first_words.py` prints each of them.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import re

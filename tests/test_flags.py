@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Flags of public functions that are no bool: refused before anything is written, or what their truth value is."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Importing the package does nothing that can be observed, in a clean interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Who may import whom: the contracts of pyproject.toml, held by import-linter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Pages and pictures in a browser, as on a phone and on a desk, light and dark: all their text can be read."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -4,8 +4,6 @@
 aiter_like/sim/README.md has what is run in as_gpu() and in sessions.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

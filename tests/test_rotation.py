@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """op_tests/rotation.py: no case of a large test is lost, no run lacks a backend, and operators draw the sample."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 from pathlib import Path

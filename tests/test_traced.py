@@ -3,8 +3,6 @@
 for which all questions hold.
 """
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -5,8 +5,6 @@ A user's mistake is a ValueError or an AiterLikeError in all of this folder: one
 prints.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The arguments of `aiter-like demo`. What it does is in demo.py, which needs torch and is imported when it runs."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like doctor`: environment, compilers, devices, cache, tuned tables, engines, and what is wrong with them."""
 
-from __future__ import annotations
-
 import argparse
 import getpass
 import importlib.metadata

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The commands `names`, AITER's names as a page, and `shim`, the directory of a package `aiter` made of them."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.machinery
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Files that a command writes at its end: what stands in their way is found before it starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The command line's parser: its errors about an unknown command, choice or option name the one that is like it."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 Importing this imports no engine; the adapters beside it are the only files that do, each when its engine is there.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like doctor --engine …`: whether an engine is served, by which plugin, and what is taken or denied."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import importlib.metadata

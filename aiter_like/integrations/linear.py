@@ -6,8 +6,6 @@ metadata; later calls look the answer up. In a graph of torch.compile, whose row
 `torch.ops.aiter_like.linear` does the same when it runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

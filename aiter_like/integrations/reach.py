@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Finds the operators behind a function: for the page of names, and for AITER_LIKE_DISABLE, which names operators."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types

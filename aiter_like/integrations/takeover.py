@@ -4,8 +4,6 @@
 Every adapter beside this file uses `take` for functions and `replace_attribute` to put them in place.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

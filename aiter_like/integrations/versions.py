@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The one table of engine versions that are served, and the check against it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

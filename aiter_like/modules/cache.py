@@ -6,8 +6,6 @@ command lines and every header. An entry is found by the first half and accepted
 second is still true, so a lookup runs no compiler. Read by build.py, toolchain.py and commands.py.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

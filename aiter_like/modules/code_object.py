@@ -4,8 +4,6 @@
 LLVM's "Code Object V3 and Above Metadata": msgpack maps in ELF notes. Read by asm.py and `aiter-like sim run`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

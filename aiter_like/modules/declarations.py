@@ -3,8 +3,6 @@
 is Unclear.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

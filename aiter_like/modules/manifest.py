@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`manifest.csv` of a folder of assembly kernels: which kernel of which source is for what. Read by asm.py."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import os

@@ -5,8 +5,6 @@ ninja runs a step whose output is missing or not in its log; whether a finished 
 by the content of all that the steps read.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

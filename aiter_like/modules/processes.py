@@ -5,8 +5,6 @@ ninja gives each compiler a process group of its own, so neither Ctrl-C nor a si
 Used by build.py, cache.py and the tuner.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

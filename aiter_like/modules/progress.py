@@ -3,8 +3,6 @@
 rewritten on a terminal, elsewhere a log line at once and one a minute. Read by build.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A module as data, and the command lines that build it: the only place that knows compiler flags. Read by build.py."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -6,8 +6,6 @@ It is made of declarations: those of the kernel's source, and those that they na
 they are called (revision_cpp.py, revision_python.py). How a kernel is launched is dispatch/launched.py's.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path

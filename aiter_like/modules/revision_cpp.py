@@ -6,8 +6,6 @@ those that they name. Conditions on the pass and on the platform are decided; ot
 with certainty counts as a whole: a kernel may be timed once more, but never goes by the time of another.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

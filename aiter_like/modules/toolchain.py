@@ -5,8 +5,6 @@ Nothing is probed before the first build; a compiler's version text is kept in t
 Read by build.py, recipe.py and `aiter-like doctor`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

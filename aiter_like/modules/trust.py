@@ -5,8 +5,6 @@ The rule is that of OpenSSH's StrictModes: every component of the path belongs t
 may write it. A sticky directory, as /tmp, is fine on the way: others can add names there and cannot replace ours.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import stat

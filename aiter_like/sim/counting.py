@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Exact counts of launches per instruction and source line, by csrc/sim/timing, and sums over them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 

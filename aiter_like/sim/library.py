@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The simulator's library: building and loading csrc/sim, its C interface, its settings and counters."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import json
@@ -275,6 +273,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "aiter_like_sim_inspect": (pointer, text, u64),
         "aiter_like_sim_disassemble": (pointer, text, u64),
         "aiter_like_sim_lines": (pointer, text, u64),
+        "aiter_like_sim_tables": (pointer,),
         "aiter_like_sim_free": (None, pointer),
         "hipGetErrorString": (text, ctypes.c_int),
         "hipModuleLoadData": (ctypes.c_int, pointer, text),

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Names of kernels as people read them, which csrc/sim/names.h has for reports, and lists of lanes. Loads nothing."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable
 from functools import cache

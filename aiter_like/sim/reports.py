@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Reports of the simulator's checkers: taken from the library, given to sessions, turned into errors and text."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 from collections import Counter

@@ -9,8 +9,6 @@ compile and link HIP programs by it, unchanged. Read by cli/sim/compile.py. A Bu
     bin/, llvm/         hipcc and hipconfig, as small scripts; clang's own folder
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Gives calls of operators what they need of the simulator: dispatch and jit import no other module of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Settings of the simulator, and their text in AITER_LIKE_SIM and in options of commands."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 Everything else of the simulator in Python is a function, or a cache of what has been built and loaded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ Read through seam.py by jit/triton_launch.py. Triton's interpreter is never used
 is wrong, and it tests nothing that a GPU executes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -4,8 +4,6 @@
 Written apart from the operator's own reference: one head of one sequence at a time. Read by op_tests/ and demo.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

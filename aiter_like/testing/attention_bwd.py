@@ -4,8 +4,6 @@
 Expected values come from autograd through the plain formula; nothing is shared with ops/attention/flash_attn_bwd.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

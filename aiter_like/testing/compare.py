@@ -4,8 +4,6 @@
 The references are written apart from the operators' own ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Comparison of quantised rows with float64. Read by the tests of every operator that writes fp8 or int8."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Times of calls, on the device and on the host."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

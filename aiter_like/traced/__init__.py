@@ -6,8 +6,6 @@ makes a plan of it (dispatch/classes.py), and nobody has to say which sizes may 
 Python's own code needs it: as a key, a bound of `range`, a macro.
 """
 
-from __future__ import annotations
-
 from aiter_like.traced.number import Number, Shape, Untraceable, answered, computed, exactly, known, text_in
 from aiter_like.traced.tensor import Traced
 from aiter_like.traced.trace import Trace, leaves_of, showing

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Keeps the questions that were asked of the stand-ins of one call. Read through the package."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Container, Iterator, Sequence
 from typing import Any

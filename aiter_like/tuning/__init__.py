@@ -5,8 +5,6 @@
 programs that only read tables have no use for it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

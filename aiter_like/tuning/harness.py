@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The place where trials run: the device, its clock, and how a bound function is called. One per worker process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 A line of JSON per event. An entry holds for the same operator, key, kernel revision, toolchain and device only.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

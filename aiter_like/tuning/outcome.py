@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The tuner's options and results. Used by tuner.py, trials.py and report.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The tuner's end of a worker process: starts it, watches it, replaces it. Used by tuner.py and cli/sim/hardware."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

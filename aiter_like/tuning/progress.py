@@ -4,8 +4,6 @@
 Until the first step of a phase is done, its time is guessed; then the steps that are done tell. Loads nothing.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -7,8 +7,6 @@ its first instruction to its last; or as long as waves one after the other take 
 Instructions of a straight line take what llvm-mca says, where it is installed, else what their classes take.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence

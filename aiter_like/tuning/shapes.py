@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Reads the tuner's shapes: from a CSV file, the recorder's files (record.py), or a model's configuration."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

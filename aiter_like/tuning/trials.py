@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tunes one shape: tries every candidate, lets the best few meet, and chooses. Used by tuner.py."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol

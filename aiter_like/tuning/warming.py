@@ -6,8 +6,6 @@ processes of this phase alone, of which one GPU takes several. What comes of the
 by tuner.py.
 """
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -27,13 +27,14 @@ struct Config {
   using Scale = SCALE;
   static constexpr skinny::Format kFormat = skinny::Format::FORMAT;
   static constexpr moe_skinny::Rows kRows = moe_skinny::Rows::ROWS;
-  static constexpr moe_skinny::Scales kScales = moe_skinny::Scales::SCALES;
+  static constexpr moe_skinny::ScaleKind kScales = moe_skinny::ScaleKind::SCALES;
   static constexpr int kGroup = GROUP;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr int kTeams = TEAMS, kWaves = WAVES, kStages = STAGES;
-  static constexpr bool kHasBias = HAS_BIAS, kHasWeights = HAS_WEIGHTS, kIsShuffled = IS_SHUFFLED;
-  static constexpr bool kHasActivation = HAS_ACTIVATION, kIsGated = IS_GATED, kIsInterleaved = IS_INTERLEAVED;
-  [[maybe_unused]] static constexpr Activation kActivation = Activation::ACTIVATION;
+  using Order = std::conditional_t<IS_SHUFFLED, moe_skinny::ShuffledRows, moe_skinny::RowsInOrder>;
+  using Acted = std::conditional_t<HAS_ACTIVATION, moe_skinny::Activated<Activation::ACTIVATION>, moe_skinny::AsItIs>;
+  using Finish = std::conditional_t<IS_GATED, moe_skinny::Gated<Activation::ACTIVATION>, Acted>;
+  static constexpr bool kHasBias = HAS_BIAS, kHasWeights = HAS_WEIGHTS, kIsInterleaved = IS_INTERLEAVED;
 };
 using Shape = moe_skinny::Shape<Config>;
 using Args = MoeGemmSkinnyArgs<Shape>;
@@ -57,26 +58,20 @@ void launch_moe_gemm_skinny(const Args& args, uint32_t groups, bool is_aligned, 
 
 #if AITER_LIKE_HOST_PASS
 
-using moe_skinny::Rows, moe_skinny::Scales;
+using moe_skinny::Rows;
 
 constexpr int64_t kFar = int64_t{1} << 31;
 
-/// Numbers of b_scale along the depth, 0 where a row has one.
-int64_t groups_of(int64_t depth) {
-  if (Shape::kHasBlocks) return (depth + moe_skinny::kScaleBlock - 1) / moe_skinny::kScaleBlock;
-  if constexpr (Shape::kScalesSums) return (depth + Config::kGroup - 1) / Config::kGroup;
-  return Shape::kHasGroups ? depth / moe_skinny::kScaleGroup : 0;
-}
-
 void set_scales(ffi::Match& match, Args& args, const ffi::OptionalTensor& a_scale, const ffi::OptionalTensor& b_scale,
                 ffi::Size& rows) {
-  match.built(a_scale.has_value() == (Config::kScales == Scales::rows || Shape::kHasBlocks) &&
-              b_scale.has_value() == (Config::kScales != Scales::none), "scales");
-  const int64_t groups = groups_of(args.depth), block = Shape::kScaleRows, row_blocks = (args.n + block - 1) / block;
-  const auto of_a = Shape::kHasBlocks ? match.take<const float>(a_scale, {rows, groups}, "a_scale", ffi::kStrided)
-                                      : match.take<const float>(a_scale, {rows}, "a_scale", ffi::kStrided);
+  using Scales = Shape::Scales;
+  match.built(a_scale.has_value() == Scales::kIsOfA && b_scale.has_value() == Scales::kIsOfB, "scales");
+  const int64_t groups = Scales::groups(args.depth), block = Scales::kRows, row_blocks = (args.n + block - 1) / block;
+  constexpr bool kHasBlocks = Scales::kIsOfProducts;
+  const auto of_a = kHasBlocks ? match.take<const float>(a_scale, {rows, groups}, "a_scale", ffi::kStrided)
+                               : match.take<const float>(a_scale, {rows}, "a_scale", ffi::kStrided);
   args.a_scale = of_a, args.a_scale_row = match.near_step(of_a, 0);
-  args.a_scale_group = Shape::kHasBlocks ? match.near_step(of_a, 1) : 0;
+  args.a_scale_group = kHasBlocks ? match.near_step(of_a, 1) : 0;
   const ffi::Shape shape = groups > 0 ? ffi::Shape{args.num_experts, row_blocks, groups}
                                       : ffi::Shape{args.num_experts, row_blocks};
   const auto of_b = match.take<const Config::Scale>(b_scale, shape, "b_scale", ffi::kStrided);
@@ -118,8 +113,9 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
                      bool is_interleaved, bool sums_slots) {
   constexpr int64_t kPerWeight = Shape::Unit::kRun * int64_t{sizeof(Config::Weight)} / skinny::kRunBytes;
   ffi::Match match("moe_gemm");
-  match.built(is_shuffled == Config::kIsShuffled && is_interleaved == Config::kIsInterleaved &&
-              sums_slots == Shape::kIsSum && bias.has_value() == Config::kHasBias);
+  match.built(is_shuffled == std::is_same_v<Config::Order, moe_skinny::ShuffledRows> &&
+              is_interleaved == Config::kIsInterleaved && sums_slots == Shape::kIsSum &&
+              bias.has_value() == Config::kHasBias);
   match.built(slots >= 1 && slots <= (Shape::kIsSum ? int64_t{moe_skinny::kMostSlots} : 127), "numbers of slots");
   ffi::Size results{"rows of out"}, columns{"columns"}, rows{"rows of a"}, k{"k", 1 << 18}, count{"experts"};
   const auto y = match.take<Config::OutElement>(out, {results, columns}, "out");
@@ -127,7 +123,7 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
   const int64_t n = columns * Shape::kHalves, pairs = results * (sums_slots ? slots : 1);
   const auto matrices = match.take<const Config::Weight>(b, {count, n, k / kPerWeight}, "b");
   const auto added = match.take<const Config::BiasElement>(bias, {count, n}, "bias");
-  match.require(k >= Shape::Unit::kRun && k % (Shape::kIsPacked ? Shape::Unit::kRun : kPerWeight) == 0,
+  match.require(k >= Shape::Unit::kRun && k % Shape::Weights::kMultiple == 0,
                 "rows of weights must be runs of 16 bytes, and whole ones of packed weights");
   match.require(rows == pairs || rows * slots == pairs, "a must have a row for each pair or each token");
   match.built(pairs < kFar && n < 1 << 21, "sizes");

@@ -12,92 +12,123 @@
 
 namespace aiter_like::moe_skinny {
 
-/// What a lane has of the operands for a step, and the scales of its products.
+/// A lane's part of the operands of a step, and the scales of its products.
 template <class Shape>
 struct Step {
   using Unit = typename Shape::Unit;
-  static constexpr int kScaleRows = Shape::kHasRowScales ? 4 : 1;  // of the weights, in a lane's sums of a unit
-  static constexpr int kScaleUnits = Shape::kHasBlocks ? Shape::kStrips : Shape::kUnitsN;
-  static_assert(!Shape::kHasBlocks || kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
+  using Scales = typename Shape::Scales::template In<Shape>;
   Run weights[Shape::kUnitsN][Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kParts][Shape::kRowRuns];
-  float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
-  uint32_t exponents[Shape::kUnitsN];  // of mxfp4, a byte for each of the lane's groups
-  float group_scales[Shape::kUnitsN][Shape::kLaneGroups];  // The sums over groups take these.
+  typename Scales::Step scales;
 
-  /// sums += weights · aᵀ, scaled
-  __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                           typename Shape::Exchange& lds) const {
-    if constexpr (Shape::kScalesSums) multiply_grouped(sums, factor, lds);
-    else if constexpr (Shape::kIsPacked) multiply_packed(sums, factor, lds);
-    else multiply_plain(sums, factor, lds);
+  __device__ auto columns(int n, typename Shape::Exchange& lds) const {
+    return Shape::Order::template columns<typename Shape::Weights>(weights[n], lds);
   }
-
- private:
-  __device__ void multiply_plain(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                                 typename Shape::Exchange& lds) const {
-    decltype(Unit::rows(a[0][0], lds)) rows[Shape::kUnitsM];
+  /// sum += product, times its scales
+  __device__ void add_scaled(skinny::FloatSums& sum, const typename Unit::Sums& product, float factor, int group, int n,
+                             int m) const {
+    const float scale = scales.of_product(factor, n, m, group);
 #pragma unroll
-    for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][0], lds);
+    for (int i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(product[i], scales.of_row(scale, n, i), sum[i]);
+  }
+};
+
+// Products have multiply(): sums += weights · aᵀ of a step, scaled.
+
+/// Products of operands that the instruction takes as they are.
+struct PlainProducts {
+  template <class Shape>
+  __device__ static void multiply(const Step<Shape>& step, typename Shape::Sums (&sums)[Shape::kTiles], float factor,
+                                  typename Shape::Exchange& lds) {
+    using Unit = typename Shape::Unit;
+    decltype(Unit::rows(step.a[0][0], lds)) rows[Shape::kUnitsM];
+#pragma unroll
+    for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(step.a[m][0], lds);
 #pragma unroll
     for (int n = 0; n < Shape::kUnitsN; ++n) {
-      const auto columns = [&] {
-        if constexpr (Shape::kIsShuffled) return Unit::direct(weights[n]);
-        else return Unit::columns(weights[n], lds);
-      }();
+      const auto columns = step.columns(n, lds);
 #pragma unroll
       for (int m = 0; m < Shape::kUnitsM; ++m) {
         auto& sum = sums[n * Shape::kUnitsM + m];
         if constexpr (!Shape::kScalesProducts) Unit::multiply(sum, columns, rows[m]);
-        else add_groups<0>(sum, columns, rows[m], factor, n, m);
+        else add_groups<0>(step, sum, columns, rows[m], factor, n, m);
       }
     }
   }
 
-  template <int kGroup, class Columns, class Rows>
-  __device__ void add_groups(skinny::FloatSums& sum, const Columns& columns, const Rows& rows, float factor, int n,
-                             int m) const {
+ private:
+  template <int kGroup, class Shape, class Columns, class Rows>
+  __device__ static void add_groups(const Step<Shape>& step, skinny::FloatSums& sum, const Columns& columns,
+                                    const Rows& rows, float factor, int n, int m) {
+    using Unit = typename Shape::Unit;
+    constexpr int kGroups = Shape::Scales::template In<Shape>::kGroups;
     typename Unit::Sums product = {};
-    Unit::template multiply<kGroup, Shape::kGroups>(product, columns, rows);
-    add_scaled<kGroup>(sum, product, factor, n, m);
-    if constexpr (kGroup + 1 < Shape::kGroups) add_groups<kGroup + 1>(sum, columns, rows, factor, n, m);
+    Unit::template multiply<kGroup, kGroups>(product, columns, rows);
+    step.add_scaled(sum, product, factor, kGroup, n, m);
+    if constexpr (kGroup + 1 < kGroups) add_groups<kGroup + 1>(step, sum, columns, rows, factor, n, m);
   }
+};
 
-  /// sum += product, times its scales
-  template <int kGroup>
-  __device__ void add_scaled(skinny::FloatSums& sum, const typename Unit::Sums& product, float factor, int n,
-                             int m) const {
-    const float scale =
-        Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n / Shape::kStripUnits][kGroup][0] : factor;
+/// Products of weights that are widened first, all columns of a part of the depth before the next part's rows.
+struct PackedProducts {
+  template <class Shape>
+  __device__ static void multiply(const Step<Shape>& step, typename Shape::Sums (&sums)[Shape::kTiles], float factor,
+                                  typename Shape::Exchange& lds) {
+    using Unit = typename Shape::Unit;
+    typename Unit::Operand packed[Shape::kUnitsN];
+    bool are_normal = true;  // This is asked of mxfp4 alone.
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float of_row = Shape::kHasRowScales ? scale * b_scale[n][kGroup][i % kScaleRows] : scale;
-      sum[i] = __builtin_fmaf(product[i], of_row, sum[i]);
+    for (int n = 0; n < Shape::kUnitsN; ++n) {
+      packed[n] = step.columns(n, lds);
+      are_normal &= Unit::are_normal(step.scales.exponents(n));
+    }
+    are_normal = lanes_with(!are_normal) == 0;
+    typename Unit::Sums products[Shape::kScalesProducts ? Shape::kTiles : 1] = {};
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      typename Unit::Operand rows[Shape::kUnitsM];
+#pragma unroll
+      for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(step.a[m][part], lds);
+#pragma unroll
+      for (int n = 0; n < Shape::kUnitsN; ++n) {
+        const typename Unit::Operand columns =
+            Unit::widened(packed[n], part, step.scales.exponents(n), are_normal);
+#pragma unroll
+        for (int m = 0; m < Shape::kUnitsM; ++m) {
+          const int tile = n * Shape::kUnitsM + m;
+          if constexpr (Shape::kScalesProducts) Unit::multiply(products[tile], columns, rows[m]);
+          else Unit::multiply(sums[tile], columns, rows[m]);
+        }
+      }
+    }
+    if constexpr (Shape::kScalesProducts) {
+#pragma unroll
+      for (int tile = 0; tile < Shape::kTiles; ++tile)
+        step.add_scaled(sums[tile], products[tile], factor, 0, tile / Shape::kUnitsM, tile % Shape::kUnitsM);
     }
   }
+};
 
-  __device__ auto columns_of(int n, typename Shape::Exchange& lds) const {
-    if constexpr (!Shape::kIsShuffled) return Unit::columns(weights[n], lds);
-    else if constexpr (Shape::kScalesSums) return Unit::direct(weights[n], lds);
-    else return Unit::direct(weights[n]);
-  }
-
-  __device__ void multiply_grouped(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                                   typename Shape::Exchange& lds) const {
+/// Products of weights whose sums are scaled group by group.
+struct GroupedProducts {
+  template <class Shape>
+  __device__ static void multiply(const Step<Shape>& step, typename Shape::Sums (&sums)[Shape::kTiles], float factor,
+                                  typename Shape::Exchange& lds) {
+    using Unit = typename Shape::Unit;
     typename Unit::Operand packed[Shape::kUnitsN];
 #pragma unroll
-    for (int n = 0; n < Shape::kUnitsN; ++n) packed[n] = columns_of(n, lds);
+    for (int n = 0; n < Shape::kUnitsN; ++n) packed[n] = step.columns(n, lds);
 #pragma unroll
     for (int n = 0; n < Shape::kUnitsN; ++n) {
       // Each lane has scales of a row of the weights, and needs those of four for each group.
 #pragma unroll
-      for (int i = 0; i < Shape::kLaneGroups; ++i)
-        lds.scales[n][Unit::group(i)][lane_index() % Unit::kColumns] = group_scales[n][i] * factor;
+      for (int i = 0; i < Unit::kLaneGroups; ++i)
+        lds.scales[n][Unit::group(i)][lane_index() % Unit::kColumns] = step.scales.groups[n][i] * factor;
     }
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part) {
-      decltype(Unit::rows(a[0][0], lds)) rows[Shape::kUnitsM];
+      decltype(Unit::rows(step.a[0][0], lds)) rows[Shape::kUnitsM];
 #pragma unroll
-      for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][part], lds);
+      for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(step.a[m][part], lds);
 #pragma unroll
       for (int n = 0; n < Shape::kUnitsN; ++n) {
         Vec<float, 4> scales[Unit::kPartGroups];
@@ -110,48 +141,15 @@ struct Step {
       }
     }
   }
-
-  __device__ void multiply_packed(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                                  typename Shape::Exchange& lds) const {
-    typename Unit::Operand packed[Shape::kUnitsN];
-    bool are_normal = true;
-#pragma unroll
-    for (int n = 0; n < Shape::kUnitsN; ++n) {
-      packed[n] = columns_of(n, lds);
-      if constexpr (Shape::kHasGroups) are_normal &= Unit::are_normal(exponents[n]);
-    }
-    if constexpr (Shape::kHasGroups) are_normal = lanes_with(!are_normal) == 0;
-    typename Unit::Sums products[Shape::kScalesProducts ? Shape::kTiles : 1] = {};
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part) {
-      typename Unit::Operand rows[Shape::kUnitsM];
-#pragma unroll
-      for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][part], lds);
-#pragma unroll
-      for (int n = 0; n < Shape::kUnitsN; ++n) {
-        const typename Unit::Operand columns = Unit::widened(packed[n], part, exponents[n], are_normal);
-#pragma unroll
-        for (int m = 0; m < Shape::kUnitsM; ++m) {
-          const int tile = n * Shape::kUnitsM + m;
-          if constexpr (Shape::kScalesProducts) Unit::multiply(products[tile], columns, rows[m]);
-          else Unit::multiply(sums[tile], columns, rows[m]);
-        }
-      }
-    }
-    if constexpr (Shape::kScalesProducts) {
-#pragma unroll
-      for (int tile = 0; tile < Shape::kTiles; ++tile)
-        add_scaled<0>(sums[tile], products[tile], factor, tile / Shape::kUnitsM, tile % Shape::kUnitsM);
-    }
-  }
 };
 
-/// Where a lane reads.
+/// Reads the operands and the scales of a lane.
 template <class Shape, bool kIsAligned>
 class Reader {
  public:
   using Element = typename Shape::Element;
   using Unit = typename Shape::Unit;
+  using Order = typename Shape::Order;
   using Args = MoeGemmSkinnyArgs<Shape>;
 
   __device__ Reader(const Args& args, const Work<Shape>& work, uint32_t first_column)
@@ -159,29 +157,20 @@ class Reader {
     const uint32_t strip_rows = args.n / Shape::kStrips, row_bytes = args.b_row * kWeightBytes;
     const uint32_t first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
 #pragma unroll
-    for (int u = 0; u < Shape::kUnitsN; ++u) {
-      const uint32_t row = unit_row(u, first_row, strip_rows);
-      unit_[u] = Shape::kIsShuffled ? uint64_t{row / kBand * kBand} * row_bytes + row % kBand * skinny::kRunBytes
-                                    : uint64_t{row} * row_bytes;
-    }
-    if constexpr (kReadsScales) start_scales(first_row, strip_rows);
+    for (int u = 0; u < Shape::kUnitsN; ++u)
+      unit_[u] = Order::unit_offset(Shape::unit_row(u, first_row, strip_rows), row_bytes);
+    scales_.start(args, first_row, strip_rows);
 #pragma unroll
-    for (int run = 0; run < Unit::kColumnRuns; ++run) {
-      const uint32_t row = within(Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run), strip_rows);
-      of_column_[run] = row * (Shape::kIsShuffled ? skinny::kRunBytes : row_bytes);
-    }
-    const auto row_of = [&](int m) {
-      return Shape::kIsSum ? 0 : work.row_of(args, m < Shape::kBlockM ? m : 0);
-    };
+    for (int run = 0; run < Unit::kColumnRuns; ++run)
+      of_column_[run] = Order::row_offset(within(Order::template column<Unit>(run), strip_rows), row_bytes);
+    const auto row_of = [&](int m) { return work.row_of(args, m < Shape::kBlockM ? m : 0); };
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsM; ++u) {
 #pragma unroll
       for (int run = 0; run < Shape::kRowRuns; ++run)
         of_row_[u][run] = row_of(u * Unit::kRows + Unit::row(run)) * args.a_row * kBytes;
-      if constexpr (Shape::kHasBlocks) {
-        const uint64_t row = row_of(u * Unit::kRows + Unit::sum_row(lane_index(), 0));
-        a_scale_[u] = args.a_scale + row * args.a_scale_row;
-      }
+      if constexpr (Shape::Scales::kIsOfProducts)
+        scales_.start_row(args, u, row_of(u * Unit::kRows + Unit::sum_row(lane_index(), 0)));
     }
     select(0);
   }
@@ -191,18 +180,18 @@ class Reader {
     const uint32_t k = begin(number);
     load_from(step, k, [](uint32_t at, int) { return at; });
   }
-  /// As load, for a step that reaches beyond the depth, or is none; complete() follows. Lanes beyond read what begins
-  /// a row.
+  /// Like load(), for a step that reaches beyond the depth, or is none; complete() follows. Lanes beyond read the first
+  /// elements of a row.
   __device__ void load_part(Step<Shape>& step, uint32_t number) {
     const uint32_t k = begin(number);
     load_from(step, k, [&](uint32_t at, int elements) { return at + elements <= args_.depth ? at : 0; });
   }
   /// Puts zeros where load_part was beyond the depth, and the elements of the last run, if it is no whole one. Packed
-  /// weights have none but whole ones.
+  /// weights have whole ones only.
   __device__ void complete(Step<Shape>& step, uint32_t number) {
     const uint32_t k = begin(number);
     if (k + Unit::kDepth <= args_.depth) return;
-    const uint32_t rest = Shape::kIsPacked ? 0 : args_.depth % Unit::kRun;
+    const uint32_t rest = Shape::Weights::kMultiple == 1 ? args_.depth % Unit::kRun : 0;
     const auto mask = [&](Run& run, uint32_t at, int elements) {
       const uint32_t bits = at + elements <= args_.depth ? 0xFFFFFFFFu : 0u;
 #pragma unroll
@@ -226,14 +215,10 @@ class Reader {
       mask(run, at, Shape::kRowRun);
       put_rest(run, row, offset, at);
     });
-    if constexpr (Shape::kHasGroups) complete_groups(step, k);
+    scales_.complete(args_, step.scales, k);
   }
-  /// By what the products of a step are multiplied.
-  __device__ float factor(uint32_t number) const {
-    if constexpr (!Shape::kIsSum) return 1.f;
-    const uint32_t segment = segment_of(number);
-    return segment < work_.count() ? work_.factor(segment) : 0.f;
-  }
+  /// The factor of the products of a step.
+  __device__ float factor(uint32_t number) const { return work_.factor(args_, number); }
   /// How many steps, from the first on, lie within the depth.
   __device__ uint32_t whole_steps() const {
     if (args_.depth % Shape::Unit::kDepth == 0) return steps();
@@ -244,8 +229,6 @@ class Reader {
  private:
   static constexpr uint32_t kBytes = sizeof(Element), kPerWord = 4 / kBytes;
   static constexpr uint32_t kWeightBytes = sizeof(typename Shape::Weight);
-  static constexpr uint32_t kBand = 16;  // rows that shuffle_weight puts together
-  static constexpr bool kReadsScales = Shape::kScalesProducts || Shape::kHasGroups || Shape::kScalesSums;
 
   const Args& args_;
   const Work<Shape>& work_;
@@ -253,9 +236,7 @@ class Reader {
   uint64_t unit_[Shape::kUnitsN];                                            // bytes to a unit's rows of the weights
   uint32_t of_column_[Unit::kColumnRuns], of_row_[Shape::kUnitsM][Shape::kRowRuns];  // from there to the lane's
   uint32_t of_pair_ = 0;
-  int64_t expert_scales_ = 0;
-  uint32_t scale_row_[Step<Shape>::kScaleUnits][Step<Shape>::kScaleRows];
-  const float* a_scale_[Shape::kUnitsM];
+  typename Shape::Scales::template In<Shape> scales_;
 
   __device__ static uint32_t bits_of(int8_t x) { return static_cast<uint8_t>(x); }
   template <class T>
@@ -263,28 +244,16 @@ class Reader {
     return x.bits;
   }
 
-  /// The row of the weights that unit `u` begins with, of a team whose strips begin with `first_row`.
-  __device__ static uint32_t unit_row(int u, uint32_t first_row, uint32_t strip_rows) {
-    return u / Shape::kStripUnits * strip_rows +
-           unit_begin<Unit::kColumns>(first_row + u % Shape::kStripUnits * Unit::kColumns, strip_rows);
-  }
-  __device__ uint32_t segment_of(uint32_t number) const {
-    return static_cast<uint32_t>((uint64_t{number} * args_.of_steps) >> 31);
-  }
   /// Makes pair `segment` the one that is read.
   __device__ void select(uint32_t segment) {
     const int64_t expert = work_.expert(segment);
     b_ = reinterpret_cast<const char*>(args_.b + expert * args_.b_expert);
     if constexpr (Shape::kIsSum) of_pair_ = work_.pair_row(args_, segment);
-    if constexpr (kReadsScales) expert_scales_ = expert * args_.b_scale_expert;
+    scales_.select(args_, expert);
   }
-  /// Where step `number` begins in the depth of its pair; beyond the depth for none.
+  /// The place in its pair's depth where step `number` begins; beyond the depth for none.
   __device__ uint32_t begin(uint32_t number) {
-    if constexpr (!Shape::kIsSum) return number * Shape::Unit::kDepth;
-    const uint32_t segment = segment_of(number);
-    const bool is_one = segment < work_.count();
-    select(is_one ? segment : 0);
-    return is_one ? (number - segment * args_.steps) * Shape::Unit::kDepth : args_.depth;
+    return work_.begin(args_, number, [&](uint32_t segment) { select(segment); });
   }
 
   /// f(run, base, offset, at) for each run of a step that begins at `k`: elements from `at` on of a row that is at
@@ -295,7 +264,7 @@ class Reader {
     for (int u = 0; u < Shape::kUnitsN; ++u) {
 #pragma unroll
       for (int run = 0; run < Unit::kColumnRuns; ++run) {
-        const uint32_t depth = Shape::kIsShuffled ? Unit::direct_depth(run) : Unit::depth();
+        const uint32_t depth = Order::template depth<Unit>(run);
         f(step.weights[u][run], b_ + unit_[u], of_column_[run], k + depth);
       }
     }
@@ -309,111 +278,22 @@ class Reader {
       for (int part = 0; part < Shape::kParts; ++part) {
 #pragma unroll
         for (int run = 0; run < Shape::kRowRuns; ++run)
-          f(step.a[u][part][run], a, of_row_[u][run], k + row_depth(part));
+          f(step.a[u][part][run], a, of_row_[u][run], k + Shape::Weights::row_depth(part));
       }
     }
-  }
-  __device__ static uint32_t row_depth(int part) {
-    if constexpr (Shape::kIsPacked) return Unit::row_depth(part);
-    else return Unit::depth();
   }
   /// Bytes to a weight that begins a run.
   __device__ static uint32_t weight_bytes(uint32_t at) { return at / Unit::kRun * skinny::kRunBytes; }
   template <class F>
   __device__ void load_from(Step<Shape>& step, uint32_t k, F clamped) const {
-    constexpr uint32_t kApart = Shape::kIsShuffled ? kBand : 1;  // runs of a row
     each_weight(step, k, [&](Run& run, const char* base, uint32_t offset, uint32_t at) {
       run = skinny::load_run<kIsAligned, typename Shape::Weight>(
-          base + (offset + weight_bytes(clamped(at, Unit::kRun)) * kApart));
+          base + (offset + weight_bytes(clamped(at, Unit::kRun)) * Order::kApart));
     });
     each_row(step, k, [&](Run& run, const char* base, uint32_t offset, uint32_t at) {
       run = skinny::load_run<kIsAligned, Element>(base + (offset + clamped(at, Shape::kRowRun) * kBytes));
     });
-    if constexpr (Shape::kScalesProducts) load_scales(step, k);
-    if constexpr (Shape::kHasGroups) load_groups(step, k);
-    if constexpr (Shape::kScalesSums) load_group_scales(step, k);
-  }
-
-  /// Where the scales of a lane's rows are: of each strip, whose rows share a block, or of each unit.
-  __device__ void start_scales(uint32_t first_row, uint32_t strip_rows) {
-#pragma unroll
-    for (int u = 0; u < Step<Shape>::kScaleUnits; ++u) {
-#pragma unroll
-      for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
-        if constexpr (Shape::kHasBlocks)
-          scale_row_[u][i] = (u * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
-        else if constexpr (Shape::kHasGroups || Shape::kScalesSums)  // of the lane's row of the instruction's operand
-          scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
-                              within(lane_index() % Unit::kColumns, strip_rows)) / Shape::kScaleRows *
-                             args_.b_scale_row;
-        else
-          scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
-                              within(Unit::sum_column(lane_index(), i), strip_rows)) * args_.b_scale_row;
-      }
-    }
-  }
-  /// Of mxfp4 the powers of two of the lane's four groups of a step. Where the groups of a row follow one another, of a
-  /// step that reaches beyond the depth those of the last four: to take them apart would be to wait for them.
-  __device__ void load_groups(Step<Shape>& step, uint32_t k) const {
-    const uint32_t first = first_group(k), groups = args_.depth / kScaleGroup;
-#pragma unroll
-    for (int u = 0; u < Shape::kUnitsN; ++u) {
-      const uint8_t* row = args_.b_scale + expert_scales_ + scale_row_[u][0];
-      if (args_.are_groups_dense) {
-        __builtin_memcpy(&step.exponents[u], row + (first + 4 <= groups ? first : groups - 4), 4);
-        continue;
-      }
-      step.exponents[u] = 0;
-#pragma unroll
-      for (int g = 0; g < 4; ++g)
-        step.exponents[u] |= uint32_t{row[within(first + g, groups) * args_.b_scale_group]} << 8 * g;
-    }
-  }
-  /// Puts the lane's groups in their places after load_groups.
-  __device__ void complete_groups(Step<Shape>& step, uint32_t k) const {
-    if (!args_.are_groups_dense) return;
-    const uint32_t end = first_group(k) + 4, groups = args_.depth / kScaleGroup;
-    const uint32_t beyond = end <= groups ? 0 : within(end - groups, 4);
-#pragma unroll
-    for (int u = 0; u < Shape::kUnitsN; ++u) step.exponents[u] >>= 8 * beyond;
-  }
-  __device__ static uint32_t first_group(uint32_t k) {
-    return k / kScaleGroup + lane_index() / Unit::kColumns * 4;
-  }
-  /// Of a step's groups, those of the lane; those beyond the depth scale zeros.
-  __device__ void load_group_scales(Step<Shape>& step, uint32_t k) const {
-    const uint32_t groups = (args_.depth + Shape::kGroup - 1) / Shape::kGroup;
-#pragma unroll
-    for (int u = 0; u < Shape::kUnitsN; ++u) {
-      const auto* row = args_.b_scale + expert_scales_ + scale_row_[u][0];
-#pragma unroll
-      for (int i = 0; i < Shape::kLaneGroups; ++i)
-        step.group_scales[u][i] =
-            to_float(row[within(k / Shape::kGroup + Unit::group(i), groups) * args_.b_scale_group]);
-    }
-  }
-  __device__ void load_scales(Step<Shape>& step, uint32_t k) const {
-    if constexpr (Shape::kHasRowScales) {
-#pragma unroll
-      for (int u = 0; u < Shape::kUnitsN; ++u) {
-#pragma unroll
-        for (int i = 0; i < Step<Shape>::kScaleRows; ++i)
-          step.b_scale[u][0][i] = to_float(args_.b_scale[expert_scales_ + scale_row_[u][i]]);
-      }
-    }
-    if constexpr (Shape::kHasBlocks) {
-      const uint32_t blocks = (args_.depth + kScaleBlock - 1) / kScaleBlock;
-#pragma unroll
-      for (int g = 0; g < Shape::kGroups; ++g) {
-        const uint32_t block = within(k / kScaleBlock + g, blocks);
-#pragma unroll
-        for (int u = 0; u < Step<Shape>::kScaleUnits; ++u)
-          step.b_scale[u][g][0] = args_.b_scale[expert_scales_ + scale_row_[u][0] + block * args_.b_scale_group];
-#pragma unroll
-        for (int u = 0; u < Shape::kUnitsM; ++u)
-          step.a_scale[u][g] = a_scale_[u][uint64_t{of_pair_} * args_.a_scale_row + block * args_.a_scale_group];
-      }
-    }
+    scales_.load(args_, step.scales, k, of_pair_);
   }
 };
 
@@ -421,6 +301,7 @@ class Reader {
 template <class Shape, bool kIsAligned>
 __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>& work, uint32_t first_column,
                          typename Shape::Sums (&sums)[Shape::kTiles], typename Shape::Exchange& lds) {
+  using Products = typename Shape::Weights::Products;
   constexpr uint32_t kStages = Shape::kStages, kApart = Shape::kWaves, kRound = kStages * kApart;
   Reader<Shape, kIsAligned> reader(args, work, first_column);
   const uint32_t end = reader.steps(), whole_end = reader.whole_steps();
@@ -438,7 +319,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
     do {
 #pragma unroll
       for (uint32_t s = 0; s < kStages; ++s) {
-        current[s].multiply(sums, reader.factor(number - kRound + s * kApart), lds);
+        Products::multiply(current[s], sums, reader.factor(number - kRound + s * kApart), lds);
         reader.load(current[s], number + s * kApart);
         skinny::keep_order();
       }
@@ -446,7 +327,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
     } while (is_whole(number));
 #pragma unroll
     for (uint32_t s = 0; s < kStages; ++s)
-      current[s].multiply(sums, reader.factor(number - kRound + s * kApart), lds);
+      Products::multiply(current[s], sums, reader.factor(number - kRound + s * kApart), lds);
     skinny::settle_before_branch();
   }
   // What is left: less than a round, or one with a step that reaches beyond the depth, or all of a short depth.
@@ -460,13 +341,40 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
 #pragma unroll
     for (uint32_t s = 0; s < kStages; ++s) {
       reader.complete(current[s], step(s));
-      current[s].multiply(sums, reader.factor(step(s)), lds);
+      Products::multiply(current[s], sums, reader.factor(step(s)), lds);
     }
     skinny::settle_before_branch();
   }
 }
 
-/// From the sums of an element of out, gate and up if kIsGated, to the element.
+/// A Finish makes an element of its sums: of one, or of gate and up.
+struct AsItIs {
+  static constexpr int kHalves = 1;
+  template <class OutElement>
+  __device__ static OutElement result(const float (&x)[1], float) {
+    return from_float<OutElement>(x[0]);
+  }
+};
+template <Activation kActivation>
+struct Activated {
+  static constexpr int kHalves = 1;
+  template <class OutElement>
+  __device__ static OutElement result(const float (&x)[1], float) {
+    return from_float<OutElement>(activated<kActivation, OutElement>(x[0]));
+  }
+};
+template <Activation kActivation>
+struct Gated {
+  static constexpr int kHalves = 2;
+  template <class OutElement>
+  __device__ static OutElement result(const float (&x)[2], float limit) {
+    float y[1], gate[1] = {x[0]}, up[1] = {x[1]};
+    gated<kActivation, OutElement>(y, gate, up, limit);
+    return from_float<OutElement>(y[0]);
+  }
+};
+
+/// From the sums of an element of out to the element.
 template <class Shape>
 __device__ typename Shape::OutElement finished(const MoeGemmSkinnyArgs<Shape>& args, float (&x)[Shape::kHalves],
                                                const typename Shape::Memory& lds, uint32_t m, uint32_t column,
@@ -478,27 +386,18 @@ __device__ typename Shape::OutElement finished(const MoeGemmSkinnyArgs<Shape>& a
     const auto of_pair = [&](uint32_t index) {
       const typename Shape::Row& pair = lds.rows[index];
       float y = Shape::kIsSum ? 0.f : x[half];
-      if constexpr (Shape::kHasRowScales && !Shape::kIsSum)
-        y *= pair.scale * to_float(args.b_scale[pair.expert * args.b_scale_expert + uint64_t{row} * args.b_scale_row]);
-      if constexpr (Shape::kHasBias) y += to_float(args.bias[pair.expert * args.bias_expert + row]);
-      if constexpr (Shape::kHasWeights) y *= pair.weight;
+      if (Shape::Scales::kIsOfB) y = Shape::Scales::template In<Shape>::scaled(args, y, pair, row);
+      if (Shape::kHasBias) y += to_float(args.bias[pair.expert * args.bias_expert + row]);
+      if (Shape::kHasWeights) y *= pair.weight;
       return y;
     };
     if constexpr (!Shape::kIsSum) {
       x[half] = of_pair(m);
-    } else if constexpr (Shape::kHasBias) {
+    } else if (Shape::kHasBias) {
       for (uint32_t index = 0; index < pairs; ++index) x[half] += of_pair(index);
     }
   }
-  if constexpr (Shape::kIsGated) {
-    float y[1], gate[1] = {x[0]}, up[1] = {x[1]};
-    gated<Shape::kActivation, OutElement>(y, gate, up, args.limit);
-    return from_float<OutElement>(y[0]);
-  } else if constexpr (Shape::kHasActivation) {
-    return from_float<OutElement>(activated<Shape::kActivation, OutElement>(x[0]));
-  } else {
-    return from_float<OutElement>(x[0]);
-  }
+  return Shape::Finish::template result<OutElement>(x, args.limit);
 }
 
 /// The sum of row m and column `local` of the workgroup, in the order of the waves.

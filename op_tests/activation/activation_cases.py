@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Activations in float64 and the comparison with them, for the op_tests of this family."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Gated activations: every backend against float64, over dtypes, widths, strides; bad input."""
 
-from __future__ import annotations
-
 import functools
 import math
 

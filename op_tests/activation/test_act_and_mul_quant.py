@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Gated activations quantised by group and row: every backend against float64; bad input."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """elementwise: every backend against float64, broadcast and strided operands, special values, bad input."""
 
-from __future__ import annotations
-
 import functools
 
 import benching

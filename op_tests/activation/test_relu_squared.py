@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """relu_squared: every backend against float64, odd sizes, strides, special values, bad input."""
 
-from __future__ import annotations
-
 import benching
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The pages of this folder, from the runs of AITER's own tests beside them: `python op_tests/aiter_runs/pages.py`."""
 
-from __future__ import annotations
-
 import shlex
 import textwrap
 from collections.abc import Iterable

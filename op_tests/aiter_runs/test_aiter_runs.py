@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The pages of this folder are those of its runs, and a page says of a run what a reader asks."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

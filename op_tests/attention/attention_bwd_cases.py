@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Arguments of flash_attn_bwd for test_flash_attn_bwd.py: random inputs, exact `out` and `lse`."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

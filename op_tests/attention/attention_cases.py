@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of attention share: inputs, dense and packed, options for each feature, comparison with float64."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of paged_attention share: sequences over pages in each layout, the call, comparison with float64."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of paged attention share: sequences over pages, the call, comparison with float64."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 sees does not depend on them.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -3,8 +3,6 @@
 must be the one that the forward and its derivative applied, which float64 with that mask shows.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Biases and slopes of any finite size, with float64: torch.finfo's limits hide nothing for good, as −inf does."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A bias of −inf in attention's derivatives: rows of which it hides all keys, or some."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

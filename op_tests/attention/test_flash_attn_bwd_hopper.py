@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """flash_attn_bwd_hopper.py: on an H200 against float64; anywhere what the compiler makes of it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """flash_attn_bwd, one call after the other: those that look alike go straight to the compiled kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from attention_bwd_cases import BF16, make

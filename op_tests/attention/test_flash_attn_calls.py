@@ -2,8 +2,6 @@
 """Calls of the attention functions that are wrong, refused or random: each is right or says by name what does not fit.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -4,8 +4,6 @@
 Packed sequences, caches and fp8: test_flash_attn_varlen.py; wrong calls: test_flash_attn_calls.py.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

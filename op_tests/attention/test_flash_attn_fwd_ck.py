@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Backend "ck" of flash_attn_fwd: its instances' names and registers, and every feature against float64."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

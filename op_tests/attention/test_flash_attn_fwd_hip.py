@@ -3,8 +3,6 @@
 workspace, order of waves. What holds for every backend is in test_flash_attn_fwd.py.
 """
 
-from __future__ import annotations
-
 import attention_cases as cases
 import pytest
 import torch

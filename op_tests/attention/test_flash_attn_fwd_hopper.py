@@ -3,8 +3,6 @@
 What its code is like: test_flash_attn_fwd_triton.py.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -14,13 +12,14 @@ import torch
 from attention_cases import dense, packed, random, rounding_of
 from covering import covering
 
-from aiter_like.device import Target, target_of
+from aiter_like.device import Target
 from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.attention.call import AttentionCall, dense_call
 from aiter_like.ops.attention.flash_attn_fwd import hopper_serves, triton_kernels
 from aiter_like.ops.attention.triton import flash_attn_fwd
 from aiter_like.testing.attention import check_attention
 
+pytestmark = pytest.mark.usefixtures("only_on_hopper")
 BF16, F16 = torch.bfloat16, torch.float16
 SPECIALISED = [pytest.param(dtype, rounding, head_dim, {"GROUPS": groups, "PROGRAMS": programs, "BLOCK_M": rows,
                                                         "BLOCK_N": keys, "STAGES": 2, "HEADS": 4},
@@ -29,12 +28,6 @@ SPECIALISED = [pytest.param(dtype, rounding, head_dim, {"GROUPS": groups, "PROGR
                    (BF16, 0, 128, 2, 1, 64, 128), (BF16, 1, 128, 2, 1, 64, 128), (F16, 2, 128, 2, 1, 64, 128),
                    (BF16, 1, 64, 1, 3, 64, 64), (BF16, 2, 64, 1, 2, 128, 64), (F16, 0, 64, 2, 1, 64, 128),
                    (BF16, 1, 80, 2, 1, 64, 128), (F16, 0, 256, 2, 1, 64, 64), (BF16, 1, 200, 2, 1, 64, 64))]
-
-
-@pytest.fixture(autouse=True)
-def _only_on_hopper(request):
-    if "device" in request.fixturenames and target_of(request.getfixturevalue("device")).arch != "sm_90":
-        pytest.skip("for sm_90")
 
 
 def check_specialised(device, call, params, **options):

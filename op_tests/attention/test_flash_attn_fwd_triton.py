@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Backend "triton" of flash_attn_fwd: every feature against float64, memory safety, each way to lay out the work."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -3,8 +3,6 @@
 addition must keep.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

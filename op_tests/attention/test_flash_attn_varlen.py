@@ -2,8 +2,6 @@
 """Packed sequences, fp8 and the workspace's size: flash_attn_varlen_func, the fp8 functions, attention_workspace_bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

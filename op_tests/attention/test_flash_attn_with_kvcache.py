@@ -3,8 +3,6 @@
 rotated; wrong calls.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

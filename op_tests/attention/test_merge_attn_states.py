@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """merge_attn_states and its names against float64; cascade_attention against attention over all keys."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """get_pa_metadata_v1: the plan that AITER's rule gives, sequence after sequence, on each backend alike."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """paged_attention: each backend against float64 over random pages, layouts, lengths, masks and bytes; bad input."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

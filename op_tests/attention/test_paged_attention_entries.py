@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's entries of decoding over pages, edges of paged_attention: layouts, scales, workspaces, bad input."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from paged_attention_cases import BF16, F16, I8, Case, fp8_of

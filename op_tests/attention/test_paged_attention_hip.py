@@ -3,8 +3,6 @@
 packs, strides and head dimensions; scales of one cache alone; what it leaves to others.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

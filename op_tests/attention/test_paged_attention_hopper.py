@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the compiler makes of the Triton kernel of paged_attention for Hopper: tiles under way, wide loads, no spill."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

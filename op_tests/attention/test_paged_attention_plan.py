@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Into how many parts the host lets paged_attention cut sequences, and that its bounds hold for whatever lengths."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """unified_attention and mha_batch_prefill_func: each backend against float64, over pages, masks, layouts; bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -4,8 +4,6 @@ extension over pages, in tiles: against float64, over lengths, pages, masks and 
 test_unified_attention_ping_pong.py has the other pipeline, which takes whatever it can.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from paged_cases import (

@@ -3,8 +3,6 @@
 of a few queries each: against float64, over what changes a score, layouts and scales; what it leaves to others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

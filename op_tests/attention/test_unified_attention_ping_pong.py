@@ -3,8 +3,6 @@
 float64 over lengths, pages, masks, strides, split keys and heads that share a workgroup.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

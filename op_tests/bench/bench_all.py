@@ -9,8 +9,6 @@ beside the file.
 the same family by family; `measured_page.py FILE` makes MEASURED.md and its plot of that.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

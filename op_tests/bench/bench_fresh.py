@@ -7,8 +7,6 @@ taken, calls of other sizes have loaded every module: what is timed is a call of
 Without a GPU it is this thread's processor time, which other load hardly moves.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import random

@@ -7,8 +7,6 @@ is timed: logits against float32, tokens against the first variant's. Stock and 
 host that slows down slows both.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import logging

@@ -9,8 +9,6 @@ MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and write
 that of the clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -5,8 +5,6 @@
 host counts little; it still costs what shared caches and hardware threads cost. Bars are per core.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -4,8 +4,6 @@
 A case is checked before it is timed. Needs a GPU; read by the op_tests' `bench` functions and by bench_all.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools

@@ -8,8 +8,6 @@ where it takes that; those of peers grossly, so that a wrong set-up is not timed
 with caches full of something else, and eagerly, one call after the other, as an engine without graphs makes them.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -5,8 +5,6 @@ An output that our function's signature takes is given to it once; a peer's is a
 a user prepares once (pages gathered for kernels that know none) are made outside the time.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 Read by bench_all.py.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import subprocess

@@ -5,8 +5,6 @@
 and `bench_modelled.py --json FILE` wrote; it is kept beside the page. Nothing in it or in the plot is typed by hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -3,8 +3,6 @@
 below. Wide for pages; narrow for phones, where names stand above their marks.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import re

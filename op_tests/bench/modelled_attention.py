@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Cases of bench_modelled.py: attention over whole sequences, dense and causal, and in Triton both ways."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 

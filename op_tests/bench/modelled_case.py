@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A case of bench_modelled.py: a call and what it needs at least."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Cases of bench_modelled.py: products. Of few rows memory bounds them, of many the matrix units."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

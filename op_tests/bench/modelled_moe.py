@@ -3,8 +3,6 @@
 is not a product.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 

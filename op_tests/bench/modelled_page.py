@@ -3,8 +3,6 @@
 holds a kernel back that misses the aims. Written with --page.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

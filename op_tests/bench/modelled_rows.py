@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Cases of bench_modelled.py: norms, activations, quantisers, caches and rotations, which memory bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """One operator's bench(), wherever its test file is: `python op_tests/bench/run.py rms_norm --peers`."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

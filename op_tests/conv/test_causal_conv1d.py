@@ -2,8 +2,6 @@
 """causal_conv1d: every backend against float64, lengths around its chunks, both layouts, lines, padding, bad input.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

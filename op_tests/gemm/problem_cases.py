@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of many products share: dtypes, sizes for a backend, random operands, the formula in float64."""
 
-from __future__ import annotations
-
 import math
 
 import products

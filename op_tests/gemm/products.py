@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What a matrix product may be off by."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """batched_gemm: every backend against float64, exact sums of int8, odd sizes, strides, derivatives."""
 
-from __future__ import annotations
-
 import functools
 import math
 

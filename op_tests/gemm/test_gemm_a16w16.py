@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -2,8 +2,6 @@
 """gemm_a8w8 and gemm_a8w8_bpreshuffle: every backend against float64, FP8 and INT8, scales, shuffled weights.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

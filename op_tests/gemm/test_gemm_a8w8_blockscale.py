@@ -2,8 +2,6 @@
 """gemm_a8w8_blockscale: every backend against float64, odd sizes, last blocks that are parts, shuffled weights, both
 presentations of the scales, activations that are quantised in the call."""
 
-from __future__ import annotations
-
 import functools
 import math
 

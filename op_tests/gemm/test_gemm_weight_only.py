@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gemm_a16w8 and gemm_a16w4: every backend against float64 of the dequantised weights, odd sizes, groups."""
 
-from __future__ import annotations
-
 import functools
 import math
 

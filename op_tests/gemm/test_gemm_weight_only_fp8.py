@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gemm_a16w8 of fp8 weights beside 16-bit activations: every backend against float64, odd sizes, each kind of scale."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """grouped_gemm: every backend against float64, groups of any sizes, chosen rows, padding, exact sums."""
 
-from __future__ import annotations
-
 import functools
 import math
 

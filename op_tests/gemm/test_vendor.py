@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Products by the vendor's library: what it serves of scales of blocks, and the rule that prefers it without a row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_gemm_a8w8_blockscale import block_major, compare, operands

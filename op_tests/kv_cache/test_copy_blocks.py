@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """copy_blocks and swap_blocks: every byte of the storage against a plain model, over layouts, dtypes and word sizes."""
 
-from __future__ import annotations
-
 import functools
 
 import benching

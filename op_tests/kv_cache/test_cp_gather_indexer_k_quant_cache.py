@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """cp_gather_indexer_k_quant_cache: every byte of keys and scales against a plain model; bad tables; bad input."""
 
-from __future__ import annotations
-
 import functools
 
 import benching

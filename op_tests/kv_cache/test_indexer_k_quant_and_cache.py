@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """indexer_k_quant_and_cache: every byte of the cache against a plain model, over groups, layouts, scales; bad input."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

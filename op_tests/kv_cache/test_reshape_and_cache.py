@@ -3,8 +3,6 @@
 over layouts, strides, dtypes, page sizes, skipped slots; bad input.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

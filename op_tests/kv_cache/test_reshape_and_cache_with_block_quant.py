@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """reshape_and_cache_with_block_quant: every byte of caches and scales against a plain model, over several calls."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Shuffled weights and scales against the formula of each element's place; inverses; bad input."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -3,8 +3,6 @@
 differences and sums that would wrap around.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

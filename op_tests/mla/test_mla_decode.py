@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """mla_decode_fwd: each backend against float64, over pages, heads, query tokens, splits, plans; bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """mla_decode_hopper.py, a kernel of backend "triton" for sm_90, against float64; what its code is like."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -13,24 +11,18 @@ from mla_cases import BF16, check, compare, expect, make, starts_of
 from test_mla_decode import plan_of
 
 import aiter_like
-from aiter_like.device import Target, target_of
+from aiter_like.device import Target
 from aiter_like.jit.triton_launch import Launcher
 from aiter_like.ops.mla.hopper import HOPPER, PORTABLE, triton_kernels
 from aiter_like.ops.mla.mla_decode import decode_call
 from aiter_like.ops.mla.triton import mla_decode
 from aiter_like.testing import assert_within
 
-pytestmark = pytest.mark.rotating
+pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("only_on_hopper")]
 
 DIMS = {"v_dim": 512, "rope_dim": 64}
 RAGGED = ((1, 70), (3, 33), (1, 1), (2, 50), (1, 0), (0, 9), (2, 1), (4, 200), (1, 64), (1, 129))
 SETTINGS = tuple({"LATE": late, "TMA": tma} for late in (0, 1) for tma in (0, 1))
-
-
-@pytest.fixture(autouse=True)
-def _only_on_hopper(request):
-    if "device" in request.fixturenames and target_of(request.getfixturevalue("device")).arch != "sm_90":
-        pytest.skip("for sm_90")
 
 
 def run(backend, function, *args, **options):

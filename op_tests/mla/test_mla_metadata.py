@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """get_mla_metadata_v1: every plan shares all keys out, once and evenly, whatever the lengths, on each backend alike."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from mla_cases import starts_of

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """mla_prefill_fwd and mla_prefill_ps_asm_fwd: prompts over paged latents and over expanded keys, against float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

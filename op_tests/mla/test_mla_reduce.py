@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """mla_reduce_v1: each backend against float64, with parts that nobody wrote, maps of any order; bad input."""
 
-from __future__ import annotations
-
 import functools
 import math
 

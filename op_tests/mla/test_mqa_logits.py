@@ -3,8 +3,6 @@
 that name none, NaN where nothing is to be read; bad input.
 """
 
-from __future__ import annotations
-
 import math
 
 import benching

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Products of experts pair by pair in float64: what every kernel of moe_gemm is compared with, and random calls."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

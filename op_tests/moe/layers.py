@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Layers of experts in every form that fused_moe takes, and what they compute in float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """fused_moe: every form of weights on every backend against float64; masks, few tokens, refusals."""
 
-from __future__ import annotations
-
 import functools
 
 import bench_peers

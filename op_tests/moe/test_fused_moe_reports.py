@@ -2,8 +2,6 @@
 """Layers of experts that other libraries were reported to compute wrongly, to refuse or to read outside of: each is
 served by a kernel, gives what float64 gives, and the checkers find no access out of bounds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from layers import FORMS, check, expected, layer

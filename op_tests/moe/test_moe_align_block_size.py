@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Flat numbers of pairs in whole blocks: the whole result against lists of Python, bad numbers, chunks."""
 
-from __future__ import annotations
-
 import functools
 
 import benching

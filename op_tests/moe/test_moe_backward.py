@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """experts_with_grad: result and derivatives against float64, with the errors of torch's own in 16 bits as a measure."""
 
-from __future__ import annotations
-
 import math
 import types
 

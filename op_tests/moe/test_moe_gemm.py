@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """moe_gemm: the operator's own formula and every backend in every format, against float64; refusals."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -3,8 +3,6 @@
 that lead nowhere, strides, and what it does not serve.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from experts import UNTOUCHED, check, random_call

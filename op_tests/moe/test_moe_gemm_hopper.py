@@ -2,8 +2,6 @@
 """moe_gemm_hopper.py, a kernel of backend "triton" for sm_90, against float64; what its code is like; which calls it
 takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -19,14 +17,9 @@ from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.triton import moe_gemm
 from aiter_like.testing import strided_like
 
+pytestmark = pytest.mark.usefixtures("only_on_hopper")
 SM_90 = Target("cuda", "sm_90", 132, 32, False, 0)
 FORMS = ("bf16", "fp16", "fp8", "int8", "blocks")
-
-
-@pytest.fixture(autouse=True)
-def _only_on_hopper(request):
-    if "device" in request.fixturenames and target_of(request.getfixturevalue("device")).arch != "sm_90":
-        pytest.skip("for sm_90")
 
 
 def multiply(call: MoeGemmCall, **params: int) -> None:

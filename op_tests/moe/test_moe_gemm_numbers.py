@@ -3,8 +3,6 @@
 calls for the tuner. Every backend.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

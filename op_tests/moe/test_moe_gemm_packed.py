@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """moe_gemm with weights of 8 and 4 bits by its kernel for few rows (backend "hip", gfx942), against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from experts import UNTOUCHED, random_call, sorted_order

@@ -2,8 +2,6 @@
 """moe_gemm by its kernel for few rows of each expert (backend "hip"), against float64: pairs that are not sorted, sums
 of a token's pairs, and sorted blocks; what nobody may read or write; traffic by counters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from experts import UNTOUCHED, check, random_call

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Packing for experts and back: the whole result against lists of Python, maps, blocks, scales."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Sorting for experts: the whole result against lists sorted in Python, masks, bad numbers, chunks."""
 
-from __future__ import annotations
-
 import functools
 
 import benching

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Sums of experts' results: every backend against float64, slots that do not count, rows by numbers."""
 
-from __future__ import annotations
-
 import functools
 import math
 

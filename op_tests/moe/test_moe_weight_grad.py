@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """moe_weight_grad: formula and kernel against float64, orders that no caller may give."""
 
-from __future__ import annotations
-
 import functools
 import math
 

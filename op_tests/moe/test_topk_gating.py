@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Routing: experts and weights of every rule against float64, ties, special values, bad input."""
 
-from __future__ import annotations
-
 import math
 
 import benching

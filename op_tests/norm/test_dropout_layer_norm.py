@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """dropout_layer_norm: every backend against float64, the mask against published words of Philox and its statistics."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """fused_qk_rmsnorm and fused_add_rmsnorm_pad: every backend against float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """RMSNorm quantised, beside that of a second matrix: every backend against float64; bad input."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """gated_rms_norm: every backend against float64, quantised too."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

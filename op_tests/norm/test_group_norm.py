@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """group_norm: every backend against float64; both layouts, slices, SiLU, bad input."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """layer_norm: every backend against float64; residual, biases, quantised forms, bad input."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Derivatives of rms_norm and layer_norm: against autograd in float64, through every backend."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """rms_norm: every backend against float64, over dtypes, row lengths, strides; bad input."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 

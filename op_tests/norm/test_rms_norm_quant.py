@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """rms_norm_quant: every backend against float64; groups, scale orders, residual, smoothing."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of the quantisers share: inputs with outliers, and special rows."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Quantisation by block: every backend against float64 and, bit by bit, the reference."""
 
-from __future__ import annotations
-
 import math
 
 import benching

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Heads flattened and quantised by group: every backend against float64; bad input."""
 
-from __future__ import annotations
-
 import benching
 import pytest
 import torch

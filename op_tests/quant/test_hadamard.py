@@ -2,8 +2,6 @@
 """hadamard: every backend against a product with the matrix in float64, all widths, strides, special values, bad input.
 """
 
-from __future__ import annotations
-
 import benching
 import pytest
 import torch

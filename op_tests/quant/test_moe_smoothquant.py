@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tokens smoothed and quantised per expert: every backend against float64; bad input."""
 
-from __future__ import annotations
-
 import math
 
 import benching

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Quantisation to MXFP4: every backend against numbers in float64; special groups, strides, bad input."""
 
-from __future__ import annotations
-
 import math
 
 import benching

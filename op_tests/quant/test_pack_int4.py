@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """4-bit numbers packed into bytes and back: every backend against integers; bad input."""
 
-from __future__ import annotations
-
 import benching
 import pytest
 import torch

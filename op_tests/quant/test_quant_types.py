@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The quantisers of QuantTypes, by block, and in torch; the enums."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from quant_cases import matrix, same_numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Quantisers by row and group: every backend against float64 and, bit by bit, one another."""
 
-from __future__ import annotations
-
 import functools
 
 import benching

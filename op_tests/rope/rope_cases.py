@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Rotary position embedding in float64, element by element: what test_rope*.py and test_rotary.py compare with."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

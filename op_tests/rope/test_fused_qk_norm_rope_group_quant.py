@@ -3,8 +3,6 @@
 on each backend, over head dimensions, groups, pages and pools; bad input.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

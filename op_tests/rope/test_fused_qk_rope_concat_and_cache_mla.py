@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """fused_qk_rope_concat_and_cache_mla: each backend against float64, over layouts, dtypes, slots; bad input."""
 
-from __future__ import annotations
-
 import math
 
 import benching

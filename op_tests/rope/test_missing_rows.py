@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Positions and offsets that ask for rows which the tables of cosines and sines do not have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """rope_2d: each backend against float64, forward and backward, in place, strided; bad input."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from rope_cases import check_rope

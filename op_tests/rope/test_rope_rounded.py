@@ -3,8 +3,6 @@
 odd sizes, strides, in place, NaN; bad input.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import benching

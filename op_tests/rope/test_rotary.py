@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Rotary embedding as engines call it: flat tensors, get_rope with each scaling, autograd functions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from rope_cases import check_rope, tables

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests of samplers share."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """exponential: every backend against float64 and the known answer of Philox, and the statistics."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

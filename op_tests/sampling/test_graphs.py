@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every sampler in a CUDA graph: captured with some inputs, replayed with others, and no wait for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

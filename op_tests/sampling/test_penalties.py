@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """penalties: every backend against the formula in Python's floats."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """renorm_probs: top-k, top-p and min-p against sorting in float64, on every backend."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -6,8 +6,6 @@ The rows have as many elements as the lanes of a step take: lanes beyond the end
 a cache serves, but which these counters take for more bytes. There are enough rows that none is cut into slices.
 """
 
-from __future__ import annotations
-
 import pytest
 from test_traffic import size_of
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """sample: greedy, random and mixed, every backend against float64, and the distribution of what is drawn."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

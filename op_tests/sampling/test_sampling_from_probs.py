@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """sampling_from_probs: what is drawn under top-k, top-p and min-p, by chi-square, and by the same draw in torch."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """softmax: every backend against float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """token_bitmask: every backend against the bits in Python."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sampling_cases import BACKENDS, DTYPES, logits_like

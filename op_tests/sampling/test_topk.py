@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """topk: values and columns against a stable sort, on every backend; the forms with a start and an end of each row."""
 
-from __future__ import annotations
-
 import functools
 import math
 

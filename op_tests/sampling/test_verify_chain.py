@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """verify_chain: tokens that are emitted are distributed as the target's own; every backend takes the same decisions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

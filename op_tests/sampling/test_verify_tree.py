@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """verify_tree: paths of small trees by hand, random trees against the rule in torch, and the distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sampling_cases import BACKENDS, assert_distribution, probs_like

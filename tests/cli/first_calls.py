@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """First calls in a process without a compiler, run by test_build_served.py: prints what was wrong, "ok" at the end."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -3,8 +3,6 @@
 `model_calls.py NAME TP TOKENS`: prints what was wrong, "ok" at the end.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A small kernel for `aiter-like sim run`, with its description. Read by the tests of that command."""
 
-from __future__ import annotations
-
 # out[i] = -in[i] - one: a struct by value, a hidden argument of the runtime.
 NEGATE = """
 .amdgcn_target "amdgcn-amd-amdhsa--gfx942"

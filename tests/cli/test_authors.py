@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like generate` and `new-op`: generated texts are those of the declarations; a new operator's files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The bench command of aiter_like/ops/README.md, typed in: the operator's file finds what it imports."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like build --model` and `--recorded`: what they list is what first calls load."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The command line: help, doctor, explain, errors. The other commands have their own tests."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

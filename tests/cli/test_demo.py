@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like demo` on the simulated MI300X: what it reports, and that it fails when something is wrong."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """An unknown name of any kind is answered with the known one that is like it, by one helper."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

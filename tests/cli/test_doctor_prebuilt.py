@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like doctor` about prebuilt folders and rows of other devices; `--version`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 """`aiter-like sim validate --hardware` and `--answers`, on the simulated MI300X; what only silicon can say is made up
 here and is read back."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gzip

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim profile` of a kernel of a code object, with the options of `aiter-like sim run`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim run`: a code object launched from a description; mistakes in the description; the checkers."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

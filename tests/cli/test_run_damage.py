@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim run` of damaged descriptions, files and code objects: it runs, or one line says what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

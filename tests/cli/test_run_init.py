@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim run --init`, descriptions by name and with several launches, and `aiter-like sim compare`."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

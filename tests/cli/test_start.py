@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the command line answers without torch, whose import takes seconds: help, mistakes, and commands about files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What commands say to a file of another kind than theirs, and to arguments that a function does not have."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A plan's backend that cannot take an address: the call takes another, the plan stays."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

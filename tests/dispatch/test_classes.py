@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """dispatch/classes.py: which calls count as like an earlier one, and that what tells it is made once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

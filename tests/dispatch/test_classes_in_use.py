@@ -3,8 +3,6 @@
 forked processes.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A call that a class serves, which another call made, comes to the same as it would alone: launches, or refusal."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -3,8 +3,6 @@
 written where it is refused. Plain calls come first, so that their plans are there to be taken wrongly.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from damages import bits, damaged

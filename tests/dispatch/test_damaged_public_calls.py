@@ -3,8 +3,6 @@
 and nothing written where it is refused.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 
@@ -12,15 +10,10 @@ import pytest
 from damages import bits, damaged
 from public_calls import call_of, called_by_tensors, sampled, tensors
 
-from aiter_like import device, use_backend
+from aiter_like import use_backend
 from aiter_like.errors import UnsupportedError
 
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    yield
-    device.reset()
+pytestmark = pytest.mark.usefixtures("simulated")
 
 
 def named_in(words, parameters):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A tuned row with one damaged parameter, for every operator that is tuned by parameters: the result is right."""
 
-from __future__ import annotations
-
 import csv
 import logging
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Choice of backends: order, reasons, forcing, failures, plans."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Results without elements follow from the inputs as others do, whichever backend would have served the call."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

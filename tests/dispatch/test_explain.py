@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tuned rows steer the choice; explain and is_tuned tell of it; what an operator's declaration must satisfy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from toys import SIMULATED, FakeJit, ScaleKey, make_op, public, run, scale_ref

@@ -3,8 +3,6 @@
 launch ends the rows that it changes, and no others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

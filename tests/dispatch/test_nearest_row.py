@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Which tuned rows `explain` may show as the nearest one."""
 
-from __future__ import annotations
-
 from aiter_like.dispatch import OPS, explanation, table
 
 

@@ -3,15 +3,13 @@
 every operator's cases. A plain call of the same shape comes first, so that a plan is there to be taken wrongly.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from damages import bits
 from public_calls import SEQUENCES, call_of, public_names, tensors
 from torch import Tensor
 
-from aiter_like import device, rms_norm, use_backend
+from aiter_like import rms_norm, use_backend
 from aiter_like.dispatch import OPS
 from aiter_like.dispatch.op import Op
 from aiter_like.errors import UnsupportedError
@@ -123,13 +121,6 @@ def test_tensors_whose_memory_was_given_back_are_refused_and_nothing_is_written(
 def test_zeros_without_memory_are_refused():
     with pytest.raises(ValueError, match="rms_norm: input must have memory"):
         rms_norm(torch._efficientzerotensor((3, 64)), torch.rand(64), 1e-6, backend="hip")
-
-
-@pytest.fixture
-def simulated():
-    device.use_simulator(True)
-    yield
-    device.reset()
 
 
 @pytest.mark.parametrize("name", public_names())

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The self-check before a compiled kernel's first automatic use on hardware."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -3,25 +3,17 @@
 or leaves them to the next one, and says why.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from aiter_like import device
 from aiter_like.dispatch import OPS, explain
 from aiter_like.dispatch.self_check import TOLERANCE
 from aiter_like.errors import UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("simulated")
+
 QUICK = {"fused_qk_rope_concat_and_cache_mla", "fused_qk_norm_rope_group_quant", "fused_qk_rope_cache",
          "indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache", "mla_decode"}
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    yield
-    device.reset()
 
 
 def placed(tensor, behind):

@@ -3,8 +3,6 @@
 the default device, and autocast. Over every operator's cases and every public function.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 
@@ -14,8 +12,10 @@ from damages import bits
 from public_calls import call_of, public_names, sampled, tensors
 
 import aiter_like
-from aiter_like import device, use_backend
+from aiter_like import use_backend
 from aiter_like.dispatch import OPS, self_check
+
+pytestmark = pytest.mark.usefixtures("simulated")
 
 CPU = torch.device("cpu")
 
@@ -31,13 +31,6 @@ def default_dtype(dtype):
 
 SETTINGS = {"default bf16": lambda: default_dtype(torch.bfloat16), "default fp64": lambda: default_dtype(torch.float64),
             "default meta": lambda: torch.device("meta"), "autocast": lambda: torch.autocast("cpu", torch.bfloat16)}
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    yield
-    device.reset()
 
 
 def copies(args):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tuned tables: what a valid row is, what happens to a bad one, layers, rounding; the shape recorder."""
 
-from __future__ import annotations
-
 import os
 import re
 

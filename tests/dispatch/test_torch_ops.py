@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Operators in torch.library: schema, opcheck, torch.compile without graph breaks, refusal of autograd."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 refused. What is written says so to autograd.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -14,19 +12,13 @@ from public_calls import call_of, called_by_tensors, sampled, tensors
 from torch.autograd import forward_ad
 
 import aiter_like
-from aiter_like import device
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("simulated")
+
 SMOOTH = (torch.float32, torch.bfloat16, torch.float16)
 REFUSALS = (UnsupportedError, NotImplementedError, ValueError, TypeError)
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    yield
-    device.reset()
 
 
 def results(name, place, x):

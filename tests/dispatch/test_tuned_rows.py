@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tuned rows whose parameters their kernel does not take: such a row is ignored, and the call goes on."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """dispatch/README.md: the files that a call goes through are those of a trace of one."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

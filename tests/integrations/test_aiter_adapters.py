@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions that have other parameters here: what they hand on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The reference of AITER's own tests of attention, against the formula in float64, and its tolerances."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

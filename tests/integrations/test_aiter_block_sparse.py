@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's attention to chosen blocks of keys, against the formula in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

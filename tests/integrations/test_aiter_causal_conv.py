@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's causal convolution of decoding, against a loop in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

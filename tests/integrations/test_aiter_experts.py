@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's raw calls of experts and its references in torch, beside float64, as AITER's own tests call them."""
 
-from __future__ import annotations
-
 import inspect
 import math
 

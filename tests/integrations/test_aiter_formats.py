@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's functions on formats of numbers against plain arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls of hipBLASLt against float64, which are products of ours."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """fused_qknorm_idxrqknorm against the formulas in float64, in each of its caches; refusals before the first write."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """indexer_qk_rope_quant_and_cache against the formulas in float64; refusals before the first write."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

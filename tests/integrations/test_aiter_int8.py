@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's quantisers by the names of its modules: int8 is cut off towards zero, fp8 is that of the package's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

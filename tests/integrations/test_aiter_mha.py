@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls below flash_attn_func against flash_attn_func, its autograd and the formulas in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's calls of attention by the names of its kernels, against those that they hand on to."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's hyper-connections against their formulas in float64, token by token."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions of latent attention over a table of pages, against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """decode_attention_fwd against float64, and the plan of a next step against one made anew."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

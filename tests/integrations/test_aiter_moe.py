@@ -2,8 +2,6 @@
 """AITER's product of a router with the choice of one expert, its experts of every token, and activations with the bias
 of each row's expert, against torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's routing in Triton: its lists against a sort of the pairs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's get_2stage_cfgs: a layer by the functions that it returns, in the blocks that it names, beside float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_aiter_experts import BF16, EXPERTS, FP8, I8, INNER, LIMITS, SLOTS, TOKENS, K, Problem, error, random

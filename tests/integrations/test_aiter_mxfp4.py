@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's quantisers to MXFP4: the same bytes as its functions of formats make in torch, and the layouts of weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's fusions of norm, rotation, quantisation and cache writes against the formulas in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

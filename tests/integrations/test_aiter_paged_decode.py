@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's further calls of decoding over pages, by the kernels, beside float64: layouts, scales, ragged lengths."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's rotary position embedding in Triton that vLLM calls, against the formula in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import wide_numbers as numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions that turn queries and keys and put them together or into caches, against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

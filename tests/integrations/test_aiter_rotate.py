@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's rotations of activations against a product with a Hadamard matrix in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The table of AITER's names against a checkout of AITER: a small one that is written here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

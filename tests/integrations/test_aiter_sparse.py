@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's names of sparse attention against the formula in float64: what they write, and what they leave."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

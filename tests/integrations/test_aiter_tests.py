@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like aiter-tests`: what a program in the manner of AITER's op_tests is counted as, and its process."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like aiter-tests` over a folder: its table, results, progress, limits, and what it refuses."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

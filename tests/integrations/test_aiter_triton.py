@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The forms of AITER's Triton functions: the same results as the formulas in float64, AITER's defaults and answers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

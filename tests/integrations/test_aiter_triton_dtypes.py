@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The dtype of what AITER's products in Triton return: of the tensor to write, else `dtype`, else of torch.empty."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's products in Triton that quantise their activations, against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import wide_numbers as numbers

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's Triton functions that quantise behind something else, against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What every AITER program uses beside operators: options, logger, enums, test helpers, and references of attention."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

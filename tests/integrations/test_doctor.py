@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like doctor --engine`: what it says of an engine that is absent, too new, switched off, kept out or served."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.metadata
 import sys

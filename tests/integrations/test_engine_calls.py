@@ -6,8 +6,6 @@ tests/integrations/engine_calls/ENGINE-VERSION.txt` writes one, of a wheel that 
 Tests marked `engine` hold them against the sources that are installed.
 """
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

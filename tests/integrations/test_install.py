@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """install(): the switch, one adapter per loaded engine, one warning when something is wrong, and everything undone."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import logging

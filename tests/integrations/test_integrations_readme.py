@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The page of the integrations is true: its Python runs, its versions are the table's, its files and commands exist."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

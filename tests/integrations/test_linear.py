@@ -2,8 +2,6 @@
 """Linear layers: ours where the dispatcher puts a kernel of ours first, else the engine's own; decided once per shape,
 and inside graphs when they run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from seeded import numbers

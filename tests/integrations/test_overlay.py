@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The overlay of an installed `aiter`: ours first in every module that holds a name, the recorded originals behind."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import logging

@@ -4,8 +4,6 @@
 Needs SGLang in a virtual environment (engine_venv.py); `pytest -m engine tests/integrations/test_sglang.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@
 test_sglang.py runs the same against SGLang itself.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

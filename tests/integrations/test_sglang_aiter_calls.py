@@ -6,8 +6,6 @@ without dimensions, lengths in 64 bits. Each call runs on the simulated MI300X a
 test_sglang.py holds the keywords against SGLang's source.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

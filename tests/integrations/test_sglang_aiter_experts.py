@@ -6,8 +6,6 @@ of the routing before it, and of the sum in its Triton experts. Each call runs o
 with float64.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """SGLang's linear layers without SGLang: the hook around its method's `apply`, in calls and in graphs."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """SGLang's sampler without SGLang: the hook around the function of its "pytorch" backend, in recorded calls."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Taking a function over: ours first, the original for what ours refuses; counts, messages, signatures, undoing."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import types

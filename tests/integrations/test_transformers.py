@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Small transformers models served by this package against transformers' own: masks, caches, options, compilation."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 

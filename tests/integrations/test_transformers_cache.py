@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Caches of transformers models: where position alone decides what a query sees, no mask reaches the kernel."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

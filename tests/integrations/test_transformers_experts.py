@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Layers of experts of small transformers models served by fused_moe, against transformers' own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Linear layers of small transformers models by our kernels: outputs, launches, adapters and hooks, graphs, undoing."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

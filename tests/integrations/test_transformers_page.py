@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """aiter_like/integrations/TRANSFORMERS.md is true."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """transformers' continuous batching of small models over our attention: stock tokens, and what served them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER_LIKE=1 serves new transformers models: from the interpreter's start on, reversibly, and not without it."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os

@@ -4,8 +4,6 @@
 Needs vLLM in a virtual environment (engine_venv.py); `pytest -m engine tests/integrations/test_vllm.py`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

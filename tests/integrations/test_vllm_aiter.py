@@ -4,8 +4,6 @@
 Needs vLLM in a virtual environment (engine_venv.py); `pytest -m engine tests/integrations/test_vllm_aiter.py`.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

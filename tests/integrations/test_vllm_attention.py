@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What serves vLLM's attention, without vLLM: on its packed cache, its metadata, and an engine that is a toy."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

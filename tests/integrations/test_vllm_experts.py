@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The adapter to vLLM's layers of experts without vLLM: on layers and methods as vLLM makes them, against float64."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

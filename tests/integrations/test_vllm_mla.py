@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The adapter to vLLM's latent attention and sampler without vLLM: with stand-ins for its classes, against float64."""
 
-from __future__ import annotations
-
 import enum
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 say, but an error, or, where such a number has a meaning, the same as -1.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

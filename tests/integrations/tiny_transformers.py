@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Small transformers models of several families with weights that tell mistakes, and what was served of them."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

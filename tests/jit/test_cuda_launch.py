@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """jit/cuda_launch.py, by a CUDA driver that notes what it is asked for."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """jit/triton_launch.py: what a launch is given, by the GPU it is for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """No test here sees a cache or a compiler that another one left behind."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -4,8 +4,6 @@
     python interrupted_build.py FOLDER NAME…
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

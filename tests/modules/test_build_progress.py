@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What a long build, or a wait for one, shows. The compilers here wait until it was shown, not for a time."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Ctrl-C while modules are built: every process ends at once, the exit status says so, and what is finished is used."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

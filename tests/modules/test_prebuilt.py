@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Modules that others built: for a lower level of the processor, in a wheel; and headers that are precompiled."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

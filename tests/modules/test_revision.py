@@ -3,8 +3,6 @@
 of what several kernels share ends those that use it. On copies of three families.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

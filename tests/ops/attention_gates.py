@@ -13,8 +13,6 @@ is one more where it is installed, held to the bounds alone: its version is the 
 test_attention_gates.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import re

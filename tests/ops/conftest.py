@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the gates of kernels share."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Launches of a call on the simulator, by their counts and on the cycle model, and what gates hold all of them to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The device bodies of attention are templates: configurations of both share a translation unit, and even a kernel."""
 
-from __future__ import annotations
-
 import functools
 
 import hip_program

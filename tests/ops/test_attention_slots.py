@@ -5,8 +5,6 @@ A slot is 4 clk, and two waves of a SIMD share the time: what more keys take, pe
 are divided among workgroups. Matrix instructions alone take 768 slots at head dimension 128 and 512 at 64.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The package's own operators under torch.compile, fake tensors and opcheck, their kernels on the simulated MI300X."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

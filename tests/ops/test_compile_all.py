@@ -3,8 +3,6 @@
 reach their operator is the same for all.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from public_calls import call_of, public_names, tensors

@@ -3,8 +3,6 @@
 before anything is written, in every entry of paged attention alike.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import public_calls

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every kernel source compiles in each instance that its operator declares or that one of its cases takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from aiter_like.cli.build import selected

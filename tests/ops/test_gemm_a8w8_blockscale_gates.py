@@ -3,8 +3,6 @@
 counters.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from kernel_gates import COMPILERS, check_fit, counted, modelled, modelled_us, passes_of_mfma, step_between

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A small Llama, also with experts in its layers, decodes by this package's operators and gives torch's tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

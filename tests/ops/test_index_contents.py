@@ -3,8 +3,6 @@
 says so before anything is written, or is left out as the docstring has it. test_contents.py has paged attention.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import public_calls

@@ -3,8 +3,6 @@
 call. Rows are many or few, so that blocks, splits and kernels differ.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -2,8 +2,6 @@
 """What a workgroup of a compiled kernel takes of LDS: no choice by size and no trial of the tuner asks for more than
 gfx942 has."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

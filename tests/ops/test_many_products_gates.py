@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the compiler makes of the tiles of batched_gemm and grouped_gemm, by metadata and the simulator's counters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from kernel_gates import check_fit, counted

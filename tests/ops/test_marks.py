@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The mark of shuffle_weight is read at the public edge: below it an argument says what it said."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

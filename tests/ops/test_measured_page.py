@@ -3,8 +3,6 @@
 and what is timed there computes the same in ours and in torch.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

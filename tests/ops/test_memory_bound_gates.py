@@ -3,8 +3,6 @@
 the times of op_tests/bench/bench_modelled.py rest on.
 """
 
-from __future__ import annotations
-
 import modelled_rows
 import pytest
 

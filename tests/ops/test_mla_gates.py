@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What latent attention's plan and the sum of its parts take on the cycle model: both are chains of waits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

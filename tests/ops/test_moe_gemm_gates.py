@@ -3,8 +3,6 @@
 modelled time beside that of one product.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from kernel_gates import COMPILERS, check_fit, counted, modelled_us

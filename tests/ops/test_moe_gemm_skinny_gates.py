@@ -2,8 +2,6 @@
 """What the compiler makes of csrc/moe/moe_gemm_skinny.hip: registers and banks, and the modelled share of the read
 rate; and what Triton's kernel for weights of few bits and pairs that are not sorted takes, modelled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from kernel_gates import COMPILERS, READ_TB_PER_S, counted, modelled_us

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What compilers make of csrc/mla/mqa_logits.hip: registers, bytes, the modelled share of what bounds it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from kernel_gates import COMPILERS, READ_TB_PER_S, counted, modelled_us

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What compilers make of csrc/attention/paged_attention.hip: registers, loads under way, bytes, the modelled rate."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

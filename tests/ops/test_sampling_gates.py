@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the launches for a few long rows take on the cycle model, which their samplers are cut into."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -7,8 +7,6 @@ what is multiplied, scaled or stored is there, and what is overwritten has been 
 prints the table of each tile.
 """
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import tempfile

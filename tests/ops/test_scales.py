@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The quantisers' scale rule: values by hand, zeros, NaN, infinity, groups, the fp8 of other hardware."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

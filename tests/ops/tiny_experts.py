@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Layers of experts for the small Llama of tiny_llama.py, routed as three kinds of models do, and theirs in float64."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import tiny_llama

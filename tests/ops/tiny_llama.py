@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A Llama of two layers with random weights, and its logits by torch's attention in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

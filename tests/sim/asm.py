@@ -7,8 +7,6 @@
 Assembling costs about 50 ms per code object: give many inputs as [n, 64], and many bodies to `run_many`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Runs assembly or HIP kernels under the simulator's checkers and gives their reports. Read by test_check_*.py."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Sequence

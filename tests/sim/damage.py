@@ -4,8 +4,6 @@
 A seed decides everything: which code object, what is done to it, with which checkers it is launched.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import json

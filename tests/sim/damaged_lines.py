@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Reads a code object's lines, and those of copies with damaged tables, by the library alone. test_lines.py runs it."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The HIP kernel that tests of the debugger stop in, and its launch."""
 
-from __future__ import annotations
-
 import struct
 
 import torch

@@ -3,8 +3,6 @@
 transformed result. Read by test_forms.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ A unit is one thing that a form can have: "e64 neg1", "sdwa sext0", "dpp", "e64 
 units an instruction takes (`accepted`); `forms` combines them into a few instructions.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Calls of HIP with a result, and two kernels."""
 
-from __future__ import annotations
-
 from ctypes import byref, c_void_p
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """HIP programs of the tests: compiled to a library with host stubs, or to a bare code object."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -2,8 +2,6 @@
 """HIP's functions in the simulator's library, from its sources: which there are, which only refuse, and which tests
 call them. `python tests/sim/hip_table.py` writes the pages of csrc/sim/hip/, which test_hip_table.py compares."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator
@@ -11,8 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "csrc/sim/hip"
-_HEADS = {
-    "README.md": """# HIP's functions on the simulated MI300X
+_README = """# HIP's functions on the simulated MI300X
 
 The library exports {done} functions, and {refused} more that exist so that no program dies of a missing symbol: they
 return hipErrorNotSupported (801) and say so on stderr, once each. All are there that HIP's header and ROCm's Python
@@ -39,53 +36,9 @@ of the bindings.
 {pages}
 
 ## What refuses
-All of `unsupported.cpp`. The simulator's headers do not declare it: a program that calls it does not compile, and is
+All of `unsupported.def`. The simulator's headers do not declare it: a program that calls it does not compile, and is
 told why.
-""",
-    "MEMORY.md": """# HIP's functions for memory
-
-Allocations, pools, copies and fills, and memory of other processes. All are simulated.
-
-```python
-import ctypes
-
-from aiter_like import sim
-
-library, place, back = sim.load(), ctypes.c_void_p(), (ctypes.c_char * 4)()
-assert library.hipMalloc(ctypes.byref(place), ctypes.c_size_t(4)) == 0
-assert library.hipMemcpy(place, b"sent", ctypes.c_size_t(4), 1) == 0
-assert library.hipMemcpy(back, place, ctypes.c_size_t(4), 2) == 0 and back.raw == b"sent"
-assert library.hipFree(place) == 0
-```
-""",
-    "STREAMS.md": """# HIP's functions for streams, events, graphs and launches
-
-Work in order, what waits for it, and graphs of it. All are simulated.
-
-```python
-import ctypes
-
-from aiter_like import sim
-
-library, stream = sim.load(), ctypes.c_void_p()
-assert library.hipStreamCreate(ctypes.byref(stream)) == 0
-assert library.hipStreamQuery(stream) == 0  # all that it was given is done
-assert library.hipStreamDestroy(stream) == 0
-```
-""",
-    "DEVICES.md": """# HIP's functions for devices, code and errors
-
-Devices, modules and kernels, occupancy, and what went wrong last. All are simulated.
-
-```python
-import ctypes
-
-from aiter_like import sim
-
-library, units = sim.load(), ctypes.c_int()
-assert library.hipDeviceGetAttribute(ctypes.byref(units), 63, 0) == 0 and units.value == 304  # compute units
-```
-"""}
+"""
 _FILES = {
     "MEMORY.md": ("memory", "pool", "ipc", "copy"),
     "STREAMS.md": ("stream", "launch", "graph"),
@@ -103,9 +56,9 @@ def exported() -> dict[str, str]:
 
 def refused() -> dict[str, str]:
     """Function → why it refuses."""
-    text = (FOLDER / "unsupported.cpp").read_text()
-    groups = re.findall(r'^AITER_LIKE_UNSUPPORTED\(\n    "(.*)",\n([^)]*)\)', text, re.MULTILINE)
-    return {name: why for why, names in groups for name in re.findall(r"\w+", names)}
+    text = (FOLDER / "unsupported.def").read_text()
+    groups = re.findall(r'^#define SUBJECT "(.*)"\n((?:REFUSE.*\n)*)', text, re.MULTILINE)
+    return {name: why for why, names in groups for name in re.findall(r"REFUSE\((\w+)\)", names)}
 
 
 @functools.cache
@@ -130,7 +83,7 @@ def _lines(names: Iterable[str]) -> Iterator[str]:
 
 
 def texts() -> dict[str, str]:
-    """Page → its text.
+    """Page → its text; what stands before the first list of a page stays.
 
     Raises:
         ValueError: a source file is on no page.
@@ -139,7 +92,7 @@ def texts() -> dict[str, str]:
     if lost := {Path(file).stem for file in there.values()} - {stem for stems in _FILES.values() for stem in stems}:
         raise ValueError(f"hip_table.py: _FILES has no page for {', '.join(sorted(lost))}")
     for page, stems in _FILES.items():
-        parts = [_HEADS[page]]
+        parts = [(FOLDER / page).read_text().partition("\n## ")[0]]
         for file in (f"{stem}.cpp" for stem in stems):
             comment = (FOLDER / file).read_text().partition("\n// ")[2].replace("\n// ", " ")
             what = "" if file == "unsupported.cpp" else re.match(r".*?\.(?=\s)", comment).group() + "\n\n"
@@ -147,7 +100,7 @@ def texts() -> dict[str, str]:
         found[page] = "\n".join(parts)
     pages = "\n".join(f"| [{page}]({page}) | {', '.join(f'`{stem}.cpp`' for stem in stems)} |"
                       for page, stems in _FILES.items())
-    parts = [_HEADS["README.md"].format(done=len(there), refused=len(gone), pages=pages)]
+    parts = [_README.format(done=len(there), refused=len(gone), pages=pages)]
     for why in sorted(set(gone.values())):
         parts.append(f"### {why[0].upper()}{why[1:]}\n" + "\n".join(_lines(name for name in gone if gone[name] == why))
                      + "\n")

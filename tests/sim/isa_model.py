@@ -5,20 +5,19 @@ A `Row` names a mnemonic, the types of its destination and sources, and the mode
 forms. Types: u16 i16 f16 u32 i32 f32 u64 i64 f64, and "mask" = one bit per lane of an SGPR pair.
 """
 
-from __future__ import annotations
-
+import functools
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 from asm import LANES
 
+from aiter_like import sim
+from aiter_like.sim.library import json_of
+
 GROUPS = 6
-TABLES = Path(__file__).parents[2] / "csrc" / "sim" / "isa"
 DTYPES = {"u16": np.uint16, "i16": np.int16, "f16": np.float16, "u32": np.uint32, "i32": np.int32, "f32": np.float32,
           "u64": np.uint64, "i64": np.int64, "f64": np.float64, "mask": np.bool_}
 _EDGES = {
@@ -125,9 +124,14 @@ def assert_close(name: str, got: np.ndarray, wanted: np.ndarray, ulp: int, sourc
                          f"sources {shown}, got {got[at]!r}, expected {wanted[at]!r}")
 
 
+@functools.cache
+def tables() -> dict[str, list[str]]:
+    """File of csrc/sim/isa, without .cpp → the mnemonics of its rows."""
+    return json_of(sim.load().aiter_like_sim_tables())
+
+
 def table_names(*files: str) -> set[str]:
-    """Mnemonics of the rows in csrc/sim/isa/<file>."""
-    return {name for file in files for name in re.findall(r'\{"(\w+)",', (TABLES / file).read_text())}
+    return {name for file in files for name in tables()[file]}
 
 
 # ---- pieces of models

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Instructions of a compiled code object, and copies of it with one of them replaced."""
 
-from __future__ import annotations
-
 import struct
 
 from aiter_like.sim.library import disassemble

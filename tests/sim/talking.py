@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Kernels that print and assert, and their launches: read by test_printf.py and test_printf_order.py."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """sim.as_gpu(): torch's "cuda" is the simulated MI300X within the block, and nothing of it is left afterwards."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing.spawn
 import pickle

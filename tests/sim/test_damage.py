@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Damaged code objects of several compilers: each is refused, fails with a clear error, or runs within its limits."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim debug`: its commands on kernels of a code object and of a script, and each error in clear words."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The debugger as a Python object: stops at lines, conditions and accesses; steps; what can be seen there."""
 
-from __future__ import annotations
-
 import struct
 from importlib import util
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The debugger where something is wrong: reports, failures, asserts, Ctrl-C; places and conditions that are none."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

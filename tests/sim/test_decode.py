@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Text forms → Inst: what the decoder accepts, and what it refuses with a reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import assemble, run

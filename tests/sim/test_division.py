@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The division helpers in the compiler's sequence against IEEE division; conversions to 8-bit floats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, Case, run, run_many

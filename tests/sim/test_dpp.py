@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Lane permutations: DPP controls, masks and bound_ctrl; SDWA selects; readlane, writelane, mbcnt."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, Case, run, run_many

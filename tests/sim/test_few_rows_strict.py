@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Lanes that hold one sum of weighted products hold it alike."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

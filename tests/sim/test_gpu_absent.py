@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Names of torch that sim.as_gpu() does not simulate refuse, by one error that says so; torch's own does elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Other interpreters that a program starts within sim.as_gpu() are as on a GPU, where the package is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """sim.as_gpu(): memory of the simulated device as torch.cuda counts it, and its limits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """sim.as_gpu(): copies of tensors and modules, streams, calls of two devices, what a GPU has and the CPU lacks."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

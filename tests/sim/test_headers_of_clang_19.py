@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The oldest clang that is promised compiles HIP's headers, for the device and for the host."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The HIP entry points, through compiled programs and through ctypes; how launches start, and how they fail."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

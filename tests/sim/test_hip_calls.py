@@ -2,8 +2,6 @@
 """HIP's other calls, as a client makes them: what devices tell, memory of other processes, what may be said of memory;
 and what is not simulated."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Captured graphs: what they depend on, updates by another capture, and what a capture forbids."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The setting `defer`: what a HIP program sees that synchronises, and one that forgets to."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterator

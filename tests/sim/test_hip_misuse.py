@@ -2,8 +2,6 @@
 """What a program does wrong with HIP is its error and nothing worse: null and dead handles, places beyond an
 allocation, pitches, directions, flags."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess
@@ -159,8 +157,8 @@ def test_what_may_be_asked_of_a_pointer():
 
 def test_every_error_has_a_name():
     """hipError_t of HIP's public headers, as this repository's have it."""
-    header = (hip_table.ROOT / "csrc/sim/hip/error_names.h").read_text()
-    names = re.findall(r'\{(\d+), "(hip\w+)", "([^"]+)"\}', header)
+    listed = (hip_table.ROOT / "csrc/sim/hip/error_names.def").read_text()
+    names = re.findall(r'ERROR\((\d+), (hip\w+), "([^"]+)"\)', listed)
     library, text = sim.load(), ctypes.c_char_p()
     library.hipGetErrorName.restype = ctypes.c_char_p
     assert len(names) == 80 and {"hipErrorNoDevice", "hipErrorIllegalAddress"} <= {name for _, name, _ in names}

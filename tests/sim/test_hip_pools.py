@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Memory pools: what is counted, held back and limited; memory that a capturing stream allocates."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A C++ HIP program with the simulator as its only HIP library, and several simulated devices in one process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -2,8 +2,6 @@
 """`aiter-like sim compile` and the headers that it compiles with: everyday HIP programs by clang alone, CMake, and what
 is said when something does not compile."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -2,8 +2,6 @@
 """A client that was not written here: ROCm's own Python bindings, hip-python 10 (of the test extras) or 7.2 (by `pip
 install --target` and PYTHONPATH), which call HIP's library by its symbols."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from pathlib import Path

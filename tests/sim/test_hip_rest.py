@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Variables of kernels, the calls that only answer, and the stack."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """hipRTC: programs as text, compiled by the clang that is found and run on the simulated device."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 

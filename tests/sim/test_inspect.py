@@ -2,8 +2,6 @@
 """What is said of a damaged code object, by the simulator and by the reader that needs none: an error that says what is
 wrong, on one line, in no time and little memory."""
 
-from __future__ import annotations
-
 import random
 import struct
 

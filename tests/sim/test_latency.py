@@ -3,8 +3,6 @@
 hidden, which waiting other work covers, where its data was found; and the model's roofs.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

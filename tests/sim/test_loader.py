@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Code objects: containers, kernels and their resources, variables, relocations, and what is refused."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from pathlib import Path

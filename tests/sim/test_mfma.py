@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """MFMA against NumPy: register layouts from AMD's matrix instruction calculator, every element, every shape."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """MODE: flushed denormals of f32 and f64, output modifiers; VGPR indexing. Against NumPy models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, Case, run, run_many

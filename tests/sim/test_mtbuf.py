@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Typed buffers against a model: every data and number format, components, d16, DST_SEL, ranges, what is refused."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -256,4 +254,4 @@ def test_every_row_is_tested():
     tested = {f"{prefix(typed, action)}_{d16}{name}" for typed in (False, True) for action in ("load", "store")
               for d16 in ("", "d16_") for name in names}
     tested |= {"buffer_load_format_d16_hi_x", "buffer_store_format_d16_hi_x"}
-    assert tested == table_names("mtbuf.cpp")
+    assert tested == table_names("mtbuf")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The mutation campaign: a sample of it with its thresholds, all of it on request, and its own parts."""
 
-from __future__ import annotations
-
 import asm
 import pytest
 import torch

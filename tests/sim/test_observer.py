@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """csrc/sim/run/observer.h: what an observer in a library of its own sees of a launch, alone and beside the checkers."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import ctypes

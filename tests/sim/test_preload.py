@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """csrc/include/aiter_like/preload.h: words of a kernel's struct that it is handed in scalar registers."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 

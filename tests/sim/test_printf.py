@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """printf and assert in HIP kernels: texts against C's own printf, with every checker on; what an assert says."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

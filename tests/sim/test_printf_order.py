@@ -2,8 +2,6 @@
 """The order of what kernels print, that none of it is lost, and who gets it: threads, seeds, streams, graphs, programs
 without Python, hipRTC, the cycle model."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim profile`: its targets, text, JSON, Chrome trace, mistakes; the figures of a whole launch."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

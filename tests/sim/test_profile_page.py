@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The page of `aiter-like sim profile`, in a browser where there is one, and its comparison of two profiles."""
 
-from __future__ import annotations
-
 import json
 import re
 

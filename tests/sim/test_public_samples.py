@@ -2,8 +2,6 @@
 """Other people's HIP samples, unmodified and by their own makefiles: AITER_LIKE_TEST_HIP_SAMPLES names a folder of
 them, such as a checkout of github.com/ROCm/rocm-examples. They are no part of this repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

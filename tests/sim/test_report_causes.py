@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Reports of one cause are told once, with the number of the others; sessions and errors keep every one."""
 
-from __future__ import annotations
-
 import struct
 
 import checking

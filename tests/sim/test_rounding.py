@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """MODE's rounding fields and flushed f16 denormals against exact models on fractions."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Forward progress between workgroups, deadlocks, and schedule fuzzing: any seed and thread count, the same result."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

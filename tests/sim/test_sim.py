@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """aiter_like.sim: settings, sessions, counters, launches of code objects, checked calls."""
 
-from __future__ import annotations
-
 import functools
 import os
 import struct

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim check SCRIPT`: reports of the script's kernels, its exit status and exceptions, seeds, JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim compile FILE.s`: assembly to a code object, as either clang of Debian makes it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Scalar memory: loads, stores and atomics of dwords, by address and through a descriptor, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import Case, run, run_many
@@ -147,4 +145,4 @@ def test_every_smem_row_is_tested():
                for width in ("", "_x2")}
     tested |= {"s_atc_probe", "s_atc_probe_buffer"}
     tested |= {"s_memtime", "s_memrealtime", "s_dcache_wb", "s_dcache_inv", "s_dcache_inv_vol", "s_dcache_wb_vol"}
-    assert tested == table_names("smem.cpp")
+    assert tested == table_names("smem")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Sparse matrix instructions against NumPy: layouts and index sets from AMD's matrix instruction calculator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import run

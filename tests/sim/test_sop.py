@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Scalar instructions against Python integers: results, SCC, EXEC, branches, hardware registers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -263,7 +261,7 @@ def test_movrel():
 def test_every_row_is_tested():
     tested = {row.name for row in ROWS} | IMMEDIATE | RELATIVE
     tested |= {f"s_{name}_saveexec_b64" for name in SAVEEXEC} | {f"s_{name}_wrexec_b64" for name in WREXEC}
-    assert tested == table_names("sop.cpp")
+    assert tested == table_names("sop")
 
 
 def test_literals_and_special_sources():
@@ -332,4 +330,4 @@ def test_every_control_row_is_tested():
         "incperflevel decperflevel sethalt sendmsg sendmsghalt waitcnt trap endpgm getreg_b32 setreg_b32 "
         "setreg_imm32_b32 setvskip set_gpr_idx_on set_gpr_idx_off set_gpr_idx_mode set_gpr_idx_idx"
     ).split()}
-    assert tested == table_names("sopp.cpp")
+    assert tested == table_names("sopp")

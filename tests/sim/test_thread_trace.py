@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The `ui_output_…` folder for rocprof-compute-viewer: files, keys, types, and that every reference leads somewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Traces of accesses: lanes, addresses, banks, who wrote what; the page that draws them and the command."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

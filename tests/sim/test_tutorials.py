@@ -7,8 +7,6 @@ A block after "Save as `NAME`:" is that file, in ```python or ```text. Of the ot
 what the commands before print. `…` stands for anything. Figures of lines with "modelled" may differ by a quarter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

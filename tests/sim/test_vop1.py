@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """VOP1 against NumPy: moves, conversions, rounding, transcendental functions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, Case, run, run_many

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """VOP2 against NumPy; test_forms.py runs its rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, run

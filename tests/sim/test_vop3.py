@@ -2,8 +2,6 @@
 """VOP3 against NumPy: integer and float operations with three sources, 64-bit arithmetic;
 test_forms.py runs its rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, run

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """VOP3 for images and video against Python models: sums of absolute differences, cube faces, bytes; 2/pi segments."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """VOP3P against NumPy: packed 16-bit and f32 operations, mixed precision, dot products, and their modifiers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

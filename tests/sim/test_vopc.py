@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """VOPC against NumPy: every comparison of every type, of equal operands too; v_cmpx writes VCC or any SGPR pair."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from asm import LANES, Case, run_many

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER_LIKE_SIM on whole processes: C++ programs that know the simulator as their HIP library only, and Python."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """trace_observer.cpp, built: an observer in a library of its own, which tells of launches, instructions, accesses."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tests of the tile library repeat exactly."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

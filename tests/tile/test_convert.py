@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/convert.h: every rounding on ties and beside them, NaN and infinity, in the layout that it had."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/dma.h: a copy that can only write linearly fills swizzled tiles, with zeros beyond the edge of the window."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

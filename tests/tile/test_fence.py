@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/fence.h: each is its one instruction, and leaving one out is a fault that the checkers see."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

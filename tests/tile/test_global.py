@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/global.h: views select and slice, windows over an edge read zeros and write nothing outside."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/lds_tile.h: what is stored comes back by rows and transposed, and no read has a bank conflict."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

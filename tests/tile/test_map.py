@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/map.h against torch: elementwise, indexed and broadcast, for tiles that own columns and tiles that own rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """math.h, what the policies of scores take from it: fast_tanh against float64 over its whole range."""
 
-from __future__ import annotations
-
 import torch
 from tile_program import Program
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/mma.h against a product in float64: every form, element and width. Small integers: all sums are exact."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

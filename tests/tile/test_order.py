@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/order.h: every tile once, neighbours on one XCD, groups of rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/paged.h: rows of pages come to the lanes that should have them, whatever the table and the lengths say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/ping_pong.h: the two groups alternate as its table says, which two buffers of each operand show."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/reduce.h against torch: sums and maxima of rows and of columns, for every kind of layout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_map import SHAPES

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/reg_tile.h: shapes follow from the layout, elements are where it says, `clear` clears."""
 
-from __future__ import annotations
-
 import torch
 from tile_program import Program
 

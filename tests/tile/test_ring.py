@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/ring.h: every item arrives in order, in time and only once its stage is free, for any number of stages."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/split_merge.h against torch: four waves' softmax of the same rows over different keys, one of them over none."""
 
-from __future__ import annotations
-
 import math
 
 import torch

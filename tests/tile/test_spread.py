@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/spread.h: every access has one place, in order, and no place has two."""
 
-from __future__ import annotations
-
 import torch
 from tile_program import Program
 

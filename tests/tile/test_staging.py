@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/staging.h: the share of each work-item puts the whole window into LDS, whatever the shape and the waves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tile_program import Program

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/layout.h: every element of a tile is in one place, and the maps are those that attention needs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tile/softmax.h against torch: several tiles one after the other, masked columns, a NaN."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Small kernels over the tile library: built by the JIT, run on the simulator under its checkers. Read by test_*.py."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import struct

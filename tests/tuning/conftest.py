@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The planted operator, which several tests of the tuner share."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

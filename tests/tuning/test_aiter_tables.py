@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """AITER's tuned tables: all nine kinds with their irregular spellings; what maps, what does not, hints that count."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

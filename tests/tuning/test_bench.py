@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like bench`: the table with planted backends, on the simulated device, and its mistakes."""
 
-from __future__ import annotations
-
 import planted
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The clock: order of rounds, when it gives up, graphs and the loop in their place, on a toy torch.cuda."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What operators declare for the tuner: cases that have their key, spaces that their kernels take; stale rows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

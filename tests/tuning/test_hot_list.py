@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The hot list: at most 40 shapes of an operator, of which each is one that the tuner can make."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The judge: float64 where the reference takes it, poisoned or kept outputs, 8-bit and integer results."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Models' sizes: they add up to the published number of parameters; the shapes that operators make of them."""
 
-from __future__ import annotations
-
 import pytest
 
 import aiter_like  # noqa: F401  (declares the operators)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The progress line: an estimate before anything is done, then what the steps tell; a terminal and a file."""
 
-from __future__ import annotations
-
 import io
 import threading
 

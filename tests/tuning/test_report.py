@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The report: numbers that follow from the results, a plot that holds every choice, HTML that is well formed."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

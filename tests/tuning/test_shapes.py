@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Shape files and recorded shapes: what is read, and what is said of a bad one."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The clock of the simulated MI300X: what it can say nothing of, when a sample will do; estimates grow with work."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like tune`: sources of shapes, what is printed and written, mistakes in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from aiter_like import cli

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The tuner with planted candidates in real worker processes: choice, faults, kill and resume, tables, budget."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -5,8 +5,6 @@ Its options for checks and seeds are those of `aiter-like sim run`, too; the pyt
 form.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import runpy

@@ -3,8 +3,6 @@
 a description of what they get, counters and modelled cycles, per line.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -3,8 +3,6 @@
 `sim library`, `sim include`, `sim rocm`: where the parts are, for other build systems.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

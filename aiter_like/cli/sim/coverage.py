@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim coverage DIR`: the instructions of a folder of code objects, and which of them would not run."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The commands of `aiter-like sim debug`: a line of text each, over aiter_like/sim/debugging."""
 
-from __future__ import annotations
-
 import cmd
 import re
 import sys

@@ -3,8 +3,6 @@
 and files of another kind than a command takes, answered with the command that takes them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import reprlib

@@ -5,8 +5,6 @@ What the metadata does not say is guessed, and told: how large buffers are, whic
 that are no C++ functions all types.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

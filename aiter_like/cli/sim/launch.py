@@ -2,8 +2,6 @@
 """Kernels of a code object with what they get, from the options that `aiter-like sim run`, `sim profile` and
 `sim compare` share."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim profile`: where the modelled cycles of a script's, an operator's or a code object's kernels go."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

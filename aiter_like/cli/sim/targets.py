@@ -2,8 +2,6 @@
 """Targets of `aiter-like sim profile`, `debug` and `trace`: a script, a public function, or a kernel of a code
 object."""
 
-from __future__ import annotations
-
 import argparse
 import runpy
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim trace`: which lane of a workgroup touches what, as a page of pictures."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

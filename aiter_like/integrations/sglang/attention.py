@@ -5,8 +5,6 @@ The class that SGLang would use without it (Triton's on a GPU, torch's on a CPU)
 speculative decoding, quantised and windowed pools, cross attention.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys

@@ -4,8 +4,6 @@
 Where a layer is given a backend that computes dense attention, it gets a subclass: ours first, then that backend's own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

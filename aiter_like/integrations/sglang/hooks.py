@@ -7,8 +7,6 @@ mode under torch.compile) stays SGLang's. Out-of-tree platforms have a registry 
 Linear layers have a method object, around whose `apply` there is a hook of its own; so has the sampler's function.
 """
 
-from __future__ import annotations
-
 import functools
 import pkgutil
 from collections.abc import Callable

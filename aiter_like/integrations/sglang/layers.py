@@ -4,8 +4,6 @@
 UnsupportedError, raised before anything is written, leaves a call to the method that SGLang would have run.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

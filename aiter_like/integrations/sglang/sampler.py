@@ -4,8 +4,6 @@
 UnsupportedError, raised before anything is written, leaves a call to that function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

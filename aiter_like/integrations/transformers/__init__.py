@@ -10,8 +10,6 @@ Importing this loads no models' code of transformers: when that is loaded, aiter
 must be there by then.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys

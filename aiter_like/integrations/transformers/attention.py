@@ -5,8 +5,6 @@ Read by transformers.py, which registers both. Masks are what transformers' own 
 add to the scores, so that models may go on computing with them; where position alone decides there is none.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

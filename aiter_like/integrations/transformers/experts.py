@@ -5,8 +5,6 @@ Since version 5 such a layer has its matrices in two parameters, and attributes 
 between the two products is recognised by what the layer's own code computes on a few random numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ Read by transformers.py. A layer is recognised by what its own code computes on 
 formulas differ between models in places where only the rounding shows.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Callable

@@ -5,8 +5,6 @@ transformers takes for it what is called "flash", and its own kernels for that: 
 the time of a batch, and decodes through block tables.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 (attention.py, mla.py) and sampler (sampler.py). `install` is called by aiter_like.integrations; how to use it: the
 README beside this file."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from types import ModuleType

@@ -2,8 +2,6 @@
 """vLLM's attention backends with our unified_attention and cache write. `register` points vLLM's registry at names of
 this module; `__getattr__` makes the class of a name when vLLM asks for it, from the backend that it replaces."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

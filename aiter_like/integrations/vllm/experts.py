@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """vLLM's unquantised layers of experts: `apply` of their method, after vLLM's own routing, with fused_moe before it."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import weakref

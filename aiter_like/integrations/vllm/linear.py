@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """vLLM's unquantised linear layers and its head of logits: their methods' `apply`, with `linear.product` before it."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

@@ -2,8 +2,6 @@
 """vLLM's latent attention on CPUs: cache writes, decoding over latents, and prompts over expanded keys. On ROCm vLLM's
 own backends call AITER's names for these (VLLM_ROCM_USE_AITER_MLA)."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """vLLM's sampler: the largest logit, and the draw after top-k and top-p, where tokens need not follow from seeds."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

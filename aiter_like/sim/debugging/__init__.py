@@ -5,8 +5,6 @@ csrc/sim/DEBUGGER.md, "The debugger", describes it; `aiter-like sim debug` is it
 cannot be done, is a DebuggerError in all of this folder, which says why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import queue

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Breakpoints and watches: what the user asked for, and where in a launch's code that is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

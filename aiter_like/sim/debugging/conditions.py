@@ -4,8 +4,6 @@
 Those of registers are compared at each instruction by csrc/sim/debug/condition.cpp; those of variables in memory, here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import operator
 import re

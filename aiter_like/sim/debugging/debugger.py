@@ -4,8 +4,6 @@
 The library calls `_event` on the launch's thread; `on_stop` is called there, too, and decides. One debugger at a time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import zlib

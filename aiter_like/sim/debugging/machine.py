@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Registers, LDS, scratch and memory of a launch that has stopped: csrc/sim/debug/control.cpp."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

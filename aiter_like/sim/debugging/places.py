@@ -5,8 +5,6 @@ LLVM describes what it keeps in registers as it described the variable's slot in
 the slot's address: such a location means the register itself. Only a slot relative to the function's frame is memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

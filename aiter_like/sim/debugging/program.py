@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A code object under the debugger: its instructions, source lines and functions, and places that breakpoints name."""
 
-from __future__ import annotations
-
 import array
 import functools
 from collections.abc import Callable, Iterable

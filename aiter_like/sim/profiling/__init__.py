@@ -5,8 +5,6 @@ for other programs are made of them by the modules beside this one.
 Every time in a profile is modelled. Nothing here is measured.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 cycle.
 """
 
-from __future__ import annotations
-
 
 def of(profile: dict) -> dict:
     """The waves of each SIMD by their slots: what they issue, and what they wait for before it."""

@@ -3,8 +3,6 @@
 the same figures, all of whole launches, so that kernels with other workgroups can be compared, too.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 page and comparison show these figures and none of their own.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

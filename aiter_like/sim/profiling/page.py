@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """One self-contained HTML page of profiles: this folder's `assets/` and the data, in one file that loads nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

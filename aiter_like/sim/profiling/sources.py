@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The text of source lines that instructions come from. Read by the profile, its page and the thread trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A profile as one screen of text."""
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 from collections.abc import Sequence

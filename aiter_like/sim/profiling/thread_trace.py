@@ -7,8 +7,6 @@ src/data/json_emitter.cpp of rocprof-compute-viewer 0.2 reads it. Categories, wa
 trace_decoder_types.h of rocprof-trace-decoder.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Sequence

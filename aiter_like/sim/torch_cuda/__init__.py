@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Programs written for a GPU, on a machine without one: within `as_gpu()` torch's "cuda" is the simulated MI300X."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

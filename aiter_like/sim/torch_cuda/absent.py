@@ -3,8 +3,6 @@
 torch has something for the host as well, it refuses a GPU and its tensors alone.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -4,8 +4,6 @@ start afresh (spawn, forkserver) enter it before they import the program's main 
 and other interpreters (`subprocess`) by the setting `gpu` of the environment, which aiter_like_startup.py reads.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """torch.distributed within sim.as_gpu(): what a program asks of NCCL is done by gloo, in the host's memory."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The simulated devices by torch's names for them: "cuda", "cuda:1", 1."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import uuid

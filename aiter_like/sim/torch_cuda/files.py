@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Files and pickles of tensors within sim.as_gpu(): they say where a tensor was, as a GPU's do."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler

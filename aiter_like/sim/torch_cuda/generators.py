@@ -3,8 +3,6 @@
 generator has a seed and an offset, by which kernels draw, and whose 16 bytes are its state.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -3,8 +3,6 @@
 the mode on.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

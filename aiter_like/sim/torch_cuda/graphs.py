@@ -5,8 +5,6 @@ A capture runs its calls once, because later ones need their results' shapes; af
 is what it was, as if nothing had run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 for "CPU" tensors of the host, and the mode is on in both.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Each tensor's memory is a block of its own, and none is kept for later.
 """
 
-from __future__ import annotations
-
 import threading
 
 import torch

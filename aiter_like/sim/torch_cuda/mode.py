@@ -3,8 +3,6 @@
 by marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

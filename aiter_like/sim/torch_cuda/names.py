@@ -3,8 +3,6 @@
 torch.accelerator that stand in no table here refuse (absent.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 tables of pointers, such as those of grouped products. The bounds checker otherwise knows a launch's tensors alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """torch._scaled_mm within sim.as_gpu(): products of 8-bit tensors with scales, in the MI300X's types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

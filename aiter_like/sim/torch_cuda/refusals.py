@@ -3,8 +3,6 @@
 error of a tensor for which there is no memory.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 sim.as_gpu() they do the latter. All others already do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

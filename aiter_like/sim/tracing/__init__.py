@@ -4,8 +4,6 @@
 Counts of banks and segments are exact for what ran, by the phases that csrc/sim/timing/access_shape.cpp assumes.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ the pointer is on. Each memory instruction has its own: cells of memory or LDS, 
 them, with its number.
 """
 
-from __future__ import annotations
-
 import bisect
 import html
 from collections import Counter, defaultdict

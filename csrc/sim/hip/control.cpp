@@ -7,6 +7,7 @@
 
 #include "hip/defer.h"
 #include "json.h"
+#include "load/decode.h"
 #include "report.h"
 #include "run/counters.h"
 #include "run/memory.h"
@@ -19,9 +20,15 @@ namespace {
 
 using json::give, json::List, json::Object, json::quoted;
 
-std::unique_ptr<Code> load(const void* image, u64 bytes) {
-  if (bytes == 0) throw Fault("the code object is empty");
-  return load_code(image, bytes, "code object");
+// What `describe` tells of a code object; null with hipGetErrorString's text when it does not load.
+char* given_of(const void* image, u64 bytes, auto describe) {
+  try {
+    if (bytes == 0) throw Fault("the code object is empty");
+    return give(describe(*load_code(image, bytes, "code object")));
+  } catch (const std::exception& error) {
+    describe_error(kInvalidImage, error.what());
+    return nullptr;
+  }
 }
 
 bool known(u64 base, u64 bytes) {
@@ -140,51 +147,50 @@ HIP_API void aiter_like_sim_reset_counters() { reset_counters(); }
 
 // Every kernel of a code object → its resources; null with hipGetErrorString's text when it does not load.
 HIP_API char* aiter_like_sim_inspect(const void* image, u64 bytes) {
-  try {
-    const std::unique_ptr<Code> code = load(image, bytes);
+  return given_of(image, bytes, [](const Code& code) {
     Object all;
-    for (const Kernel& k : code->kernels) all.raw(k.name, json_of(k));
-    return give(all.str());
-  } catch (const std::exception& error) {
-    describe_error(kInvalidImage, error.what());
-    return nullptr;
-  }
+    for (const Kernel& k : code.kernels) all.raw(k.name, json_of(k));
+    return all.str();
+  });
 }
 
 // Every instruction of a code object: [pc, text, error] each; for tests of the decoder.
 HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
-  try {
-    const std::unique_ptr<Code> code = load(image, bytes);
+  return given_of(image, bytes, [](const Code& code) {
     List list;
-    for (const Inst& i : code->insts) {
+    for (const Inst& i : code.insts) {
       List one;
-      list.raw(one.raw(std::to_string(i.pc - code->text_begin)).raw(quoted(i.text)).raw(quoted(i.error)).str());
+      list.raw(one.raw(std::to_string(i.pc - code.text_begin)).raw(quoted(i.text)).raw(quoted(i.error)).str());
     }
-    return give(list.str());
-  } catch (const std::exception& error) {
-    describe_error(kInvalidImage, error.what());
-    return nullptr;
+    return list.str();
+  });
+}
+
+// Table of isa/ → the mnemonics of its rows; for tests of the decoder.
+HIP_API char* aiter_like_sim_tables() {
+  Object all;
+  for (const NamedTable& table : tables()) {
+    List names;
+    for (const Op& op : table.ops()) names.raw(quoted(op.name));
+    all.raw(table.file, names.str());
   }
+  return give(all.str());
 }
 
 // The instructions of a code object that have a source line: [pc, "file:line", the same of the call of the inlined
 // function that they belong to, or ""] each; for tests of the debug information.
 HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
-  try {
-    const std::unique_ptr<Code> code = load(image, bytes);
+  return given_of(image, bytes, [](const Code& code) {
     List list;
-    for (const Inst& i : code->insts) {
-      const std::string source = i.is_guard() ? "" : code->source_of(i.pc);
+    for (const Inst& i : code.insts) {
+      const std::string source = i.is_guard() ? "" : code.source_of(i.pc);
       if (source.empty()) continue;
       List one;
-      one.raw(std::to_string(i.pc - code->text_begin)).raw(quoted(source)).raw(quoted(code->caller_of(i.pc)));
+      one.raw(std::to_string(i.pc - code.text_begin)).raw(quoted(source)).raw(quoted(code.caller_of(i.pc)));
       list.raw(one.str());
     }
-    return give(list.str());
-  } catch (const std::exception& error) {
-    describe_error(kInvalidImage, error.what());
-    return nullptr;
-  }
+    return list.str();
+  });
 }
 
 // Known device memory, by address: base and bytes of each range, at most `room` of them; how many there are.

@@ -2,11 +2,20 @@
 // Errors: the calling thread's last one, with the simulator's own words for it.
 #include <atomic>
 
-#include "hip/error_names.h"
 #include "hip/hip.h"
 
 namespace sim::hip {
 namespace {
+
+struct ErrorName {
+  int error;
+  const char *name, *text;
+};
+constexpr ErrorName kErrorNames[] = {
+#define ERROR(number, name, text) {number, #name, text},
+#include "hip/error_names.def"
+#undef ERROR
+};
 
 struct Last {
   Error error = kSuccess;                        // hipGetLastError returns this

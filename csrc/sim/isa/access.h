@@ -29,6 +29,23 @@ inline constexpr Form kU8Low{1, false, Half::low}, kI8Low{1, true, Half::low}, k
 inline constexpr Form kU8High{1, false, Half::high}, kI8High{1, true, Half::high}, k16High{2, false, Half::high};
 inline constexpr Form kB32{4}, kB64{8}, kB96{12}, kB128{16};
 
+// The loads and stores that FLAT, GLOBAL, SCRATCH and MUBUF have, and the loads to LDS of GLOBAL and SCRATCH.
+struct NamedForm { const char* name; Form form; };
+inline constexpr NamedForm kLoads[] = {
+    {"load_ubyte", kU8}, {"load_sbyte", kI8}, {"load_ushort", kU16}, {"load_sshort", kI16},
+    {"load_ubyte_d16", kU8Low}, {"load_ubyte_d16_hi", kU8High}, {"load_sbyte_d16", kI8Low},
+    {"load_sbyte_d16_hi", kI8High}, {"load_short_d16", k16Low}, {"load_short_d16_hi", k16High},
+    {"load_dword", kB32}, {"load_dwordx2", kB64}, {"load_dwordx3", kB96}, {"load_dwordx4", kB128},
+};
+inline constexpr NamedForm kStores[] = {
+    {"store_byte", kU8}, {"store_byte_d16_hi", kU8High}, {"store_short", kU16}, {"store_short_d16_hi", k16High},
+    {"store_dword", kB32}, {"store_dwordx2", kB64}, {"store_dwordx3", kB96}, {"store_dwordx4", kB128},
+};
+inline constexpr NamedForm kLoadsToLds[] = {
+    {"load_lds_ubyte", kU8}, {"load_lds_sbyte", kI8}, {"load_lds_ushort", kU16}, {"load_lds_sshort", kI16},
+    {"load_lds_dword", kB32},
+};
+
 template <class F>
 inline void for_lanes(u64 mask, F f) {
   for (; mask; mask &= mask - 1) f(std::countr_zero(mask));

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "isa/access.h"
+#include "isa/op_table.h"
 
 namespace sim {
 
@@ -66,6 +67,23 @@ inline u32 pk_add_f16(u32 old, u32 data, u32) {
 inline u32 pk_add_bf16(u32 old, u32 data, u32) {
   return round_bf16(as<float>(old << 16) + as<float>(data << 16)) |
          u32{round_bf16(as<float>(old & 0xffff0000) + as<float>(data & 0xffff0000))} << 16;
+}
+
+// The integer atomics of device memory, of 32 and of 64 bits.
+inline constexpr std::string_view kNames[] = {"swap", "cmpswap", "add", "sub", "smin", "smax", "umin",
+                                              "umax", "and", "or", "xor", "inc", "dec"};
+template <class T>
+inline constexpr Combine<T> kOf[] = {swap<T>, cmpswap<T>, add<T>, sub<T>, smin<T>, smax<T>, umin<T>,
+                                     umax<T>, bit_and<T>, bit_or<T>, bit_xor<T>, inc<T>, dec<T>};
+
+// Calls add.operator()<f, compares>(name) for each of them.
+template <class Add>
+void for_each_integer(Add add) {
+  for_each_index<std::size(kNames)>([&]<size_t k>() {
+    constexpr bool compares = kNames[k] == "cmpswap";
+    add.template operator()<kOf<u32>[k], compares>(std::string(kNames[k]));
+    add.template operator()<kOf<u64>[k], compares>(std::string(kNames[k]) + "_x2");
+  });
 }
 
 }  // namespace combine

@@ -226,51 +226,10 @@ const Op kOps[] = {
     {"ds_write2_b32", write2<kB32, 4>()}, {"ds_write2st64_b32", write2<kB32, 256>()},
     {"ds_write2_b64", write2<kB64, 8>()}, {"ds_write2st64_b64", write2<kB64, 512>()},
     {"ds_write_addtid_b32", row(0, kStore | kReadsM0, store<kB32, false, true>, store<kB32, true, true>)},
-
-    {"ds_add_u32", update<add<u32>>()}, {"ds_add_rtn_u32", exchange<add<u32>>()},
-    {"ds_sub_u32", update<sub<u32>>()}, {"ds_sub_rtn_u32", exchange<sub<u32>>()},
-    {"ds_rsub_u32", update<rsub<u32>>()}, {"ds_rsub_rtn_u32", exchange<rsub<u32>>()},
-    {"ds_inc_u32", update<inc<u32>>()}, {"ds_inc_rtn_u32", exchange<inc<u32>>()},
-    {"ds_dec_u32", update<dec<u32>>()}, {"ds_dec_rtn_u32", exchange<dec<u32>>()},
-    {"ds_min_i32", update<smin<u32>>()}, {"ds_min_rtn_i32", exchange<smin<u32>>()},
-    {"ds_max_i32", update<smax<u32>>()}, {"ds_max_rtn_i32", exchange<smax<u32>>()},
-    {"ds_min_u32", update<umin<u32>>()}, {"ds_min_rtn_u32", exchange<umin<u32>>()},
-    {"ds_max_u32", update<umax<u32>>()}, {"ds_max_rtn_u32", exchange<umax<u32>>()},
-    {"ds_and_b32", update<bit_and<u32>>()}, {"ds_and_rtn_b32", exchange<bit_and<u32>>()},
-    {"ds_or_b32", update<bit_or<u32>>()}, {"ds_or_rtn_b32", exchange<bit_or<u32>>()},
-    {"ds_xor_b32", update<bit_xor<u32>>()}, {"ds_xor_rtn_b32", exchange<bit_xor<u32>>()},
-    {"ds_mskor_b32", update<mskor<u32>>()}, {"ds_mskor_rtn_b32", exchange<mskor<u32>>()},
-    {"ds_cmpst_b32", update<ds_cmpst<u32>>()}, {"ds_cmpst_rtn_b32", exchange<ds_cmpst<u32>>()},
-    {"ds_wrxchg_rtn_b32", exchange<swap<u32>>()}, {"ds_wrap_rtn_b32", exchange<wrap<u32>>()},
-
-    {"ds_add_u64", update<add<u64>>()}, {"ds_add_rtn_u64", exchange<add<u64>>()},
-    {"ds_sub_u64", update<sub<u64>>()}, {"ds_sub_rtn_u64", exchange<sub<u64>>()},
-    {"ds_rsub_u64", update<rsub<u64>>()}, {"ds_rsub_rtn_u64", exchange<rsub<u64>>()},
-    {"ds_inc_u64", update<inc<u64>>()}, {"ds_inc_rtn_u64", exchange<inc<u64>>()},
-    {"ds_dec_u64", update<dec<u64>>()}, {"ds_dec_rtn_u64", exchange<dec<u64>>()},
-    {"ds_min_i64", update<smin<u64>>()}, {"ds_min_rtn_i64", exchange<smin<u64>>()},
-    {"ds_max_i64", update<smax<u64>>()}, {"ds_max_rtn_i64", exchange<smax<u64>>()},
-    {"ds_min_u64", update<umin<u64>>()}, {"ds_min_rtn_u64", exchange<umin<u64>>()},
-    {"ds_max_u64", update<umax<u64>>()}, {"ds_max_rtn_u64", exchange<umax<u64>>()},
-    {"ds_and_b64", update<bit_and<u64>>()}, {"ds_and_rtn_b64", exchange<bit_and<u64>>()},
-    {"ds_or_b64", update<bit_or<u64>>()}, {"ds_or_rtn_b64", exchange<bit_or<u64>>()},
-    {"ds_xor_b64", update<bit_xor<u64>>()}, {"ds_xor_rtn_b64", exchange<bit_xor<u64>>()},
-    {"ds_mskor_b64", update<mskor<u64>>()}, {"ds_mskor_rtn_b64", exchange<mskor<u64>>()},
-    {"ds_cmpst_b64", update<ds_cmpst<u64>>()}, {"ds_cmpst_rtn_b64", exchange<ds_cmpst<u64>>()},
-    {"ds_wrxchg_rtn_b64", exchange<swap<u64>>()},
+    {"ds_wrap_rtn_b32", exchange<wrap<u32>>()},
+    {"ds_wrxchg_rtn_b32", exchange<swap<u32>>()}, {"ds_wrxchg_rtn_b64", exchange<swap<u64>>()},
     {"ds_wrxchg2_rtn_b32", exchange_two<u32, 4>()}, {"ds_wrxchg2st64_rtn_b32", exchange_two<u32, 256>()},
     {"ds_wrxchg2_rtn_b64", exchange_two<u64, 8>()}, {"ds_wrxchg2st64_rtn_b64", exchange_two<u64, 512>()},
-
-    {"ds_add_f32", update<fadd<float>>()}, {"ds_add_rtn_f32", exchange<fadd<float>>()},
-    {"ds_min_f32", update<fmin<float>>()}, {"ds_min_rtn_f32", exchange<fmin<float>>()},
-    {"ds_max_f32", update<fmax<float>>()}, {"ds_max_rtn_f32", exchange<fmax<float>>()},
-    {"ds_cmpst_f32", update<ds_fcmpst<float>>()}, {"ds_cmpst_rtn_f32", exchange<ds_fcmpst<float>>()},
-    {"ds_add_f64", update<fadd<double>>()}, {"ds_add_rtn_f64", exchange<fadd<double>>()},
-    {"ds_min_f64", update<fmin<double>>()}, {"ds_min_rtn_f64", exchange<fmin<double>>()},
-    {"ds_max_f64", update<fmax<double>>()}, {"ds_max_rtn_f64", exchange<fmax<double>>()},
-    {"ds_cmpst_f64", update<ds_fcmpst<double>>()}, {"ds_cmpst_rtn_f64", exchange<ds_fcmpst<double>>()},
-    {"ds_pk_add_f16", update<pk_add_f16>()}, {"ds_pk_add_rtn_f16", exchange<pk_add_f16>()},
-    {"ds_pk_add_bf16", update<pk_add_bf16>()}, {"ds_pk_add_rtn_bf16", exchange<pk_add_bf16>()},
 
     {"ds_append", row(1, kAtomic | kReadsM0, count_lanes<1, false>, count_lanes<1, true>)},
     {"ds_consume", row(1, kAtomic | kReadsM0, count_lanes<-1, false>, count_lanes<-1, true>)},
@@ -280,8 +239,56 @@ const Op kOps[] = {
     {"ds_nop", row(0, 0, nothing, nothing)},
 };
 
+// An atomic, and as …_rtn_… the one that returns what was there.
+template <auto f>
+void add_atomic(OpTable& rows, const std::string& verb, const std::string& type) {
+  rows.add("ds_" + verb + "_" + type, update<f>());
+  rows.add("ds_" + verb + "_rtn_" + type, exchange<f>());
+}
+
+template <class T>
+void add_integers(OpTable& rows, const std::string& bits) {
+  add_atomic<add<T>>(rows, "add", "u" + bits);
+  add_atomic<sub<T>>(rows, "sub", "u" + bits);
+  add_atomic<rsub<T>>(rows, "rsub", "u" + bits);
+  add_atomic<inc<T>>(rows, "inc", "u" + bits);
+  add_atomic<dec<T>>(rows, "dec", "u" + bits);
+  add_atomic<smin<T>>(rows, "min", "i" + bits);
+  add_atomic<smax<T>>(rows, "max", "i" + bits);
+  add_atomic<umin<T>>(rows, "min", "u" + bits);
+  add_atomic<umax<T>>(rows, "max", "u" + bits);
+  add_atomic<bit_and<T>>(rows, "and", "b" + bits);
+  add_atomic<bit_or<T>>(rows, "or", "b" + bits);
+  add_atomic<bit_xor<T>>(rows, "xor", "b" + bits);
+  add_atomic<mskor<T>>(rows, "mskor", "b" + bits);
+  add_atomic<ds_cmpst<T>>(rows, "cmpst", "b" + bits);
+}
+
+template <class F>
+void add_floats(OpTable& rows, const std::string& type) {
+  add_atomic<fadd<F>>(rows, "add", type);
+  add_atomic<fmin<F>>(rows, "min", type);
+  add_atomic<fmax<F>>(rows, "max", type);
+  add_atomic<ds_fcmpst<F>>(rows, "cmpst", type);
+}
+
+OpTable make_rows() {
+  OpTable rows;
+  for (const auto& [name, spec] : kOps) rows.add(std::string(name), spec);
+  add_integers<u32>(rows, "32");
+  add_integers<u64>(rows, "64");
+  add_floats<float>(rows, "f32");
+  add_floats<double>(rows, "f64");
+  add_atomic<pk_add_f16>(rows, "pk_add", "f16");
+  add_atomic<pk_add_bf16>(rows, "pk_add", "bf16");
+  return rows;
+}
+
 }  // namespace
 
-std::span<const Op> ds_ops() { return kOps; }
+std::span<const Op> ds_ops() {
+  static const OpTable rows = make_rows();
+  return rows;
+}
 
 }  // namespace sim

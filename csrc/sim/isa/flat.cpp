@@ -155,90 +155,53 @@ constexpr Spec dma() {
 
 using namespace combine;
 
-const Op kOps[] = {
-    {"global_load_ubyte", read<Global, kU8>()}, {"global_load_sbyte", read<Global, kI8>()},
-    {"global_load_ushort", read<Global, kU16>()}, {"global_load_sshort", read<Global, kI16>()},
-    {"global_load_ubyte_d16", read<Global, kU8Low>()}, {"global_load_ubyte_d16_hi", read<Global, kU8High>()},
-    {"global_load_sbyte_d16", read<Global, kI8Low>()}, {"global_load_sbyte_d16_hi", read<Global, kI8High>()},
-    {"global_load_short_d16", read<Global, k16Low>()}, {"global_load_short_d16_hi", read<Global, k16High>()},
-    {"global_load_dword", read<Global, kB32>()}, {"global_load_dwordx2", read<Global, kB64>()},
-    {"global_load_dwordx3", read<Global, kB96>()}, {"global_load_dwordx4", read<Global, kB128>()},
-    {"global_store_byte", write<Global, kU8>()}, {"global_store_byte_d16_hi", write<Global, kU8High>()},
-    {"global_store_short", write<Global, kU16>()}, {"global_store_short_d16_hi", write<Global, k16High>()},
-    {"global_store_dword", write<Global, kB32>()}, {"global_store_dwordx2", write<Global, kB64>()},
-    {"global_store_dwordx3", write<Global, kB96>()}, {"global_store_dwordx4", write<Global, kB128>()},
-    {"global_load_lds_ubyte", dma<Global, kU8>()}, {"global_load_lds_sbyte", dma<Global, kI8>()},
-    {"global_load_lds_ushort", dma<Global, kU16>()}, {"global_load_lds_sshort", dma<Global, kI16>()},
-    {"global_load_lds_dword", dma<Global, kB32>()},
+template <class Space>
+void add_accesses(OpTable& rows, const std::string& space) {
+  for_each_index<std::size(kLoads)>([&]<size_t k>() {
+    rows.add(space + kLoads[k].name, read<Space, kLoads[k].form>());
+  });
+  for_each_index<std::size(kStores)>([&]<size_t k>() {
+    rows.add(space + kStores[k].name, write<Space, kStores[k].form>());
+  });
+}
 
-    {"global_atomic_swap", update<Global, swap<u32>>()}, {"global_atomic_swap_x2", update<Global, swap<u64>>()},
-    {"global_atomic_cmpswap", update<Global, cmpswap<u32>, true>()},
-    {"global_atomic_cmpswap_x2", update<Global, cmpswap<u64>, true>()},
-    {"global_atomic_add", update<Global, add<u32>>()}, {"global_atomic_add_x2", update<Global, add<u64>>()},
-    {"global_atomic_sub", update<Global, sub<u32>>()}, {"global_atomic_sub_x2", update<Global, sub<u64>>()},
-    {"global_atomic_smin", update<Global, smin<u32>>()}, {"global_atomic_smin_x2", update<Global, smin<u64>>()},
-    {"global_atomic_smax", update<Global, smax<u32>>()}, {"global_atomic_smax_x2", update<Global, smax<u64>>()},
-    {"global_atomic_umin", update<Global, umin<u32>>()}, {"global_atomic_umin_x2", update<Global, umin<u64>>()},
-    {"global_atomic_umax", update<Global, umax<u32>>()}, {"global_atomic_umax_x2", update<Global, umax<u64>>()},
-    {"global_atomic_and", update<Global, bit_and<u32>>()}, {"global_atomic_and_x2", update<Global, bit_and<u64>>()},
-    {"global_atomic_or", update<Global, bit_or<u32>>()}, {"global_atomic_or_x2", update<Global, bit_or<u64>>()},
-    {"global_atomic_xor", update<Global, bit_xor<u32>>()}, {"global_atomic_xor_x2", update<Global, bit_xor<u64>>()},
-    {"global_atomic_inc", update<Global, inc<u32>>()}, {"global_atomic_inc_x2", update<Global, inc<u64>>()},
-    {"global_atomic_dec", update<Global, dec<u32>>()}, {"global_atomic_dec_x2", update<Global, dec<u64>>()},
-    {"global_atomic_add_f32", update<Global, l2_fadd>()}, {"global_atomic_add_f64", update<Global, fadd<double>>()},
-    {"global_atomic_min_f64", update<Global, fmin<double>>()},
-    {"global_atomic_max_f64", update<Global, fmax<double>>()},
-    {"global_atomic_pk_add_f16", update<Global, pk_add_f16>()},
-    {"global_atomic_pk_add_bf16", update<Global, pk_add_bf16>()},
+template <class Space>
+void add_loads_to_lds(OpTable& rows, const std::string& space) {
+  for_each_index<std::size(kLoadsToLds)>([&]<size_t k>() {
+    rows.add(space + kLoadsToLds[k].name, dma<Space, kLoadsToLds[k].form>());
+  });
+}
 
-    {"flat_load_ubyte", read<Flat, kU8>()}, {"flat_load_sbyte", read<Flat, kI8>()},
-    {"flat_load_ushort", read<Flat, kU16>()}, {"flat_load_sshort", read<Flat, kI16>()},
-    {"flat_load_ubyte_d16", read<Flat, kU8Low>()}, {"flat_load_ubyte_d16_hi", read<Flat, kU8High>()},
-    {"flat_load_sbyte_d16", read<Flat, kI8Low>()}, {"flat_load_sbyte_d16_hi", read<Flat, kI8High>()},
-    {"flat_load_short_d16", read<Flat, k16Low>()}, {"flat_load_short_d16_hi", read<Flat, k16High>()},
-    {"flat_load_dword", read<Flat, kB32>()}, {"flat_load_dwordx2", read<Flat, kB64>()},
-    {"flat_load_dwordx3", read<Flat, kB96>()}, {"flat_load_dwordx4", read<Flat, kB128>()},
-    {"flat_store_byte", write<Flat, kU8>()}, {"flat_store_byte_d16_hi", write<Flat, kU8High>()},
-    {"flat_store_short", write<Flat, kU16>()}, {"flat_store_short_d16_hi", write<Flat, k16High>()},
-    {"flat_store_dword", write<Flat, kB32>()}, {"flat_store_dwordx2", write<Flat, kB64>()},
-    {"flat_store_dwordx3", write<Flat, kB96>()}, {"flat_store_dwordx4", write<Flat, kB128>()},
+template <class Space>
+void add_atomics(OpTable& rows, const std::string& space) {
+  for_each_integer([&]<auto f, bool compares>(const std::string& name) {
+    rows.add(space + "atomic_" + name, update<Space, f, compares>());
+  });
+  rows.add(space + "atomic_add_f32", update<Space, l2_fadd>());
+  rows.add(space + "atomic_add_f64", update<Space, fadd<double>>());
+  rows.add(space + "atomic_min_f64", update<Space, fmin<double>>());
+  rows.add(space + "atomic_max_f64", update<Space, fmax<double>>());
+  rows.add(space + "atomic_pk_add_f16", update<Space, pk_add_f16>());
+  rows.add(space + "atomic_pk_add_bf16", update<Space, pk_add_bf16>());
+}
 
-    {"flat_atomic_swap", update<Flat, swap<u32>>()}, {"flat_atomic_swap_x2", update<Flat, swap<u64>>()},
-    {"flat_atomic_cmpswap", update<Flat, cmpswap<u32>, true>()},
-    {"flat_atomic_cmpswap_x2", update<Flat, cmpswap<u64>, true>()},
-    {"flat_atomic_add", update<Flat, add<u32>>()}, {"flat_atomic_add_x2", update<Flat, add<u64>>()},
-    {"flat_atomic_sub", update<Flat, sub<u32>>()}, {"flat_atomic_sub_x2", update<Flat, sub<u64>>()},
-    {"flat_atomic_smin", update<Flat, smin<u32>>()}, {"flat_atomic_smin_x2", update<Flat, smin<u64>>()},
-    {"flat_atomic_smax", update<Flat, smax<u32>>()}, {"flat_atomic_smax_x2", update<Flat, smax<u64>>()},
-    {"flat_atomic_umin", update<Flat, umin<u32>>()}, {"flat_atomic_umin_x2", update<Flat, umin<u64>>()},
-    {"flat_atomic_umax", update<Flat, umax<u32>>()}, {"flat_atomic_umax_x2", update<Flat, umax<u64>>()},
-    {"flat_atomic_and", update<Flat, bit_and<u32>>()}, {"flat_atomic_and_x2", update<Flat, bit_and<u64>>()},
-    {"flat_atomic_or", update<Flat, bit_or<u32>>()}, {"flat_atomic_or_x2", update<Flat, bit_or<u64>>()},
-    {"flat_atomic_xor", update<Flat, bit_xor<u32>>()}, {"flat_atomic_xor_x2", update<Flat, bit_xor<u64>>()},
-    {"flat_atomic_inc", update<Flat, inc<u32>>()}, {"flat_atomic_inc_x2", update<Flat, inc<u64>>()},
-    {"flat_atomic_dec", update<Flat, dec<u32>>()}, {"flat_atomic_dec_x2", update<Flat, dec<u64>>()},
-    {"flat_atomic_add_f32", update<Flat, l2_fadd>()}, {"flat_atomic_add_f64", update<Flat, fadd<double>>()},
-    {"flat_atomic_min_f64", update<Flat, fmin<double>>()}, {"flat_atomic_max_f64", update<Flat, fmax<double>>()},
-    {"flat_atomic_pk_add_f16", update<Flat, pk_add_f16>()}, {"flat_atomic_pk_add_bf16", update<Flat, pk_add_bf16>()},
-
-    {"scratch_load_ubyte", read<Scratch, kU8>()}, {"scratch_load_sbyte", read<Scratch, kI8>()},
-    {"scratch_load_ushort", read<Scratch, kU16>()}, {"scratch_load_sshort", read<Scratch, kI16>()},
-    {"scratch_load_ubyte_d16", read<Scratch, kU8Low>()}, {"scratch_load_ubyte_d16_hi", read<Scratch, kU8High>()},
-    {"scratch_load_sbyte_d16", read<Scratch, kI8Low>()}, {"scratch_load_sbyte_d16_hi", read<Scratch, kI8High>()},
-    {"scratch_load_short_d16", read<Scratch, k16Low>()}, {"scratch_load_short_d16_hi", read<Scratch, k16High>()},
-    {"scratch_load_dword", read<Scratch, kB32>()}, {"scratch_load_dwordx2", read<Scratch, kB64>()},
-    {"scratch_load_dwordx3", read<Scratch, kB96>()}, {"scratch_load_dwordx4", read<Scratch, kB128>()},
-    {"scratch_store_byte", write<Scratch, kU8>()}, {"scratch_store_byte_d16_hi", write<Scratch, kU8High>()},
-    {"scratch_store_short", write<Scratch, kU16>()}, {"scratch_store_short_d16_hi", write<Scratch, k16High>()},
-    {"scratch_store_dword", write<Scratch, kB32>()}, {"scratch_store_dwordx2", write<Scratch, kB64>()},
-    {"scratch_store_dwordx3", write<Scratch, kB96>()}, {"scratch_store_dwordx4", write<Scratch, kB128>()},
-    {"scratch_load_lds_ubyte", dma<Scratch, kU8>()}, {"scratch_load_lds_sbyte", dma<Scratch, kI8>()},
-    {"scratch_load_lds_ushort", dma<Scratch, kU16>()}, {"scratch_load_lds_sshort", dma<Scratch, kI16>()},
-    {"scratch_load_lds_dword", dma<Scratch, kB32>()},
-};
+OpTable make_rows() {
+  OpTable rows;
+  add_accesses<Global>(rows, "global_");
+  add_loads_to_lds<Global>(rows, "global_");
+  add_atomics<Global>(rows, "global_");
+  add_accesses<Flat>(rows, "flat_");
+  add_atomics<Flat>(rows, "flat_");
+  add_accesses<Scratch>(rows, "scratch_");
+  add_loads_to_lds<Scratch>(rows, "scratch_");
+  return rows;
+}
 
 }  // namespace
 
-std::span<const Op> flat_ops() { return kOps; }
+std::span<const Op> flat_ops() {
+  static const OpTable rows = make_rows();
+  return rows;
+}
 
 }  // namespace sim

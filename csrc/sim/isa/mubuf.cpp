@@ -81,41 +81,32 @@ constexpr Spec update() {
 
 using namespace combine;
 
-const Op kOps[] = {
-    {"buffer_load_ubyte", read<kU8>()}, {"buffer_load_sbyte", read<kI8>()},
-    {"buffer_load_ushort", read<kU16>()}, {"buffer_load_sshort", read<kI16>()},
-    {"buffer_load_ubyte_d16", read<kU8Low>()}, {"buffer_load_ubyte_d16_hi", read<kU8High>()},
-    {"buffer_load_sbyte_d16", read<kI8Low>()}, {"buffer_load_sbyte_d16_hi", read<kI8High>()},
-    {"buffer_load_short_d16", read<k16Low>()}, {"buffer_load_short_d16_hi", read<k16High>()},
-    {"buffer_load_dword", read<kB32>()}, {"buffer_load_dwordx2", read<kB64>()},
-    {"buffer_load_dwordx3", read<kB96>()}, {"buffer_load_dwordx4", read<kB128>()},
-    {"buffer_store_byte", write<kU8>()}, {"buffer_store_byte_d16_hi", write<kU8High>()},
-    {"buffer_store_short", write<kU16>()}, {"buffer_store_short_d16_hi", write<k16High>()},
-    {"buffer_store_dword", write<kB32>()}, {"buffer_store_dwordx2", write<kB64>()},
-    {"buffer_store_dwordx3", write<kB96>()}, {"buffer_store_dwordx4", write<kB128>()},
-
-    {"buffer_atomic_swap", update<swap<u32>>()}, {"buffer_atomic_swap_x2", update<swap<u64>>()},
-    {"buffer_atomic_cmpswap", update<cmpswap<u32>, true>()}, {"buffer_atomic_cmpswap_x2", update<cmpswap<u64>, true>()},
-    {"buffer_atomic_add", update<add<u32>>()}, {"buffer_atomic_add_x2", update<add<u64>>()},
-    {"buffer_atomic_sub", update<sub<u32>>()}, {"buffer_atomic_sub_x2", update<sub<u64>>()},
-    {"buffer_atomic_smin", update<smin<u32>>()}, {"buffer_atomic_smin_x2", update<smin<u64>>()},
-    {"buffer_atomic_smax", update<smax<u32>>()}, {"buffer_atomic_smax_x2", update<smax<u64>>()},
-    {"buffer_atomic_umin", update<umin<u32>>()}, {"buffer_atomic_umin_x2", update<umin<u64>>()},
-    {"buffer_atomic_umax", update<umax<u32>>()}, {"buffer_atomic_umax_x2", update<umax<u64>>()},
-    {"buffer_atomic_and", update<bit_and<u32>>()}, {"buffer_atomic_and_x2", update<bit_and<u64>>()},
-    {"buffer_atomic_or", update<bit_or<u32>>()}, {"buffer_atomic_or_x2", update<bit_or<u64>>()},
-    {"buffer_atomic_xor", update<bit_xor<u32>>()}, {"buffer_atomic_xor_x2", update<bit_xor<u64>>()},
-    {"buffer_atomic_inc", update<inc<u32>>()}, {"buffer_atomic_inc_x2", update<inc<u64>>()},
-    {"buffer_atomic_dec", update<dec<u32>>()}, {"buffer_atomic_dec_x2", update<dec<u64>>()},
-    {"buffer_atomic_add_f32", update<l2_fadd>()}, {"buffer_atomic_add_f64", update<fadd<double>>()},
-    {"buffer_atomic_min_f64", update<fmin<double>>()}, {"buffer_atomic_max_f64", update<fmax<double>>()},
-    {"buffer_atomic_pk_add_f16", update<pk_add_f16>()},
-
-    {"buffer_wbl2", row(0, 0, nothing, nothing)}, {"buffer_inv", row(0, 0, nothing, nothing)},
-};
+OpTable make_rows() {
+  OpTable rows;
+  for_each_index<std::size(kLoads)>([&]<size_t k>() {
+    rows.add(std::string("buffer_") + kLoads[k].name, read<kLoads[k].form>());
+  });
+  for_each_index<std::size(kStores)>([&]<size_t k>() {
+    rows.add(std::string("buffer_") + kStores[k].name, write<kStores[k].form>());
+  });
+  for_each_integer([&]<auto f, bool compares>(const std::string& name) {
+    rows.add("buffer_atomic_" + name, update<f, compares>());
+  });
+  rows.add("buffer_atomic_add_f32", update<l2_fadd>());
+  rows.add("buffer_atomic_add_f64", update<fadd<double>>());
+  rows.add("buffer_atomic_min_f64", update<fmin<double>>());
+  rows.add("buffer_atomic_max_f64", update<fmax<double>>());
+  rows.add("buffer_atomic_pk_add_f16", update<pk_add_f16>());
+  rows.add("buffer_wbl2", row(0, 0, nothing, nothing));
+  rows.add("buffer_inv", row(0, 0, nothing, nothing));
+  return rows;
+}
 
 }  // namespace
 
-std::span<const Op> mubuf_ops() { return kOps; }
+std::span<const Op> mubuf_ops() {
+  static const OpTable rows = make_rows();
+  return rows;
+}
 
 }  // namespace sim

@@ -156,72 +156,40 @@ constexpr Spec buffer_loads() { return smem(1, kLoad, buffer_load<false, kDwords
 template <int kDwords>
 constexpr Spec buffer_stores() { return smem(0, kStore, buffer_store<false, kDwords>, buffer_store<true, kDwords>); }
 template <auto f, bool kInBuffer>
-constexpr Spec atomic_row() {
+constexpr Spec update() {
   return smem(0, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, kInBuffer, false); },
               [](Wave& w, const Inst& i) { atomic(w, i, f, kInBuffer, true); });
 }
-template <auto f> constexpr Spec update() { return atomic_row<f, false>(); }
-template <auto f> constexpr Spec buffer_update() { return atomic_row<f, true>(); }
-constexpr Spec cache() { return smem(0, 0, nothing, nullptr); }
 
-using namespace combine;
-
-const Op kOps[] = {
-    {"s_load_dword", loads<1>()},
-    {"s_load_dwordx2", loads<2>()},
-    {"s_load_dwordx4", loads<4>()},
-    {"s_load_dwordx8", loads<8>()},
-    {"s_load_dwordx16", loads<16>()},
-    {"s_buffer_load_dword", buffer_loads<1>()},
-    {"s_buffer_load_dwordx2", buffer_loads<2>()},
-    {"s_buffer_load_dwordx4", buffer_loads<4>()},
-    {"s_buffer_load_dwordx8", buffer_loads<8>()},
-    {"s_buffer_load_dwordx16", buffer_loads<16>()},
-    {"s_store_dword", stores<1>()},
-    {"s_store_dwordx2", stores<2>()},
-    {"s_store_dwordx4", stores<4>()},
-    {"s_buffer_store_dword", buffer_stores<1>()},
-    {"s_buffer_store_dwordx2", buffer_stores<2>()},
-    {"s_buffer_store_dwordx4", buffer_stores<4>()},
-    {"s_atomic_swap", update<swap<u32>>()}, {"s_atomic_swap_x2", update<swap<u64>>()},
-    {"s_atomic_cmpswap", update<cmpswap<u32>>()}, {"s_atomic_cmpswap_x2", update<cmpswap<u64>>()},
-    {"s_atomic_add", update<add<u32>>()}, {"s_atomic_add_x2", update<add<u64>>()},
-    {"s_atomic_sub", update<sub<u32>>()}, {"s_atomic_sub_x2", update<sub<u64>>()},
-    {"s_atomic_smin", update<smin<u32>>()}, {"s_atomic_smin_x2", update<smin<u64>>()},
-    {"s_atomic_umin", update<umin<u32>>()}, {"s_atomic_umin_x2", update<umin<u64>>()},
-    {"s_atomic_smax", update<smax<u32>>()}, {"s_atomic_smax_x2", update<smax<u64>>()},
-    {"s_atomic_umax", update<umax<u32>>()}, {"s_atomic_umax_x2", update<umax<u64>>()},
-    {"s_atomic_and", update<bit_and<u32>>()}, {"s_atomic_and_x2", update<bit_and<u64>>()},
-    {"s_atomic_or", update<bit_or<u32>>()}, {"s_atomic_or_x2", update<bit_or<u64>>()},
-    {"s_atomic_xor", update<bit_xor<u32>>()}, {"s_atomic_xor_x2", update<bit_xor<u64>>()},
-    {"s_atomic_inc", update<inc<u32>>()}, {"s_atomic_inc_x2", update<inc<u64>>()},
-    {"s_atomic_dec", update<dec<u32>>()}, {"s_atomic_dec_x2", update<dec<u64>>()},
-    {"s_buffer_atomic_swap", buffer_update<swap<u32>>()}, {"s_buffer_atomic_swap_x2", buffer_update<swap<u64>>()},
-    {"s_buffer_atomic_cmpswap", buffer_update<cmpswap<u32>>()},
-    {"s_buffer_atomic_cmpswap_x2", buffer_update<cmpswap<u64>>()},
-    {"s_buffer_atomic_add", buffer_update<add<u32>>()}, {"s_buffer_atomic_add_x2", buffer_update<add<u64>>()},
-    {"s_buffer_atomic_sub", buffer_update<sub<u32>>()}, {"s_buffer_atomic_sub_x2", buffer_update<sub<u64>>()},
-    {"s_buffer_atomic_smin", buffer_update<smin<u32>>()}, {"s_buffer_atomic_smin_x2", buffer_update<smin<u64>>()},
-    {"s_buffer_atomic_umin", buffer_update<umin<u32>>()}, {"s_buffer_atomic_umin_x2", buffer_update<umin<u64>>()},
-    {"s_buffer_atomic_smax", buffer_update<smax<u32>>()}, {"s_buffer_atomic_smax_x2", buffer_update<smax<u64>>()},
-    {"s_buffer_atomic_umax", buffer_update<umax<u32>>()}, {"s_buffer_atomic_umax_x2", buffer_update<umax<u64>>()},
-    {"s_buffer_atomic_and", buffer_update<bit_and<u32>>()}, {"s_buffer_atomic_and_x2", buffer_update<bit_and<u64>>()},
-    {"s_buffer_atomic_or", buffer_update<bit_or<u32>>()}, {"s_buffer_atomic_or_x2", buffer_update<bit_or<u64>>()},
-    {"s_buffer_atomic_xor", buffer_update<bit_xor<u32>>()}, {"s_buffer_atomic_xor_x2", buffer_update<bit_xor<u64>>()},
-    {"s_buffer_atomic_inc", buffer_update<inc<u32>>()}, {"s_buffer_atomic_inc_x2", buffer_update<inc<u64>>()},
-    {"s_buffer_atomic_dec", buffer_update<dec<u32>>()}, {"s_buffer_atomic_dec_x2", buffer_update<dec<u64>>()},
-    {"s_memtime", smem(1, kLoad, core_clock, nullptr)},
-    {"s_memrealtime", smem(1, kLoad, real_time_clock, nullptr)},
-    {"s_dcache_inv", cache()},
-    {"s_dcache_inv_vol", cache()},
-    {"s_dcache_wb", cache()},
-    {"s_dcache_wb_vol", cache()},
-    {"s_atc_probe", cache()},
-    {"s_atc_probe_buffer", cache()},
-};
+OpTable make_rows() {
+  OpTable rows;
+  for_each_index<5>([&]<size_t k>() {
+    const std::string dwords = k ? "dwordx" + std::to_string(1 << k) : "dword";
+    rows.add("s_load_" + dwords, loads<1 << k>());
+    rows.add("s_buffer_load_" + dwords, buffer_loads<1 << k>());
+    if constexpr (k < 3) {
+      rows.add("s_store_" + dwords, stores<1 << k>());
+      rows.add("s_buffer_store_" + dwords, buffer_stores<1 << k>());
+    }
+  });
+  combine::for_each_integer([&]<auto f, bool>(const std::string& name) {
+    rows.add("s_atomic_" + name, update<f, false>());
+    rows.add("s_buffer_atomic_" + name, update<f, true>());
+  });
+  rows.add("s_memtime", smem(1, kLoad, core_clock, nullptr));
+  rows.add("s_memrealtime", smem(1, kLoad, real_time_clock, nullptr));
+  for (const char* name : {"s_dcache_inv", "s_dcache_inv_vol", "s_dcache_wb", "s_dcache_wb_vol", "s_atc_probe",
+                           "s_atc_probe_buffer"}) {
+    rows.add(name, smem(0, 0, nothing, nullptr));
+  }
+  return rows;
+}
 
 }  // namespace
 
-std::span<const Op> smem_ops() { return kOps; }
+std::span<const Op> smem_ops() {
+  static const OpTable rows = make_rows();
+  return rows;
+}
 
 }  // namespace sim

@@ -83,11 +83,16 @@ class Disassembler {
 
 using Table = std::unordered_map<std::string_view, const Op*>;
 
+constexpr NamedTable kTables[] = {
+    {"sop", sop_ops}, {"sopp", sopp_ops}, {"smem", smem_ops}, {"vop1", vop1_ops}, {"vop2", vop2_ops},
+    {"vopc", vopc_ops}, {"vop3_int", vop3_int_ops}, {"vop3_float", vop3_float_ops}, {"vop3p", vop3p_ops},
+    {"mfma", mfma_ops}, {"ds", ds_ops}, {"flat", flat_ops}, {"mubuf", mubuf_ops}, {"mtbuf", mtbuf_ops},
+};
+
 Table join_tables() {
   Table table;
-  for (auto ops : {sop_ops(), sopp_ops(), smem_ops(), vop1_ops(), vop2_ops(), vopc_ops(), vop3_int_ops(),
-                   vop3_float_ops(), vop3p_ops(), mfma_ops(), ds_ops(), flat_ops(), mubuf_ops(), mtbuf_ops()}) {
-    for (const Op& op : ops) {
+  for (const NamedTable& part : kTables) {
+    for (const Op& op : part.ops()) {
       if (!table.emplace(op.name, &op).second) throw Fault("two rows define " + std::string(op.name));
     }
   }
@@ -103,6 +108,8 @@ const Op* find_op(std::string_view name) {
   const auto it = table.find(name);
   return it == table.end() ? nullptr : it->second;
 }
+
+std::span<const NamedTable> tables() { return kTables; }
 
 void set_error(Inst& inst, std::string why) {
   inst.error = std::move(why);

@@ -7,6 +7,12 @@
 
 namespace sim {
 
+struct NamedTable {
+  const char* file;                            // of isa/, without .cpp
+  std::span<const Op> (*ops)();
+};
+std::span<const NamedTable> tables();
+
 // The row of a mnemonic without its encoding suffix, or null. Throws Fault when two tables define one name.
 const Op* find_op(std::string_view name);
 

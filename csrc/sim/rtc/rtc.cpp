@@ -93,9 +93,11 @@ Result compile(Program& p, int count, const char* const* options, const fs::path
     fs::create_directories((folder / name).parent_path());
     std::ofstream(folder / name) << text;
   }
-  for (const Header& header : kHeaders) {
-    fs::create_directories((folder / header.name).parent_path());
-    std::ofstream(folder / header.name) << header.text;
+  const char* text = kTexts;
+  for (const char* name : kNames) {
+    fs::create_directories((folder / name).parent_path());
+    std::ofstream(folder / name) << text;
+    text += std::strlen(text) + 1;
   }
   std::ofstream(folder / "program.hip") << "#line 1 \"" << p.name << "\"\n" << p.source << named(p);
   const std::string rocm = find_device_library();

@@ -10,8 +10,6 @@ survives all seeds is an equivalent if a hazard argument holds (equivalents.py),
 instruction, which says something of the launches and nothing of the checkers, and a survivor otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import sys

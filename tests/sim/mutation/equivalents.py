@@ -4,8 +4,6 @@ code alone or by further mutants ("probes") that must run in a certain way. A mu
 of them holds and its output stayed the same under every seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 

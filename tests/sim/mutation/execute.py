@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Runs mutants in child processes and says how each was noticed. A child that dies or hangs is replaced."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import multiprocessing

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The kernels of the campaign: code objects as the package builds them, and small launches that take every path."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -16,8 +16,6 @@ The last group are the bounds clamps: by the data flow over registers (`reaches`
 a memory access, that of a minimum is part of its address or of its EXEC mask.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """One kernel of a code object as a control-flow graph, and copies of the code object with an instruction changed."""
 
-from __future__ import annotations
-
 import functools
 import re
 import struct

@@ -7,8 +7,6 @@ retires what n or more have followed; where ways meet, the younger counts. Branc
 between go the same way (`s_and_b64 vcc, exec, s[a:b]` before s_cbranch_vcc…: compilers branch on loop conditions so).
 """
 
-from __future__ import annotations
-
 from mutation.operators import is_access, is_dma, wait_counts, written
 from mutation.program import Inst, Program, registers
 

@@ -14,8 +14,6 @@
 Times are samples after a warm-up; a figure is made of their medians. s_memrealtime is taken to count at 100 MHz.
 """
 
-from __future__ import annotations
-
 import datetime
 import gzip
 import json

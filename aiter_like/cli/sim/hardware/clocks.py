@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The clock that the power of an MI300X leaves to each class of kernels, after a second of it. Used by costs.py."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

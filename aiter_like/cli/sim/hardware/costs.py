@@ -5,8 +5,6 @@ Each is a function of the device: on hardware the samples and figures, on the si
 kernels run, except that the simulator counts what its LDS would take.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A device that runs the kernels of aiter_like/sim/validation, through the runtime of the JIT; real or simulated."""
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 """Facts about the machine in a file of answers: device, driver, clocks, partitions. No name of a host, user or
 board."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from typing import Any

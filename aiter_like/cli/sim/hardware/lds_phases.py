@@ -2,8 +2,6 @@
 """Finds the lanes of an LDS instruction that go to the banks together: two of them cost a cycle more at two dwords of
 one bank than at two banks. Hardware shows it by time, the simulated MI300X by its counts. Used by costs.py."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

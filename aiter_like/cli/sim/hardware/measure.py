@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Cases and questions on a device: a `Machine` that measures, and one that only runs what a real device would."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

@@ -4,8 +4,6 @@
 What a kernel does to this process (a fault, a hang) costs its item only: tuning/pool.py starts another one.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 AITER's lists.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
