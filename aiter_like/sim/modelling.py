@@ -36,8 +36,8 @@ work: AMD, "measuring max achievable FLOPS", part 2 (medians of 708, 654 and 1,2
 
 VECTOR_LOAD = 1014 / 1837
 """Power that a busy vector unit takes, of what a busy matrix unit takes: tingqli/pyhip's clocks of an MI308X under each
-alone. Its streams run at 1,592 MHz, where 80 CUs share the power that moving as many bytes takes; those of an MI300X, with
-304, at 2,051 (the raw logs of SC25), so that memory adds nothing here."""
+alone. Its streams run at 1,592 MHz, where 80 CUs share the power that moving as many bytes takes; those of an MI300X,
+with 304, at 2,051 (the raw logs of SC25), so that memory adds nothing here."""
 
 
 @contextlib.contextmanager
@@ -112,13 +112,13 @@ def class_of(home: str, name: str) -> str:
     """The class of CLASSES of an operator, whose module is `home`."""
     if "blockscale" in name:
         return "block_scale"
-    family = home.removeprefix("aiter_like.ops.").partition(".")[0]
-    return {"attention": "attention", "mla": "attention", "gemm": "product", "moe": "product"}.get(family, "elementwise")
+    families = {"attention": "attention", "mla": "attention", "gemm": "product", "moe": "product"}
+    return families.get(home.removeprefix("aiter_like.ops.").partition(".")[0], "elementwise")
 
 
 def class_error(kind: str) -> float:
-    """The model's mean absolute error on published whole kernels of a class of CLASSES, relative: two modelled times that
-    differ by less say nothing.
+    """The model's mean absolute error on published whole kernels of a class of CLASSES, relative: two modelled times
+    that differ by less say nothing.
     """
     return class_errors()[kind]
 
@@ -158,10 +158,10 @@ def summary(launch: dict) -> list[str]:
             for name, key in (("L1", "l1"), ("L2", "l2")) if traffic[f"{key}_lines"]]
     off = f", within {launch['sample_error']:.1%} as far as its own rounds tell" if launch["sample_error"] else ""
     place = "the chip's" if launch["xcds"] > 1 else "an XCD's"
+    workgroups, cus = (launch[name] * launch["xcds"] for name in ("workgroups_of_xcd", "cus_of_xcd"))
     return [f"modelled (version {launch['model']}): {launch['modelled_clk']:.0f} clk, {launch['modelled_us']:.1f} us "
             f"at {launch['clock_mhz']:.0f} MHz{rate}",
-            f"modelled from {launch['recorded']} of {place} {launch['workgroups_of_xcd'] * launch['xcds']} workgroups on "
-            f"{launch['cus_of_xcd'] * launch['xcds']} CUs{off}",
+            f"modelled from {launch['recorded']} of {place} {workgroups} workgroups on {cus} CUs{off}",
             f"modelled share of time that units are busy: {busy or 'none to speak of'}",
             f"modelled share of the waves' time that waits: {waits or 'none'}",
             f"modelled caches: {', '.join(hits) or 'not used'}"]

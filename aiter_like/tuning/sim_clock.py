@@ -51,8 +51,8 @@ class SimClock:
             "on the best three and on the operator's present choice.",
             "A row is written only for a choice that beats the operator's own by more than the model's mean error on "
             f"published whole kernels of its class ({errors}; csrc/sim/timing/KERNELS.md). Of candidates that are "
-            "closer than that to the best, the first in the operator's order is chosen. What makes more launches than the operator's "
-            "own choice cannot win: the time of a launch is not modelled.",
+            "closer than that to the best, the first in the operator's order is chosen. What makes more launches than "
+            "the operator's own choice cannot win: the time of a launch is not modelled.",
             "Inputs are random, as the operator's tuning case makes them. Of a launch's workgroups a sample runs where "
             "what the others would write cannot decide what is executed, else all run "
             "(aiter_like/tuning/sim_clock.py has the rule).")

@@ -92,8 +92,8 @@ def test_a_poll_is_one_instruction_and_its_time_a_stall():
 
 def test_loads_of_data_with_sc1_do_not_wait():
     """The places that nobody writes are no meeting: passes of a loop that reads them again stay what they are."""
-    passes = [_modelled("s_movk_i32 s20, {}\n2:\nglobal_load_dword v5, v3, s[4:5] offset:64 sc1\ns_waitcnt vmcnt(0)\n"
-                        "s_sub_u32 s20, s20, 1\ns_cmp_lg_u32 s20, 0\ns_cbranch_scc1 2b\n".format(count), 2)
+    passes = [_modelled(f"s_movk_i32 s20, {count}\n2:\nglobal_load_dword v5, v3, s[4:5] offset:64 sc1\n"
+                        "s_waitcnt vmcnt(0)\ns_sub_u32 s20, s20, 1\ns_cmp_lg_u32 s20, 0\ns_cbranch_scc1 2b\n", 2)
               for count in (10, 20)]
     growth = passes[1]["modelled_clk"] - passes[0]["modelled_clk"]
     assert growth == pytest.approx(10 * 250, rel=0.1) and "met" not in passes[0]

@@ -2,9 +2,9 @@
 """Whole kernels whose times on an MI300X are public, and the cycle model beside them. The model's parameters come from
 none of them.
 
-whole_kernels.csv has a row for each: `group`, `case` (the shape), `variant` (whose kernel), `operands` (of its products,
-of `modelling.SUSTAINED`, which the clock depends on), `us` (empty where only a ratio is public) and `source`. A figure that its source gives in
-TFLOP/s is there as the time that follows from it.
+whole_kernels.csv has a row for each: `group`, `case` (the shape), `variant` (whose kernel), `operands` (its
+products', as `modelling.SUSTAINED` has them), `us` (empty where only a ratio is public) and `source`. A figure that its
+source gives in TFLOP/s is there as the time that follows from it.
 """
 
 from __future__ import annotations
@@ -160,5 +160,5 @@ def verdict(sums: Sequence[Group]) -> str:
 def _over(sums: Sequence[Group]) -> str:
     ratios = [one.ratio_error for one in sums if one.ratio_error is not None]
     without = f", without a clock {_mean(ratios):.1%}" if ratios else ""
-    return (f"over {len(sums)} groups: {_mean([one.error for one in sums]):.1%} at the clocks that "
-            f"power leaves them, {_mean([one.peak_error for one in sums]):.1%} at {modelling.PEAK_MHZ:.0f} MHz{without}")
+    return (f"over {len(sums)} groups: {_mean([one.error for one in sums]):.1%} at the clocks that power "
+            f"leaves them, {_mean([one.peak_error for one in sums]):.1%} at {modelling.PEAK_MHZ:.0f} MHz{without}")

@@ -98,9 +98,9 @@ SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes) {
   return shape;
 }
 
-// In a cycle the unit takes lanes that together have 64 bytes, if these lie in one line; else a cycle per distinct line.
-// So rows of 4 lanes of 16 bytes are as fast as 64 in a row, and the same lanes 16 apart, as matrix operands lie, are not
-// (public measurements of access shapes: 4.0, 1.8 and 1.1 TB/s).
+// In a cycle the unit takes lanes that together have 64 bytes, if these lie in one line; else a cycle per distinct
+// line. So rows of 4 lanes of 16 bytes are as fast as 64 in a row, and the same lanes 16 apart, as matrix operands lie,
+// are not (public measurements of access shapes: 4.0, 1.8 and 1.1 TB/s).
 LineShape line_shape(const u64* address, u64 lanes, u32 bytes, u64* lines) {
   LineShape shape;
   const int group = kAddressBytes / (bytes >= 16 ? 16 : bytes >= 8 ? 8 : 4);

@@ -92,7 +92,8 @@ Memory::Given Memory::from_l2(u32 number, double at, u64 line, bool is_shared) {
   const double rate = bytes_per_clk(in_mall ? p_.mall_tb_per_s : p_.hbm_read_tb_per_s);
   const double through = move(start, line, rate, false);
   const double latency = in_mall ? p_.mall_latency_clk : p_.hbm_latency_clk;
-  const double ready = through + latency - p_.l1_latency_clk - chase_clk() - 128 * static_cast<double>(beyond_.size()) / rate + contention();
+  const double own = 128 * static_cast<double>(beyond_.size()) / rate;
+  const double ready = through + latency - p_.l1_latency_clk - chase_clk() - own + contention();
   in_mall ? ++traffic_->mall_hits : ++traffic_->hbm_lines;
   if (!in_mall) mall_.insert(line, 0);
   xcd.l2.insert(line, ready);
@@ -125,8 +126,8 @@ double Memory::translated(u32 cu, double at, u64 line) {
   return at + p_.translation_clk;
 }
 
-// When an XCD may write a line: where several are modelled, after the one that wrote it before, and if `moves`, when the
-// line has come from there.
+// When an XCD may write a line: where several are modelled, after the one that wrote it before, and if `moves`, when
+// the line has come from there.
 double Memory::claimed(u32 xcd, double at, u64 line, bool moves) {
   if (xcds_.size() == 1) return at;
   const auto [owner, is_new] = owners_.try_emplace(line, Owner{xcd, at, at});
@@ -156,7 +157,8 @@ double Memory::load(const Request& r) {
     const Given sent = from_l2(xcd_of(r.cu), now, line, r.is_shared);
     const u32 bytes = 64 * half_count(r.lines[k]);
     traffic_->l2_read_bytes += bytes;
-    const double arrived = fill_[r.cu].take(sent.ready, bytes / (sent.is_far ? p_.l1_far_fill_bytes : p_.l1_fill_bytes));
+    const double per_clk = sent.is_far ? p_.l1_far_fill_bytes : p_.l1_fill_bytes;
+    const double arrived = fill_[r.cu].take(sent.ready, bytes / per_clk);
     if (!r.passes_l1) l1_[r.cu].insert(line, arrived);
     done = std::max(done, arrived + rest + kChaseAddressClk + (r.passes_l1 ? p_.bypass_clk : 0));
   }
@@ -256,8 +258,8 @@ double Memory::move(double at, u64 line, double bytes_per_clk, bool writes) {
   return channel.server.take(at, turn + clk);
 }
 
-// What a load waits for others on its way, beyond what the channels are busy: as in a queue, the more of the path's time
-// is taken, the longer.
+// What a load waits for others on its way, beyond what the channels are busy: as in a queue, the more of the path's
+// time is taken, the longer.
 double Memory::contention() const {
   const double share = std::min(load_, kMostLoad);
   return p_.contention_clk * share / (1 - share);

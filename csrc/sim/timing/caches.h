@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The memory system behind the compute units of one XCD or of all eight: caches with tags, and servers that are busy for
-// the bytes that they move. A server that is busy makes a request wait; requests come in about the order of their times.
+// The memory system behind the compute units of one XCD or of all eight: caches with tags, and servers that are busy
+// for the bytes that they move. A server that is busy makes a request wait; requests come in about the order of their
+// times.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -4,11 +4,9 @@
 // can go on. At one time a SIMD issues at most one instruction to each unit, of the wave with the highest priority,
 // then of the one that has waited longest: hardware takes them in turns, as shipped kernels need that rely on waves
 // which keep close together.
-#include "timing/engine.h"
+#include "timing/resident.h"
 
 #include <bit>
-#include <deque>
-#include <limits>
 #include <queue>
 #include <tuple>
 
@@ -16,122 +14,9 @@ namespace sim::timing {
 namespace {
 
 constexpr u32 kBankRowBytes = 128;             // of all banks in a cycle
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
-// A wave's operations on one counter, in issue order.
-class Outstanding {
- public:
-  struct Operation {
-    double done = 0;                           // when it and those before it are complete
-    double latency = 0;                        // 0: the other counter has it, too, and tells of it
-    u32 inst = 0;
-  };
-
-  void push(double done, double latency, u32 inst) {
-    last_ = std::max(last_, done);
-    if (count_ - retired_ == ring_.size()) ++retired_;
-    ring_[count_++ % ring_.size()] = {last_, latency, inst};
-  }
-  // When at most `left` are outstanding.
-  double until(u32 left) const { return count_ > left ? ring_[(count_ - left - 1) % ring_.size()].done : 0; }
-  double last() const { return last_; }
-  // Takes out those that a wait for `left` waits for and no wait before did.
-  template <class Tell>
-  void retire(u32 left, Tell tell) {
-    while (count_ - retired_ > left) tell(ring_[retired_++ % ring_.size()]);
-  }
-
- private:
-  std::array<Operation, 64> ring_{};
-  u32 count_ = 0, retired_ = 0;
-  double last_ = 0;
-};
-
-// The destination of a matrix operation in flight.
-struct Result {
-  IssueFacts::Range registers;
-  double ready = 0, pipe_end = 0;
-};
-
-struct WaveRun {
-  const WaveTrace* trace = nullptr;
-  size_t at = 0, payload = 0;
-  u32 cu = 0, simd = 0, slot = 0, group = 0;
-  u64 age = 0;                                 // its place in Engine::waves_
-  int priority = 0;
-  double ready = 0;
-  Stall why = Stall::none;                     // the reason for `ready`, beyond the instruction before
-  double base = 0;                             // when the instruction before let it go on
-  double busy_at_base = -1;                    // Simd::busy_before(base), once that time has come
-  // The instruction before was a barrier, which opened then: waiting for it is the barrier's, what comes after is not.
-  double opened = 0, busy_at_opened = -1;
-  u32 barrier = 0;
-  Event barrier_event{};
-  bool tells_barrier = false;                  // the event belongs to the timeline
-  Outstanding vm, lgkm;
-  std::array<Result, 8> results;
-  u32 next_result = 0;
-  double last_result = 0;                      // latest `ready` of them
-  u64 fetched = ~u64{0};
-  u32 life = 0;                                // its place in EngineResult::waves
-};
-
-struct Simd {
-  std::vector<u32> waves;
-  std::array<double, kNumUnits> port{};        // when a unit takes another instruction
-  double mfma_free = 0, valu_blocked = 0;
-  Server lds_path;
-  double next = kNever;
-  double busy = 0, busy_until = 0;             // clk that the vector or the matrix unit works, and until when
-
-  void work(double from, double until) {
-    busy += std::max(until - std::max(from, busy_until), 0.0);
-    busy_until = std::max(busy_until, until);
-  }
-  // How much of the time before `at` one of them has worked; work that begins later must not have been told yet.
-  double busy_before(double at) const { return busy - std::max(busy_until - at, 0.0); }
-};
-
-// Holds so many instructions that have issued and that their unit has not begun yet.
-class Queue {
- public:
-  explicit Queue(u32 places) : starts_(places, 0) {}
-
-  // When it has a place: the unit has begun the one that came as many instructions ago as there are places.
-  double open() const { return starts_[count_ % starts_.size()]; }
-  void add(double start) { starts_[count_++ % starts_.size()] = start; }
-
- private:
-  std::vector<double> starts_;
-  u64 count_ = 0;
-};
-
-struct Cu {
-  Server address, banks;
-  Queue vmem, lds;
-  u32 free_groups;
-};
-
-struct Group {
-  u32 waves = 0, arrived = 0, ended = 0;
-  std::vector<u32> members;
-};
 
 // Matrix operations and vector arithmetic share the port that issues them.
 size_t port_of(Unit unit) { return static_cast<size_t>(unit == Unit::mfma ? Unit::valu : unit); }
-
-// A wave that waits until so many writes of a place have arrived; the clk of its loop.
-struct Waiter {
-  u32 wave, writes, clk;
-};
-
-// A place through which workgroups meet.
-struct Place {
-  std::vector<double> writes;                  // when each arrived, in the order of the recording
-  u32 arrived = 0;                             // so many of the first ones have
-  double since = 0;                            // … all of them
-  std::vector<Waiter> waiters;
-};
 
 struct Chance {
   double at;
@@ -534,7 +419,8 @@ class Engine {
     const double path = simd.lds_path.take(through - clk, static_cast<double>(bytes) / p_.lds_return_bytes);
     const double first = p_.lds_latency_clk - 256.0 / p_.lds_return_bytes;
     const bool meet = clk >= 4 * std::max(bytes / kBankRowBytes, 1u);
-    return std::max(std::max(through, path) + first, through - clk + (meet ? p_.lds_latency_clk + p_.lds_conflict_clk : 0));
+    const double met = meet ? p_.lds_latency_clk + p_.lds_conflict_clk : 0;
+    return std::max(std::max(through, path) + first, through - clk + met);
   }
 
   double scalar(WaveRun& w, u32 word, double now, const u64* payload) {
@@ -569,7 +455,7 @@ class Engine {
       if (word & kTells) {
         w.payload += 1 + *payload;
         const double there = done - (f.atomic ? p_.atomic_latency_clk : p_.l2_latency_clk) + one_way();
-        for (const u64 *one = payload + 1, *end = one + *payload; meetings_ && one != end; ++one) arrive_at(*one, there, now);
+        for (u64 n = 1; meetings_ && n <= *payload; ++n) arrive_at(payload[n], there, now);
         payload += 1 + *payload;
       }
     }

@@ -19,7 +19,7 @@ struct IssueFacts {
   bool stores = false, atomic = false, to_lds = false;
   bool passes_l1 = false, is_shared = false;   // sc1 or nt; sc1
   bool writes_back = false, forgets = false;   // buffer_wbl2, buffer_inv
-  bool meets = false;                          // reads or writes what other workgroups may write: sc1, atomics of integers
+  bool meets = false;                          // reads or writes what others may write: sc1, atomics of integers
   bool has_effects = false;                    // beyond registers: a loop that holds it does not only poll
   bool on_lgkm = false;                        // memory: counts on lgkmcnt
   u8 vmcnt = 63, lgkmcnt = 15;                 // s_waitcnt's

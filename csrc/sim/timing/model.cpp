@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Where workgroups can wait for one another or write one place, all are recorded and all eight XCDs replayed, as far as
-// the budget goes. Else the workgroups of one XCD stand for those of all eight: those of the XCD whose waves execute the
-// most, or when that is too much to record, numbers 0, 8, 16, … of the grid. When these are many, a few of its CUs stand
-// for all of them: windows of neighbouring workgroups are recorded, spread over the grid, each as many as
+// the budget goes. Else the workgroups of one XCD stand for those of all eight: those of the XCD whose waves execute
+// the most, or when that is too much to record, numbers 0, 8, 16, … of the grid. When these are many, a few of its CUs
+// stand for all of them: windows of neighbouring workgroups are recorded, spread over the grid, each as many as
 // these CUs hold, and the last one, at the grid's end, as full as the launch's last round of workgroups. The first one
 // tells how long a workgroup is, and with it how many CUs and rounds there can be. What the caches and the paths beyond
 // them give is cut down to the share of the modelled CUs.
@@ -22,7 +22,7 @@ namespace {
 
 constexpr u32 kFirstCus = 8;                   // whose workgroups are recorded before any length is known
 constexpr u64 kMostRounds = 24;                // rounds of workgroups on all CUs
-constexpr u64 kMostOfAll = 12'000'000;         // wave instructions to record in order to find the XCD with the most work
+constexpr u64 kMostOfAll = 12'000'000;         // wave instructions to record, to find the XCD with the most work
 
 struct State {
   std::mutex mutex;
@@ -39,7 +39,8 @@ class LaunchModel final : public LaunchObserver {
  public:
   LaunchModel(const Launch& launch, const ModelSettings& settings)
       : launch_(launch), settings_(settings), facts_(issue_facts(*launch.code, parameters_)), meets_(can_meet()),
-        recorder_(launch, facts_, meets_), occupancy_(occupancy(*launch.kernel, u64{launch.block[0]} * launch.block[1] * launch.block[2],
+        recorder_(launch, facts_, meets_),
+        occupancy_(occupancy(*launch.kernel, u64{launch.block[0]} * launch.block[1] * launch.block[2],
                              launch.lds_bytes)) {
     parameters_.clock_mhz = settings.clock_mhz;
     const u64 total = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
@@ -90,7 +91,8 @@ class LaunchModel final : public LaunchObserver {
       if (other.entry > kernel.entry) end = std::min(end, other.entry);
     }
     return std::any_of(launch_.code->insts.begin(), launch_.code->insts.end(), [&](const Inst& i) {
-      return i.pc >= kernel.entry && i.pc < end && (facts_[i.index].meets || (facts_[i.index].atomic && i.op->spec.cls != Class::ds));
+      const IssueFacts& f = facts_[i.index];
+      return i.pc >= kernel.entry && i.pc < end && (f.meets || (f.atomic && i.op->spec.cls != Class::ds));
     });
   }
 
@@ -204,7 +206,8 @@ class LaunchModel final : public LaunchObserver {
     if (rounds <= replayed || replayed < 2) return r.clk;
     std::vector<double> lengths(replayed);
     for (u64 n = 0; n < replayed * places; ++n) {
-      lengths[n / places] += (r.groups[n].end - r.groups[n].begin + parameters_.dispatch_clk) / static_cast<double>(places);
+      const double length = r.groups[n].end - r.groups[n].begin + parameters_.dispatch_clk;
+      lengths[n / places] += length / static_cast<double>(places);
     }
     const auto later = lengths.begin() + 1;
     const double round = std::accumulate(later, lengths.end(), 0.0) / static_cast<double>(replayed - 1);

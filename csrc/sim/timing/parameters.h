@@ -59,8 +59,8 @@ struct Parameters {
   // ---- beyond the L2
   u32 mall_latency_clk = 445;                  // published: 445 at 8-64 MB (SC25)
   u32 hbm_latency_clk = 776;                   // fitted to 861 at 550 MB (SC25), of which translation is the rest
-  // Translation of addresses, by CU. The reach and what a miss costs are fitted to a chase of 92 MB, 476 clk (SC25); they
-  // give 504 at 161 MB and 869 at 1.9 GB as well. Pages are taken to have been used before.
+  // Translation of addresses, by CU. The reach and what a miss costs are fitted to a chase of 92 MB, 476 clk (SC25);
+  // they give 504 at 161 MB and 869 at 1.9 GB as well. Pages are taken to have been used before.
   u64 page_bytes = 2 << 20;
   u32 translations = 32, translation_clk = 96;
   u32 memory_channels = 16;                    // for each XCD; white paper: 128 in all
@@ -68,7 +68,7 @@ struct Parameters {
   // What a load waits, on average, at a load of half of what memory gives; it grows as in a queue. Fitted to 1.97 TB/s
   // of 8 bytes a lane (SC25).
   double contention_clk = 50;
-  double turnaround_clk = 2.0;                   // a channel between reads and writes; fitted to scale, 3.97 (SC25)
+  double turnaround_clk = 2.0;                 // a channel between reads and writes; fitted to scale, 3.97 (SC25)
   u64 mall_bytes = u64{256} << 20;             // white paper; XCDs that run share it
   double mall_tb_per_s = 5.0;                  // published: 5.0 at 20-400 MB (SC25)
   double mall_write_tb_per_s = 5.61;           // published: 5.1 TiB/s (mt4g)

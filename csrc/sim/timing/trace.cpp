@@ -94,7 +94,7 @@ class WorkgroupRecorder final : public Observer {
   }
 
  private:
-  // A load that was executed and that nothing has followed but what can be left out: the wave polls when it comes again.
+  // A load that was executed and that nothing followed but what can be left out: the wave polls when it comes again.
   struct Poll {
     u32 inst;
     u64 first_line;

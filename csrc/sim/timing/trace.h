@@ -26,8 +26,8 @@ struct GlobalHeader {
 struct WaveTrace {
   std::vector<u32> code;                       // Inst::index, and kHasGlobal …
   // For each instruction with kHasGlobal: a GlobalHeader's bits, then lines: address / 128 << 2 | which halves. With
-  // kWaits: how many places of a meeting it has read << 32 | clk of a loop that polls, then a Seen for each. With kTells:
-  // how many it has written, then a Seen for each. With kHasLds: cycles of the banks | bytes << 32.
+  // kWaits: how many places of a meeting it has read << 32 | clk of a loop that polls, then seen() for each. With
+  // kTells: how many it has written, then seen() for each. With kHasLds: cycles of the banks | bytes << 32.
   std::vector<u64> payload;
 };
 
@@ -79,8 +79,8 @@ class Meetings {
   std::vector<std::vector<u32>> ends_;
 };
 
-// Records the workgroups of one launch that it is asked to. With `meets` all of them have to be, and the recording notes
-// which writes of others each has seen.
+// Records the workgroups of one launch that it is asked to. With `meets` all of them have to be, and the recording
+// notes which writes of others each has seen.
 class Recorder {
  public:
   Recorder(const Launch& launch, const std::vector<IssueFacts>& facts, bool meets)

@@ -21,7 +21,8 @@ _EXPECTED: dict[str, dict[str, tuple[float, str]]] = {
     "flag, round trip to another XCD": {"us": (1.44, "fleet")},
     "flag, round trip in an XCD": {"us": (1.20, "fleet")},
     "flag, round trip to another XCD under load": {"us": (6.76, "fleet")},
-    "clocks under load": {what: (modelling.sustained_mhz(operands, *busy), "sustained_mhz") for what, operands, *busy in (
+    "clocks under load": {
+        what: (modelling.sustained_mhz(operands, *busy), "sustained_mhz") for what, operands, *busy in (
         ("matrix bf16", "bf16", 1, 0), ("matrix fp16", "fp16", 1, 0), ("matrix fp8", "8-bit", 1, 0),
         ("matrix and exp", "bf16", 0.8, 0.8), ("vector", "", 0, 1), ("memory", "", 0, 0))}}
 

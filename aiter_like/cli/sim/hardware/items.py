@@ -35,8 +35,8 @@ def items(only: Sequence[str], kinds: Sequence[str]) -> list[Item]:
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.cli.sim.hardware.costs import costs
     from aiter_like.dispatch import OPS
-    from aiter_like.sim.validation.questions import questions
     from aiter_like.sim.validation.case import Flag
+    from aiter_like.sim.validation.questions import questions
     from aiter_like.sim.validation.unpublished import all_cases
 
     names = {QUESTION: [one.name for one in questions()], COST: list(costs()),
