@@ -102,8 +102,8 @@ def _is_small(op: Op, key: Mapping[str, Any], tokens: set[int]) -> bool:
 
 
 def gain(of: Mapping[str, float], error: float) -> float:
-    """By how much the best other backend would take less, where that is more than the model's error and, of Triton, more
-    than what its launches take the host longer; else 0.
+    """By how much the best other backend would take less, where that is more than the model's error and, of Triton,
+    more than what its launches take the host longer; else 0.
     """
     others = {name: us for name, us in of.items() if name != "own"}
     worth = [of["own"] / us - 1 for name, us in others.items() if name != "triton" or of["own"] - us > _LEAST_OF_TRITON]

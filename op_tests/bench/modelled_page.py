@@ -17,6 +17,8 @@ REASONS = {
     "rms_norm_quant fp8 5120 × 8192": "640 vectors on 512 lanes of two each: lanes of a row are a power of two",
     "rms_norm 4100 × 8192": "1,025 accesses of four elements on 1,024 lanes of two each",
     "reshape_and_cache shuffled fp8 +3 × 8192": "first and last tokens that fill no pack are stored byte by byte",
+    "reshape_and_cache shuffled bf16 +3 × 8192": "as fp8; channels turn between reads and writes",
+    "gemm_a16w16 16x": "start and end of a launch of 34 us, in which memory is busy for 85 %",
     "gemm_a16w16 64x": "448 workgroups for 304 units",
     "gemm_a8w8 1": "start and end of a launch of 17 us: arguments, scales, first tiles",
     "gemm_a8w8_blockscale": "start and end of a launch of 11 us: arguments, scales, first tiles",

@@ -174,7 +174,7 @@ def section(found: Sequence[Modelled]) -> list[str]:
     ratios, sums = whole_kernels.ratio_errors(found), whole_kernels.groups(found)
     text = ["## Whole kernels", "",
             f"Model version {modelling.version()}. Figures under \"modelled\" are not measured: they are times at the "
-            "clock that power", "leaves the kernel (`modelling.sustained_mhz`, whose figures come from none of these). The "
+            "clock that power", "leaves them (`modelling.sustained_mhz`; its figures come from none of them). The "
             "last two columns are the error at", "2100 MHz, and a ratio that needs no clock: how much a row's error "
             "differs from the geometric mean of its group and", "operands.", "",
             "| row | source | published, us | modelled, us | error | at 2100 MHz | ratio |",
@@ -187,7 +187,8 @@ def section(found: Sequence[Modelled]) -> list[str]:
     notes = dict.fromkeys(f"- {one.row.group.split()[0]}, {one.row.variant.split()[0]}: {one.note}."
                           for one in found if one.note)
     return [*text, "", *(f"- {_group(one)}." for one in sums), "", f"{errors_of(found)}.", "",
-            f"**{whole_kernels.verdict(sums)}**", "", "What ran, as the manifest says:", "", *notes, "", *_reasons(found)]
+            f"**{whole_kernels.verdict(sums)}**", "",
+            "What ran, as the manifest says:", "", *notes, "", *_reasons(found)]
 
 
 def _reasons(found: Sequence[Modelled]) -> list[str]:
