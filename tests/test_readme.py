@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The README is true and short: its Python runs, its files and commands exist; also the pages that its Python fills.
+"""The README and the page of the integrations are true: their Python runs, their files and commands exist; the README
+is short.
 
 aiter_like/sim/README.md has what is run in as_gpu() and in sessions.
 """
@@ -13,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from aiter_like import cli, env
+from aiter_like.integrations import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+INTEGRATIONS = Path(versions.__file__).parent
+ENGINES = (INTEGRATIONS / "README.md").read_text()
 LINES = 150
 
 
@@ -25,7 +29,8 @@ def test_it_fits_a_screen_or_two():
 
 
 @pytest.mark.parametrize("page, printed", (
-    ("README.md", r"flash_attn_fwd on gfx942"), ("aiter_like/sim/README.md", r"^\S*rms_norm\S* 1 [1-9]\d*$")))
+    ("README.md", r"flash_attn_fwd on gfx942"), ("aiter_like/sim/README.md", r"^\S*rms_norm\S* 1 [1-9]\d*$"),
+    ("aiter_like/integrations/README.md", r"aiter\.gemm_a8w8_mxfp8 is not served by aiter_like; use ")))
 def test_python_blocks_run(tmp_path, page, printed):
     """One after the other in one process, as a reader would type them, on the simulated MI300X."""
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
@@ -54,8 +59,23 @@ def test_make_targets_exist():
     assert set(re.findall(r"\bmake ([a-z]+)", README)) - {"for"} <= set(targets)
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"`aiter-like ([a-z-]+)", README))))
+@pytest.mark.parametrize("command", sorted({*re.findall(r"`aiter-like ([a-z-]+)", README),
+                                            *re.findall(r"aiter-like ([a-z-]+)", ENGINES)}))
 def test_commands_exist(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])
     assert stop.value.code == 0 and command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", sorted(versions.SUPPORTED))
+def test_versions_are_those_of_the_table(engine):
+    table = versions.SUPPORTED[engine]
+    row = f"| {table.first} to before {table.end} | {', '.join(table.seen)} |"
+    assert any(line.lower().startswith(f"| {engine} {row}") for line in ENGINES.splitlines()), f"| {engine} {row}"
+
+
+def test_links_point_at_pages_of_engines_that_are_there():
+    linked = re.findall(r"\]\(([^)]+)\)", ENGINES)
+    assert {"aiter/AITER.md", "vllm/README.md", "sglang/README.md", "TRANSFORMERS.md"} <= set(linked)
+    missing = [link for link in linked if not (INTEGRATIONS / link).exists()]
+    assert not missing
