@@ -47,7 +47,7 @@ RUN_BY = {  # the tests that run a page's Python, block after block; those of vL
         "AITER", "pages/ATTENTION", "pages/EXPERTS", "pages/MX_FORMATS", "pages/NORMS", "pages/OTHERS",
         "pages/PRODUCTS", "pages/ROPE")},
     **{f"op_tests/aiter_runs/{page}.md": HERE for page in ("H100", "README", "SIM", "SIM_TRITON")},
-    f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
+    f"{FOLDER}/README.md": "tests/test_readme.py",
     f"{FOLDER}/TRANSFORMERS.md": "tests/integrations/test_transformers_page.py",
     f"{FOLDER}/vllm/README.md": "tests/integrations/test_vllm.py",
     f"{FOLDER}/sglang/README.md": "tests/integrations/test_sglang.py"}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The README is true and short: its Python runs, its files and commands exist; also the pages that its Python fills.
+"""The README and the page of the integrations are true: their Python runs, their tables are those of the code; the
+README is short. test_pages.py asks every page for its links, files and commands.
 
 aiter_like/sim/README.md has what is run in as_gpu() and in sessions.
 """
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from aiter_like import cli, env
+from aiter_like import env
+from aiter_like.integrations import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+ENGINES = (ROOT / "aiter_like/integrations/README.md").read_text()
 LINES = 150
 
 
@@ -25,7 +28,8 @@ def test_it_fits_a_screen_or_two():
 
 
 @pytest.mark.parametrize("page, printed", (
-    ("README.md", r"flash_attn_fwd on gfx942"), ("aiter_like/sim/README.md", r"^\S*rms_norm\S* 1 [1-9]\d*$")))
+    ("README.md", r"flash_attn_fwd on gfx942"), ("aiter_like/sim/README.md", r"^\S*rms_norm\S* 1 [1-9]\d*$"),
+    ("aiter_like/integrations/README.md", r"aiter\.gemm_a8w8_mxfp8 is not served by aiter_like; use ")))
 def test_python_blocks_run(tmp_path, page, printed):
     """One after the other in one process, as a reader would type them, on the simulated MI300X."""
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
@@ -42,20 +46,8 @@ def test_table_of_environment_variables_is_the_registry():
     assert written == rows, "the table should read:\n" + "\n".join(rows)
 
 
-def test_named_files_exist():
-    named = set(re.findall(r"\b((?:aiter_like|csrc|hsa|configs|tests|op_tests)/[\w./]+)(?=[\s`),;])", README))
-    assert len(named) > 5
-    missing = [name for name in named if not (ROOT / name).exists()]
-    assert not missing
-
-
-def test_make_targets_exist():
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(re.findall(r"\bmake ([a-z]+)", README)) - {"for"} <= set(targets)
-
-
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"`aiter-like ([a-z-]+)", README))))
-def test_commands_exist(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([command, "--help"])
-    assert stop.value.code == 0 and command in capsys.readouterr().out
+@pytest.mark.parametrize("engine", sorted(versions.SUPPORTED))
+def test_versions_are_those_of_the_table(engine):
+    table = versions.SUPPORTED[engine]
+    row = f"| {table.first} to before {table.end} | {', '.join(table.seen)} |"
+    assert any(line.lower().startswith(f"| {engine} {row}") for line in ENGINES.splitlines()), f"| {engine} {row}"

@@ -308,21 +308,3 @@ def test_only_integrations_import_an_engine():
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             faults += [f"{name}:{node.lineno}" for module in modules if module.split(".")[0] in ENGINES]
     assert not faults, "\n".join(faults)
-
-
-def test_import_starts_nothing():
-    """No process, no thread, no GPU, no Triton, no pandas: `import aiter_like` costs what its files cost."""
-    code = """
-import sys, subprocess, threading, torch
-before = set(sys.modules)
-def refuse(*args, **kwargs): raise AssertionError(f"import started {args}")
-subprocess.Popen.__init__ = refuse
-threads = threading.active_count()
-import aiter_like
-heavy = {name.split(".")[0] for name in set(sys.modules) - before} & {
-    "triton", "pandas", "transformers", "ninja", "pytest", "hypothesis"}
-assert not heavy, heavy
-assert not torch.cuda.is_initialized() and threading.active_count() == threads
-"""
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr

@@ -4,6 +4,7 @@
 import logging
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -309,11 +310,8 @@ class TestPlans:
                 if not torch.equal(run(op, x), x * 3):
                     wrong.append((seed, step))
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(1, 5)))
         assert not wrong
 
 

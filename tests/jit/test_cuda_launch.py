@@ -4,7 +4,7 @@
 import ctypes
 import struct
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -129,11 +129,8 @@ def test_a_grid_of_nothing_starts_nothing(driver):
 def test_launches_under_way_together_have_memory_of_their_own(driver):
     start = _starter(driver, _kernel("i32"), (4,))
     ctypes.c_int.in_dll(driver, "awaited").value = 4
-    threads = [threading.Thread(target=start, args=(1, 1, 1, number)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: start(1, 1, 1, number), range(4)))
     assert sorted(launch.arguments[0][0] for launch in _launches(driver)) == [0, 1, 2, 3]
     start(1, 1, 1, 9)
     assert _launches(driver)[4].arguments[0][0] == 9

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jit_project import counting_clang, fake_compiler, forget
@@ -45,12 +45,8 @@ def test_killed_builders_do_no_harm(tmp_path):
 
 
 def test_threads_of_one_process(fake, project, tmp_path):
-    paths = []
-    threads = [threading.Thread(target=lambda: paths.append(load_or_build(project.spec()))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(load_or_build, [project.spec()] * 4))
     assert len(set(paths)) == 1 and len(paths) == 4 and fake.runs() == 2
 
 
@@ -62,9 +58,6 @@ def test_independent_modules_build_in_parallel(project, tmp_path, monkeypatch):
     compiler.path.write_text(text.replace("echo run >>", rendezvous + "echo run >>"))
     monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", str(compiler.path))
     forget()
-    threads = [threading.Thread(target=load_or_build, args=(project.spec(name=name),)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(load_or_build, [project.spec(name=name) for name in ("a", "b")]))
     assert compiler.runs() == 4

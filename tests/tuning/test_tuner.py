@@ -8,8 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import planted
@@ -264,11 +264,8 @@ def test_many_writers_lose_no_row(tmp_path):
         for rows in range(start, start + 10):
             writer.update(path, op, [row(rows)])
 
-    threads = [threading.Thread(target=write, args=(10 * index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(0, 40, 10)))
     assert [int(line.split(",")[2]) for line in path.read_text().splitlines()[1:]] == list(range(40))
     assert list(tmp_path.glob(".tuned-*")) == []
 
