@@ -88,10 +88,18 @@ class Session:
 
 
 def checking() -> bool:
-    """Whether calls must say which memory is whose: a block of the simulator is open, or a checker on. Sessions without
-    counters or model ask for it, too, so that all of them place and allocate tensors alike.
+    """Whether calls must say which memory is whose: a checker is on, or the counters or the cycle model, which place
+    tensors as a GPU would.
     """
-    return bool(current.recorder or current.blocks or default_settings().checks)
+    if current.recorder:
+        return True
+    checks = default_settings().checks
+    for block in current.blocks:  # Each operator's call asks, so that it is no more than this.
+        if block.counts is not None or block.cycles is not None:
+            return True
+        if block.settings:
+            checks = block.settings.checks
+    return bool(checks)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import torch
 from aiter_like import sim
 from aiter_like.dispatch import OPS
 
-MODELLED_US = {("renorm_probs", "top_k"): 26.0, ("renorm_probs", "top_p"): 32.0,
-               ("sampling_from_probs", "top_k"): 25.0, ("sampling_from_probs", "top_p"): 30.5,
+MODELLED_US = {("renorm_probs", "top_k"): 33.5, ("renorm_probs", "top_p"): 42.0,
+               ("sampling_from_probs", "top_k"): 31.5, ("sampling_from_probs", "top_p"): 39.0,
                ("sampling_from_probs", "none"): 7.6}
 """Of 8 rows of 128,256 fp32 at 2100 MHz, all launches together: at most."""
 

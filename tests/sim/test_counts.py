@@ -5,7 +5,6 @@ limit.
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import numpy as np
@@ -18,7 +17,6 @@ from hip_runtime import runtime
 import aiter_like
 from aiter_like import cli, sim
 from aiter_like.sim import counting
-from aiter_like.sim.session import calls_watched
 from aiter_like.sim.validation.kernels import Kernel, arguments, name_of
 from aiter_like.sim.validation.kernels import code_object as code_object_of
 
@@ -241,21 +239,6 @@ def test_the_fixture(sim_counts):
         aiter_like.rms_norm(x, weight, 1e-6, backend="hip")
         assert len(sim_counts()) == calls
     assert sim_counts()[0]["totals"]["lds_conflict_clk"] == 0
-
-
-def test_every_session_places_tensors_alike():
-    """Calls tell of their tensors, and allocate, in a session without counters or model as with them."""
-    told: list[str] = []
-
-    def look(name: str, args: tuple) -> contextlib.AbstractContextManager:
-        told.append(name)
-        return contextlib.nullcontext()
-
-    x, weight = torch.randn(4, 256), torch.randn(256)
-    for options in ({}, {"counters": True}, {"model": "whole"}, {"checks": True}):
-        with sim.enabled(**{"checks": False, **options}), calls_watched(look):
-            aiter_like.rms_norm(x, weight, 1e-6)
-    assert told == told[:1] * len(told) and len(told) % 4 == 0 and told
 
 
 def test_modelled_time_does_not_depend_on_the_hosts_memory():

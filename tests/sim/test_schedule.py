@@ -14,6 +14,7 @@ from mutants import instructions, replaced
 
 import aiter_like
 from aiter_like import sim
+from aiter_like.sim import modelling
 
 SOURCE = """
 __device__ int load(const int* p) { return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT); }
@@ -63,11 +64,11 @@ def forgotten_errors():
     sim.load().hipGetLastError()
 
 
-def launch(kernel: str, groups: int, out_dwords: int, **settings) -> np.ndarray:
-    """`kernel(flags, out, groups)` with 128 lanes per workgroup; gives `out`."""
+def launch(kernel: str, groups: int, out_dwords: int, ready: int = 0, **settings) -> np.ndarray:
+    """`kernel(flags, out, groups)` with 128 lanes per workgroup, of whose flags `ready` are set; gives `out`."""
     hip, out = runtime(), np.zeros(out_dwords, np.int32)
     with hip.module(code_object(SOURCE)) as module, hip.memory() as memory:
-        flags, data = memory.upload(np.zeros(groups + 1, np.int32)), memory.upload(out)
+        flags, data = memory.upload((np.arange(groups + 1) < ready).astype(np.int32)), memory.upload(out)
         with sim.enabled(**{"checks": False, **settings}):
             hip.launch(module.function(kernel), groups, 128, 0, (flags, data, groups))
         memory.download(data, out)
@@ -123,7 +124,10 @@ def test_a_deadlock_names_every_waiting_wave(threads, seed):
 
 def test_a_sample_of_workgroups_that_wait_for_one_another_says_so():
     with pytest.raises(HipError, match='deadlock(?s:.)*left out(?s:.)*model="whole"'):
-        launch("chain_spin", 4000, 4000 * 128, model="sample")
+        with modelling.modelled([], sample=True, budget=1):
+            launch("chain_spin", 4000, 4000 * 128, ready=64)
+    # A budget that holds all of them leaves none out.
+    assert launch("chain_spin", 60, 60 * 128, model="sample")[-1] == 127
     assert (launch("chain_spin", 60, 60 * 128, model="whole")[:128] == 59 + np.arange(128)).all()
 
 

@@ -23,6 +23,7 @@ namespace {
 constexpr u32 kFirstCus = 8;                   // whose workgroups are recorded before any length is known
 constexpr u64 kMostRounds = 24;                // rounds of workgroups on all CUs
 constexpr u64 kMostOfAll = 12'000'000;         // wave instructions to record, to find the XCD with the most work
+constexpr u64 kMostBytes = u64{2} << 30;       // of recordings of all XCDs
 
 struct State {
   std::mutex mutex;
@@ -75,8 +76,8 @@ class LaunchModel final : public LaunchObserver {
  private:
   // Workgroups are asked about in the order of their numbers.
   bool wanted(u64 number) {
-    if (takes_all_ && recorder_.instructions() < most_) return true;
-    takes_all_ = false;
+    if (takes_all_ && recorder_.instructions() < most_ && recorder_.bytes() < kMostBytes) return true;
+    if (std::exchange(takes_all_, false)) recorder_.leave_first_xcd(parameters_.xcds);
     if (number % parameters_.xcds) return false;
     const u64 at = number / parameters_.xcds;
     while (at >= until_ && next_window()) {}

@@ -14,6 +14,7 @@
 namespace sim::timing {
 
 constexpr u64 kPageBytes = 2 << 20;            // as the device's translation has them
+constexpr u32 kMostPasses = 1024;              // of a loop that reads what nobody has written, that are kept
 
 class WorkgroupRecorder final : public Observer {
  public:
@@ -100,6 +101,8 @@ class WorkgroupRecorder final : public Observer {
     u64 first_line;
     size_t code, payload;                      // its place in the trace
     u32 clk = 0;                               // of the loop, known when it has come again
+    u32 passes = 0;                            // that saw nobody's write
+    size_t last_code = 0, last_payload = 0;    // the place of the latest of them
   };
 
   u64 writer(const Wave& w) const { return trace_.number << 8 | static_cast<u64>(w.id); }
@@ -155,14 +158,20 @@ class WorkgroupRecorder final : public Observer {
     if (before->clk == 0) {
       for (size_t k = before->code; k < at; ++k) before->clk += to_.facts_[trace.code[k] & kIndexBits].wave_clk;
     }
-    if (read_.empty()) return 0;               // nobody has written there: it may be data
+    // Where nobody has written it may be data, and passes stay; but a wait may be long, and its first write late.
+    if (read_.empty() && ++before->passes <= kMostPasses) {
+      before->last_code = at, before->last_payload = payload_begin_;
+      return 0;
+    }
     const Poll found = *before;
+    const size_t from = read_.empty() ? found.last_code : found.code;
+    const size_t payload_from = read_.empty() ? found.last_payload : found.payload;
     const auto code = trace.code.begin();
     const auto payload = trace.payload.begin();
-    trace.code.erase(code + static_cast<long>(found.code), code + static_cast<long>(at));
-    trace.payload.erase(payload + static_cast<long>(found.payload), payload + static_cast<long>(payload_begin_));
-    std::erase_if(polls, [&](const Poll& p) { return p.code > found.code; });
-    return found.clk;
+    trace.code.erase(code + static_cast<long>(from), code + static_cast<long>(at));
+    trace.payload.erase(payload + static_cast<long>(payload_from), payload + static_cast<long>(payload_begin_));
+    std::erase_if(polls, [&](const Poll& p) { return p.code > from; });
+    return read_.empty() ? 0 : found.clk;
   }
 
   Workgroup& group_;
@@ -289,8 +298,18 @@ std::vector<WorkgroupTrace> Recorder::take() {
 void Recorder::add(WorkgroupTrace trace) {
   const std::lock_guard lock(mutex_);
   ++groups_;
-  for (const WaveTrace& wave : trace.waves) instructions_ += wave.code.size();
+  for (WaveTrace& wave : trace.waves) {
+    wave.code.shrink_to_fit();
+    wave.payload.shrink_to_fit();
+    instructions_ += wave.code.size();
+    bytes_ += wave.code.size() * sizeof wave.code[0] + wave.payload.size() * sizeof wave.payload[0];
+  }
   done_.push_back(std::move(trace));
+}
+
+void Recorder::leave_first_xcd(u32 xcds) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(done_, [&](const WorkgroupTrace& group) { return group.number % xcds != 0; });
 }
 
 }  // namespace sim::timing

@@ -90,8 +90,11 @@ class Recorder {
   // The recorded workgroups by their number, with addresses that do not depend on the process; the recorder is empty
   // after it.
   std::vector<WorkgroupTrace> take();
+  // Forgets the workgroups that are not of XCD 0 of so many.
+  void leave_first_xcd(u32 xcds);
   // Totals of the workgroups that have ended.
   u64 instructions() const { return instructions_; }
+  u64 bytes() const { return bytes_; }
   u64 groups() const { return groups_; }
   std::vector<std::vector<u32>> ends() const { return meetings_.ends(); }
 
@@ -104,7 +107,7 @@ class Recorder {
   const bool meets_;
   Meetings meetings_;
   std::mutex mutex_;
-  u64 instructions_ = 0, groups_ = 0;
+  u64 instructions_ = 0, groups_ = 0, bytes_ = 0;
   std::vector<WorkgroupTrace> done_;
 };
 
