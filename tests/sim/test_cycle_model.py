@@ -176,6 +176,7 @@ def test_a_sample_stands_for_the_whole_and_leaves_the_rest_undone():
     alone = 40 * 16 * 40 * 16
     assert alone <= sample["modelled_clk"] < 1.15 * alone
     assert sample["busy"]["matrix"] > 0.85
+    assert 0 < sample["sample_error"] < 0.05, "equal workgroups"
 
 
 # Each workgroup has 256 KB of its own.
