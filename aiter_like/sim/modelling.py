@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aiter_like import paths
@@ -91,6 +91,14 @@ def version() -> str:
     modelled rows are checked against it on machines that never run the model.
     """
     return re.search(r'kModelVersion = "([^"]+)"', (paths.csrc() / "sim/timing/parameters.h").read_text())[1]
+
+
+def busy_shares(launches: Sequence[Mapping]) -> tuple[float, float]:
+    """The shares of the launches' modelled time in which the matrix and the vector units work."""
+    total = sum(one["modelled_us"] for one in launches)
+    matrix, vector = (sum(one["modelled_us"] * one["busy"][unit] for one in launches) / total
+                      for unit in ("matrix", "vector"))
+    return matrix, vector
 
 
 def sustained_mhz(operands: str, matrix_busy: float, vector_busy: float) -> float:

@@ -118,8 +118,8 @@ class Pairs {
     return result;
   }
 
-  int32_t expert_ = 0;  // of all pairs, where they share one
-  uint32_t count_ = 0;  // of pairs that are added up
+  int32_t expert_ = 0;  // Pairs that share an expert have this one.
+  uint32_t count_ = 0;  // This many pairs are added up.
   Row rows_[kOwn];
 
  public:

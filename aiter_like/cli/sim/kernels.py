@@ -88,20 +88,19 @@ def modelled(folder: Path, rows: Sequence[Published]) -> Iterator[Modelled]:
             continue
         try:
             peaks = [_run(folder, row, run, modelling.PEAK_MHZ) for run in entry["runs"]]
-            matrix, vector = (statistics.mean(shares) for shares in zip(*(busy for _, busy in peaks)))
+            matrix, vector = (statistics.mean(shares) for shares in zip(*map(modelling.busy_shares, peaks)))
             clock = modelling.sustained_mhz(row.operands, matrix, vector)
-            times = [statistics.geometric_mean(us for us, _ in found) for found in
-                     ([_run(folder, row, run, clock) for run in entry["runs"]], peaks)]
+            own = peaks if clock == modelling.PEAK_MHZ else [_run(folder, row, run, clock) for run in entry["runs"]]
+            times = [statistics.geometric_mean(sum(one["modelled_us"] for one in launches) for launches in found)
+                     for found in (own, peaks)]
         except (SimulatorError, ValueError) as error:
             yield Modelled(row, why_not=f"failed: {error}", failed=True)
             continue
         yield Modelled(row, *times, clock, note=entry.get("note", ""))
 
 
-def _run(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], clock_mhz: float) -> tuple[float, list[float]]:
-    """Modelled time of a run's launches, one after the other, and the shares of it in which the matrix and the vector
-    units work.
-    """
+def _run(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], clock_mhz: float) -> list[dict]:
+    """The modelled launches of a run, which follow one another."""
     from aiter_like import sim
 
     launches = []
@@ -115,9 +114,7 @@ def _run(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], clock_m
         with sim.enabled(checks=False, model="sample", clock_mhz=clock_mhz) as session:
             sim.launch(code.image, kernel.name, grid, block, shared, spec.steps[0].kernargs(kernel, spec.buffers))
             launches += session.modelled
-    total = sum(one["modelled_us"] for one in launches)
-    return total, [sum(one["modelled_us"] * one["busy"][unit] for one in launches) / total
-                   for unit in ("matrix", "vector")]
+    return launches
 
 
 def lines(found: Sequence[Modelled]) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What times the two sides of a row: the cycle model, all workgroups replayed, or the events of a real device."""
+"""Times the two sides of a row: by the cycle model, all workgroups replayed, or by the events of a real device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock(Protocol):
         """The tensors where this clock's calls want them."""
 
     def error(self, row: Row) -> float:
-        """By how much a time may be off."""
+        """The relative error of a time."""
 
     def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], float | None]:
         """Each call's time in us, and the clock of them all in MHz, None where the device has its own; with `is_whole`
@@ -58,14 +58,14 @@ class ModelClock:
 
     def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], float]:
         """See Clock. The clock is the one that power leaves to the first call, ours, unless one is given."""
-        mhz = self._mhz
+        ours, mhz = [], self._mhz
         if mhz is None:
-            found = self._launches(calls[0], modelling.PEAK_MHZ, not is_whole)
-            total = sum(one["modelled_us"] for one in found)
-            matrix, vector = (sum(one["modelled_us"] * one["busy"][unit] for one in found) / total
-                              for unit in ("matrix", "vector"))
-            mhz = modelling.sustained_mhz(row.family.operands, matrix, vector)
-        return [sum(one["modelled_us"] for one in self._launches(call, mhz, not is_whole)) for call in calls], mhz
+            ours = self._launches(calls[0], modelling.PEAK_MHZ, not is_whole)
+            mhz = modelling.sustained_mhz(row.family.operands, *modelling.busy_shares(ours))
+        if not ours or mhz != modelling.PEAK_MHZ:
+            ours = self._launches(calls[0], mhz, not is_whole)
+        each = [ours, *(self._launches(call, mhz, not is_whole) for call in calls[1:])]
+        return [sum(one["modelled_us"] for one in launches) for launches in each], mhz
 
     def _launches(self, call: Callable[[], Any], mhz: float, sample: bool) -> list[dict]:
         import torch
@@ -100,7 +100,7 @@ class DeviceClock:
         return tensors.on_device(made, self._place)
 
     def error(self, row: Row) -> float:
-        """What the tuner takes for no difference."""
+        """The difference that the tuner takes for none."""
         return self._clock.least_gain / 100
 
     def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], None]:

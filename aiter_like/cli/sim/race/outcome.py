@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What came of a row: two times, or why there is none; wins, ties, losses; families; whether results are the same."""
+"""The outcome of a row: two times, or why there is none; wins, ties, losses; families; and how results differ."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def text(pattern: str, sizes: Mapping[str, Any]) -> str:
 
 
 def folder() -> Path:
-    """Where the data files are."""
+    """The folder of the data files."""
     return paths.configs() / "race"
 
 

@@ -59,7 +59,7 @@ def ours(row: Row, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> C
 
 
 def explained(row: Row, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Which backends and kernels serve our call: "ck flash_attn_fwd_hip[…]", for each of its operators."""
+    """The backends and kernels that serve our call: "ck flash_attn_fwd_hip[…]", for each of its operators."""
     import torch
 
     import aiter_like
