@@ -149,6 +149,7 @@ def _flash_attn_backward(
     and `how_v3_bf16_cvt`, which choose among AITER's kernels.
 
     Args:
+        dout, q, k, v, out: of any strides.
         dq, dk, dv: written, each where it is given.
         dbias: must be None: no kernel has the derivative.
         sink: fp32 [num_heads] or [batch, num_heads].
@@ -157,7 +158,7 @@ def _flash_attn_backward(
     Returns:
         fp32 [batch, num_heads, seqlen_q]: (1 − dropout_p) · Σ dout · out of each row.
     """
-    return mha_bwd(dout, q, k, v, out, softmax_lse, dropout_p, softmax_scale, causal, window_size_left,
+    return mha_bwd(*_with_rows(dout, q, k, v, out), softmax_lse, dropout_p, softmax_scale, causal, window_size_left,
                    window_size_right, deterministic, dq, dk, dv, dbias, bias, alibi_slopes, rng_state, None, sink,
                    d_sink)[3]
 
@@ -181,6 +182,28 @@ def mha_bwd(
         bias=_four_dimensional(bias))
 
 
+def _flash_attn_varlen_backward(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+        dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+        window_size_right: int, alibi_slopes: Tensor | None, deterministic: bool, rng_state: Tensor | None = None,
+        is_v3_atomic_fp32: bool | None = True, how_v3_bf16_cvt: int | None = AITER_ROUNDING,
+        zero_tensors: bool = False, cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_k_padded: Tensor | None = None, sink: Tensor | None = None, d_sink: Tensor | None = None) -> Tensor:
+    """The derivative of `_flash_attn_varlen_forward`; as `_flash_attn_backward`.
+
+    Args:
+        zero_tensors: rows of no sequence become 0.
+
+    Returns:
+        fp32 [num_heads, total_q].
+    """
+    return mha_varlen_bwd(
+        *_with_rows(dout, q, k, v, out), softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        dropout_p, softmax_scale, zero_tensors, causal, window_size_left, window_size_right, deterministic, dq, dk, dv,
+        alibi_slopes, rng_state, None, cu_seqlens_q_padded, cu_seqlens_k_padded, sink, d_sink)[3]
+
+
 @aiter("aiter aiter.ops.mha")
 def mha_varlen_bwd(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor,
@@ -190,7 +213,7 @@ def mha_varlen_bwd(
         alibi_slopes: Tensor | None = None, rng_state: Tensor | None = None, gen: torch.Generator | None = None,
         cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
         sink: Tensor | None = None, d_sink: Tensor | None = None) -> _Four:
-    """The derivative of `_flash_attn_varlen_forward`: (dq, dk, dv, Σ dout · out, [num_heads, total_q])."""
+    """`_flash_attn_varlen_backward`, with new tensors where none are given: (dq, dk, dv, Σ dout · out)."""
     op = "mha_varlen_bwd"
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "v", v, rank=3)
@@ -313,6 +336,11 @@ def _four(out: Tensor, lse: Tensor | None, rng_state: Tensor | None, randval: Te
             out.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state)
 
 
+def _with_rows(*tensors: Any) -> list[Any]:
+    """The tensors, those copied whose last dimension is not contiguous, as that of a sum's derivative is."""
+    return [x.contiguous() if isinstance(x, Tensor) and x.ndim and x.stride(-1) != 1 else x for x in tensors]
+
+
 def _four_dimensional(bias: Tensor | None) -> Tensor | None:
     """A bias of one matrix, which is for every sequence and head, as the operators take it."""
     return bias[None, None] if isinstance(bias, Tensor) and bias.ndim == 2 else bias
@@ -331,6 +359,8 @@ def refuse(op: str, beside: str, **asked: bool) -> None:
 
 flash_attn_forward = public("_flash_attn_forward", _flash_attn_forward)
 flash_attn_varlen_forward = public("_flash_attn_varlen_forward", _flash_attn_varlen_forward)
+flash_attn_backward = public("_flash_attn_backward", _flash_attn_backward)
+flash_attn_varlen_backward = public("_flash_attn_varlen_backward", _flash_attn_varlen_backward)
 mha_fwd, mha_varlen_fwd = public("mha_fwd", mha_fwd), public("mha_varlen_fwd", mha_varlen_fwd)
 mha_bwd, mha_varlen_bwd = public("mha_bwd", mha_bwd), public("mha_varlen_bwd", mha_varlen_bwd)
 fmha_fwd_bf16_opus_fwd = public("fmha_fwd_bf16_opus_fwd", fmha_fwd_bf16_opus_fwd)
