@@ -67,6 +67,13 @@ def test_against_float64(device, name):
         assert all(map(torch.equal, new[:3], call.gradients))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_in_any_order(device, name):
+    call = call_of(device, name)
+    by_name(name, call, deterministic=False)
+    check_attention_gradients(call)
+
+
 @pytest.mark.parametrize("name", ["_flash_attn_backward", "mha_bwd"])
 def test_bias_and_dropout(device, name):
     """A matrix for all sequences and heads, [seqlen_q, seqlen_k]."""

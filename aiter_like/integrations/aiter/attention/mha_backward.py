@@ -36,13 +36,14 @@ def _flash_attn_backward(
         alibi_slopes: Tensor | None, deterministic: bool, rng_state: Tensor | None = None,
         is_v3_atomic_fp32: bool | None = True, how_v3_bf16_cvt: int | None = AITER_ROUNDING,
         sink: Tensor | None = None, d_sink: Tensor | None = None) -> Tensor:
-    """The derivative of `_flash_attn_forward`; its results repeat bit for bit and do not depend on `is_v3_atomic_fp32`
-    and `how_v3_bf16_cvt`, which choose among AITER's kernels.
+    """The derivative of `_flash_attn_forward`; its results do not depend on `is_v3_atomic_fp32` and `how_v3_bf16_cvt`,
+    which choose among AITER's kernels.
 
     Args:
         dout, q, k, v, out: of any strides.
         dq, dk, dv: written, each where it is given.
         dbias: must be None: no kernel has the derivative.
+        deterministic: results repeat bit for bit; else `dq` may differ in its last bits.
         sink: fp32 [num_heads], or [batch, num_heads] of less than 4096 in size.
         d_sink: fp32 [num_heads], to which the derivative of `sink` is added, of all sequences.
 
@@ -69,8 +70,8 @@ def mha_bwd(
     refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
     return _backward(
         op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, len(q), (window_size_left, window_size_right), is_causal,
-        dropout_p, rng_state, sink, d_sink, max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1],
-        softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, bias=four_dimensional(bias))
+        dropout_p, rng_state, sink, d_sink, deterministic=bool(deterministic), max_seqlen_q=q.shape[1],
+        max_seqlen_k=v.shape[1], softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, bias=four_dimensional(bias))
 
 
 def _flash_attn_varlen_backward(
@@ -116,12 +117,12 @@ def mha_varlen_bwd(
     return _backward(
         op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, len(cu_seqlens_q) - 1,
         (window_size_left, window_size_right), is_causal, dropout_p, rng_state, sink, d_sink, zero_tensors,
-        softmax_scale=softmax_scale, **lengths)
+        deterministic=bool(deterministic), softmax_scale=softmax_scale, **lengths)
 
 
 def check_kernel_options(op: str, is_v3_atomic_fp32: bool | None, how_v3_bf16_cvt: int | None) -> None:
     """Checks what chooses among AITER's kernels, and changes none of our results."""
-    if is_v3_atomic_fp32 is not None:
+    if is_v3_atomic_fp32 is not None and not (isinstance(is_v3_atomic_fp32, int) and is_v3_atomic_fp32 in (0, 1)):
         check.flag(op, "is_v3_atomic_fp32", is_v3_atomic_fp32)
     check.choice(op, "how_v3_bf16_cvt", rounding_or_default(how_v3_bf16_cvt), (0, 1, 2))
 
