@@ -41,9 +41,14 @@ FlashTensor bytes_of_heads(Match& match, const Tensor& tensor, const Shape& shap
 /// The lengths of `batch` sequences into a kernel's arguments.
 template <class Args>
 void take_lengths(Match& match, Args& args, int64_t batch, const OptionalTensor& cu_seqlens_q,
-                  const OptionalTensor& cu_seqlens_k, const OptionalTensor& seqlens_k) {
+                  const OptionalTensor& cu_seqlens_k) {
   args.cu_seqlens_q = match.take<const int32_t>(cu_seqlens_q, {batch + 1}, "cu_seqlens_q");
   args.cu_seqlens_k = match.take<const int32_t>(cu_seqlens_k, {batch + 1}, "cu_seqlens_k");
+}
+template <class Args>
+void take_lengths(Match& match, Args& args, int64_t batch, const OptionalTensor& cu_seqlens_q,
+                  const OptionalTensor& cu_seqlens_k, const OptionalTensor& seqlens_k) {
+  take_lengths(match, args, batch, cu_seqlens_q, cu_seqlens_k);
   args.seqlens_k = match.take<const int32_t>(seqlens_k, {batch}, "seqlens_k");
 }
 

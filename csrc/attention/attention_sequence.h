@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: MIT
-// What one workgroup of attention works on: the rows and keys of its sequence, which keys a row sees, and which blocks
-// of keys that makes.
+// What one workgroup of attention works on: tensors, the rows and keys of its sequence, which keys a row sees, and which
+// blocks of keys that makes.
 #pragma once
 
 #include "aiter_like/gpu.h"
 
 namespace aiter_like {
+
+/// A tensor of a launch; strides are in bytes.
+struct FlashAttnTensor {
+  const void* data;
+  int64_t batch, row, head;
+};
 
 __device__ inline int clamped(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 

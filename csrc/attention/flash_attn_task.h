@@ -11,12 +11,6 @@
 
 namespace aiter_like {
 
-/// A tensor of a launch; strides are in bytes.
-struct FlashAttnTensor {
-  const void* data;
-  int64_t batch, row, head;
-};
-
 /// The arguments of a launch. A varlen launch has `batch` sequences of different lengths behind one another in one
 /// tensor.
 struct FlashAttnArgs {

@@ -8,7 +8,7 @@ from seeded import numbers
 import aiter_like as aiter
 from aiter_like import sim
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.attention import mha, mha_backward
 from aiter_like.integrations.aiter.attention import mha_raw as raw
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fnuz
@@ -77,7 +77,7 @@ def test_packed(is_padded):
     result = aiter.flash_attn_varlen_func(*leaves, *starts, 6, 8, softmax_scale=SCALE, causal=True,
                                           cu_seqlens_q_padded=padded[0], cu_seqlens_k_padded=padded[1])
     result.backward(dout)
-    *grads, sums = mha.mha_varlen_bwd(
+    *grads, sums = mha_backward.mha_varlen_bwd(
         dout, q, k, v, found[0], found[1], *starts, 6, 8, 0.0, SCALE, False, True, -1, 0, False,
         cu_seqlens_q_padded=padded[0], cu_seqlens_k_padded=padded[1])
     keys = [*range(7), *range(8, 14)] if is_padded else range(13)
@@ -106,7 +106,8 @@ def test_backward(sinks):
     aiter.flash_attn_func(*leaves, softmax_scale=SCALE, causal=True).backward(dout)
     sink = {"none": None, "of heads": sink[0], "of sequences": sink}[sinks]
     d_sink = None if sink is None else torch.ones(4)
-    *grads, sums = mha.mha_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True, sink=sink, d_sink=d_sink)
+    *grads, sums = mha_backward.mha_bwd(
+        dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True, sink=sink, d_sink=d_sink)
     for mine, leaf in zip(grads, leaves):
         torch.testing.assert_close(mine, leaf.grad, rtol=2e-2, atol=2e-2)
     rows = (dout.double() * out.double()).sum(-1).transpose(1, 2)
@@ -124,7 +125,7 @@ def test_dropout():
     other = forward(q, k, v, causal=False)
     assert torch.equal(lse, other[1]) and not torch.equal(out, other[0])
     dout = numbers(2, 9, 4, 32, seed=3)
-    *_, dv, sums = mha.mha_bwd(dout, q, k, v, out, lse, 0.25, SCALE, False, -1, -1, True, rng_state=state)
+    *_, dv, sums = mha_backward.mha_bwd(dout, q, k, v, out, lse, 0.25, SCALE, False, -1, -1, True, rng_state=state)
     torch.testing.assert_close((dv.double() * v.double()).sum(), (dout.double() * out.double()).sum(), rtol=3e-2,
                                atol=0.5)  # both are Σ dout · P v
     torch.testing.assert_close(sums, 0.75 * (dout.float() * out.float()).sum(-1).transpose(1, 2))
@@ -194,11 +195,11 @@ def test_refusals():
             ("mha_fwd: no backend supports gen", UnsupportedError, lambda: mha.mha_fwd(
                 q, k, v, 0.0, SCALE, True, -1, 0, 0, True, False, gen=torch.Generator())),
             ("mha_bwd: no backend supports dbias", UnsupportedError,
-             lambda: mha.mha_bwd(q, q, k, v, out, lse, *options, dbias=q)),
-            ("mha_bwd: dout must have shape", ValueError, lambda: mha.mha_bwd(k, q, k, v, out, lse, *options)),
+             lambda: mha_backward.mha_bwd(q, q, k, v, out, lse, *options, dbias=q)),
+            ("mha_bwd: dout must have shape", ValueError, lambda: mha_backward.mha_bwd(k, q, k, v, out, lse, *options)),
             ("mha_bwd: sink must be a tensor", TypeError,
-             lambda: mha.mha_bwd(q, q, k, v, out, lse, *options, d_sink=torch.zeros(4))),
-            ("mha_bwd: sink must have shape", ValueError, lambda: mha.mha_bwd(
+             lambda: mha_backward.mha_bwd(q, q, k, v, out, lse, *options, d_sink=torch.zeros(4))),
+            ("mha_bwd: sink must have shape", ValueError, lambda: mha_backward.mha_bwd(
                 q, q, k, v, out, lse, *options, sink=torch.zeros(3, 4), d_sink=torch.zeros(4)))):
         with pytest.raises(kind, match=message):
             call()
@@ -210,7 +211,7 @@ def test_by_kernels(backend):
     """On the simulated device, each backend is as torch's is; the automatic choice is one of them."""
     q, k, v = (numbers(1, 9, heads, 64, seed=heads) for heads in (4, 2, 2))
     expected, dout = forward(q, k, v), numbers(1, 9, 4, 64, seed=3)
-    wanted = mha.mha_bwd(dout, q, k, v, *expected[:2], 0.0, SCALE, True, -1, 0, True)
+    wanted = mha_backward.mha_bwd(dout, q, k, v, *expected[:2], 0.0, SCALE, True, -1, 0, True)
     with sim.enabled(), aiter.use_backend(backend):
         explanation = aiter.explain(mha.flash_attn_forward, q, k, v, 0.0, SCALE, True, -1, -1, 0, None, None, None,
                                     None, None, True, False)
@@ -220,6 +221,6 @@ def test_by_kernels(backend):
         torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=1e-3)
         if backend != "triton":  # which alone has the derivative
             return
-        grads = mha.mha_bwd(dout, q, k, v, *found[:2], 0.0, SCALE, True, -1, 0, True)
+        grads = mha_backward.mha_bwd(dout, q, k, v, *found[:2], 0.0, SCALE, True, -1, 0, True)
     for mine, one in zip(grads, wanted):
         torch.testing.assert_close(mine, one, rtol=2e-2, atol=3e-2)

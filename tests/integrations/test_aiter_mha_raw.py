@@ -7,7 +7,7 @@ from seeded import numbers
 
 import aiter_like as aiter
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.attention import mha, mha_backward
 from aiter_like.integrations.aiter.attention import mha_raw as raw
 
 SCALE = 32**-0.5
@@ -44,7 +44,7 @@ def test_dense_by_the_names_of_kernels():
     dout = numbers(2, 9, 4, 32, seed=3)
     given = [torch.empty_like(x) for x in (q, k, v)]
     found = raw.fmha_v3_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True, True, 1, *given)
-    wanted = mha.mha_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True)
+    wanted = mha_backward.mha_bwd(dout, q, k, v, out, lse, 0.0, SCALE, True, -1, 0, True)
     assert all(map(torch.equal, found, wanted)) and all(map(torch.equal, given, wanted))
     with pytest.raises(UnsupportedError, match="fmha_v3_fwd: no backend supports gen"):
         raw.fmha_v3_fwd(q, k, v, 0.0, SCALE, True, -1, 0, True, False, 1, gen=torch.Generator())
@@ -57,4 +57,4 @@ def test_packed_by_the_names_of_kernels():
     assert all(map(torch.equal, found, expected))
     dout, options = numbers(9, 4, 32, seed=3), (5, 7, 0.0, SCALE, False, False, 4, 2, True)
     grads = raw.fmha_v3_varlen_bwd(dout, q, k, v, *found[:2], *STARTS, *options, True, 1)
-    assert all(map(torch.equal, grads, mha.mha_varlen_bwd(dout, q, k, v, *found[:2], *STARTS, *options)))
+    assert all(map(torch.equal, grads, mha_backward.mha_varlen_bwd(dout, q, k, v, *found[:2], *STARTS, *options)))

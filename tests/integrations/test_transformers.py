@@ -200,6 +200,15 @@ def test_training_has_gradients():
     assert (grads[0] - grads[1]).norm() < 0.1 * grads[1].norm()
 
 
+def test_autocast():
+    """Of float32, as torch's sdpa: computed in autocast's dtype, which the result has."""
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = attention(forward=transformers_attention.stock_attention, dtype=torch.float32)
+        got = attention(dtype=torch.float32)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_what_is_refused_falls_back_and_is_told_once(caplog):
     """float32 without a compute dtype: stock results, one warning for two layers."""
     takeover.forget()

@@ -96,12 +96,13 @@ def attention_forward(
         sliding_window: a query sees so many keys, itself included.
         softcap: scores become softcap · tanh(score / softcap).
         s_aux: [num_heads], one more score per row in the softmax's denominator, with no value (gpt-oss).
-        compute_dtype: q, k and v are cast to it for the kernel; the result has the model's dtype. None: no casts.
+        compute_dtype: q, k and v are cast to it for the kernel; the result has the model's dtype. None: no casts but
+            those to autocast's dtype, which the result then has, as that of torch's sdpa.
         options: position_bias, [1 or batch, num_heads, seqlen_q, seqlen_k], added to the scores; cu_seq_lens_q,
             cu_seq_lens_k, max_length_q, max_length_k of sequences packed into one row.
 
     Returns:
-        ([batch, seqlen_q, num_heads, head_dim] in the query's dtype, None).
+        ([batch, seqlen_q, num_heads, head_dim] in the query's dtype, or autocast's, None).
 
     Raises:
         UnsupportedError: an option that would change the result and that the operator lacks.
@@ -112,6 +113,9 @@ def attention_forward(
         position_bias = options.pop("position_bias", None)
         packed = [options.pop(f"{name}_{x}", None) for name in ("cu_seq_lens", "max_length") for x in "qk"]
         _refuse_others(options)
+    if query.dtype == torch.float32 and compute_dtype is None and torch.is_autocast_enabled(query.device.type):
+        autocast = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(autocast), key.to(autocast), value.to(autocast)
     if (compute_dtype or query.dtype) not in _WIDE:
         raise TypeError(f"attention of {query.dtype}: only bfloat16 and float16 are computed; "
                         "enable(model, compute_dtype=torch.bfloat16) casts")

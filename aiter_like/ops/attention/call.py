@@ -132,6 +132,7 @@ class AttentionBackwardCall(NamedTuple):
 
     Attributes:
         dsink: None: not wanted.
+        deterministic: False: dq may be added up in any order, where that is faster.
         dout, dlse: of the shapes of out and lse, dlse contiguous; None: the LSE was not used.
         out, lse: the forward's results, lse contiguous.
     """
@@ -161,6 +162,7 @@ class AttentionBackwardCall(NamedTuple):
     sink_size: int = 0
     softcap: float = 0.0
     dropout_p: float = 0.0
+    deterministic: bool = True
 
     @property
     def gradients(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """flash_attn_bwd, the derivative of flash_attn_fwd, and `Attention`, which binds the two for autograd.
 
-Kernels: ops/attention/triton/flash_attn_bwd.py. Read by ops/attention/flash_attn.py.
+Kernels: csrc/attention/flash_attn_bwd.hip, ops/attention/triton/flash_attn_bwd.py. Read by ops/attention/flash_attn.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call
 from aiter_like.ops.attention.checks import check_call, launch_refusal
+from aiter_like.ops.attention.flash_attn_bwd_hip import ck_refusal, flash_attn_bwd_hip, hip_refusal
 from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, flash_attn_fwd
 from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys, seen_rows, softmax_of
-from aiter_like.ops.common import philox, tune_shapes
+from aiter_like.ops.common import philox, tune_shapes, vectors
 
 _OP = "flash_attn_bwd"
 _FAR_LSE = 4096.0  # triton/flash_attn_bwd_far.py has the same
@@ -219,12 +220,16 @@ def _traffic(call: AttentionBackwardCall) -> tuple[int, int]:
     return moved, flops // 2 if forward.mask == "causal" else flops
 
 
+_ADDRESSES = vectors.begin_at(dict.fromkeys(("dq", "dk", "dv", "dout", "q", "k", "v", "out"), 8))
+
 flash_attn_bwd = Op(
     _OP, call=AttentionBackwardCall, reference=flash_attn_bwd_ref, check=_check, key=FlashAttnBwdKey, traffic=_traffic,
     writes=("dq", "dk", "dv", "dsink"),
     cases={f"{dtype}, head_dim {dim}": FlashAttnBwdKey("causal", "dense", 1, 130, 200, 4, 2, dim, dim, "none", dtype)
            for dim, dtype in ((64, "bf16"), (128, "fp16"))},  # head dimensions of Hopper's kernels, ends within a tile
-    backends=(Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
+    backends=(Backend("hip", flash_attn_bwd_hip, refusal=hip_refusal, address_refusal=_ADDRESSES),
+              Backend("ck", flash_attn_bwd_hip, refusal=ck_refusal, address_refusal=_ADDRESSES),
+              Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
                       refusal=_triton_refusal, space=_triton_space, cost=_triton_cost),
               Backend("torch", flash_attn_bwd_ref)))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's calls below flash_attn_func: forward with everything that its derivative needs, and the derivative, which no
-autograd sees. On the operators flash_attn_fwd and flash_attn_bwd.
+"""AITER's calls below flash_attn_func: forward with everything that its derivative needs. On flash_attn_fwd; read by
+mha_backward.py, which has the derivative.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from aiter_like import check
 from aiter_like.dispatch.public import public
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.declare import aiter
-from aiter_like.ops.attention.call import FP8, AttentionBackwardCall, AttentionCall
+from aiter_like.ops.attention.call import FP8, AttentionCall
 from aiter_like.ops.attention.checks import AITER_ROUNDING, read_window
 from aiter_like.ops.attention.dropout_randval import dropout_randval
-from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.padding import for_padding_too, with_padding
 from aiter_like.ops.common.contents import check_lengths
@@ -52,16 +51,16 @@ def _flash_attn_forward(
         refuse(op, "beside cu_seqlens_q and cu_seqlens_kv", dropout_p=dropout_p != 0, q_descale=q_descale is not None)
         found = aiter_like.flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, (window_size_left, window_size_right, sink_size), bias, alibi_slopes,
-            return_lse=True, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), cu_seqlens_q=cu_seqlens_q,
+            return_lse=True, how_v3_bf16_cvt=rounding_or_default(how_v3_bf16_cvt), cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_kv=cu_seqlens_kv, sink_ptr=sink_ptr, num_splits=num_splits, out=out)
         return _four(found[0], found[1] if return_lse else None, None)
     batch, seqlen_q, num_heads, _ = q.shape
     return _forward(
         op, out, q, k, v, (batch, num_heads, seqlen_q), return_lse, return_softmax, dropout_p,
         (window_size_left, window_size_right, sink_size), causal, max_seqlen_q=seqlen_q, max_seqlen_k=v.shape[1],
-        softmax_scale=softmax_scale, bias=_four_dimensional(bias),
+        softmax_scale=softmax_scale, bias=four_dimensional(bias),
         alibi_slopes=alibi_slopes, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sink=sink_ptr,
-        num_splits=num_splits, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt))
+        num_splits=num_splits, how_v3_bf16_cvt=rounding_or_default(how_v3_bf16_cvt))
 
 
 @aiter("aiter aiter.ops.mha")
@@ -98,8 +97,7 @@ def _flash_attn_varlen_forward(
     op, window = "_flash_attn_varlen_forward", (window_size_left, window_size_right, sink_size)
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "v", v, rank=3 if block_table is None else 4)
-    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        check.tensor(op, name, starts, rank=1)
+    check_starts(op, cu_seqlens_q, cu_seqlens_k)
     _check_dropout(op, dropout_p, return_softmax)
     if block_table is not None:
         refuse(op, "beside block_table", dropout_p=dropout_p != 0, q_descale=q_descale is not None,
@@ -107,16 +105,16 @@ def _flash_attn_varlen_forward(
         found = aiter_like.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, min_seqlen_q, 0.0, softmax_scale,
             logits_soft_cap, causal, window, bias, alibi_slopes, return_lse=True,
-            how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), block_table=block_table, out=out,
+            how_v3_bf16_cvt=rounding_or_default(how_v3_bf16_cvt), block_table=block_table, out=out,
             cu_seqlens_q_padded=cu_seqlens_q_padded, cu_seqlens_k_padded=cu_seqlens_k_padded, sink_ptr=sink_ptr)
         return _four(found[0], found[1] if return_lse else None, None)
-    lengths = _lengths(op, q, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q,
-                       max_seqlen_k, alibi_slopes)
+    lengths = packed_lengths(op, q, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
+                             max_seqlen_q, max_seqlen_k, alibi_slopes)
     return _forward(
         op, out, q, k, v, (q.shape[1], len(q)), return_lse, return_softmax, dropout_p, window, causal,
         softmax_scale=softmax_scale, softcap=logits_soft_cap, bias=bias, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale, sink=sink_ptr, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt), zero_tensors=zero_tensors,
-        **lengths)
+        v_descale=v_descale, sink=sink_ptr, how_v3_bf16_cvt=rounding_or_default(how_v3_bf16_cvt),
+        zero_tensors=zero_tensors, **lengths)
 
 
 @aiter("aiter aiter.ops.mha")
@@ -136,70 +134,6 @@ def mha_varlen_fwd(
         min_seqlen_q, dropout_p, softmax_scale, is_causal, logits_soft_cap, window_size_left, window_size_right,
         sink_size, bias, alibi_slopes, q_descale, k_descale, v_descale, return_softmax_lse, return_dropout_randval,
         AITER_ROUNDING, block_table, out, zero_tensors, sink_ptr)
-
-
-def _flash_attn_backward(
-        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
-        dk: Tensor | None, dv: Tensor | None, dbias: Tensor | None, dropout_p: float, softmax_scale: float,
-        causal: bool, window_size_left: int, window_size_right: int, bias: Tensor | None,
-        alibi_slopes: Tensor | None, deterministic: bool, rng_state: Tensor | None = None,
-        is_v3_atomic_fp32: bool | None = True, how_v3_bf16_cvt: int | None = AITER_ROUNDING,
-        sink: Tensor | None = None, d_sink: Tensor | None = None) -> Tensor:
-    """The derivative of `_flash_attn_forward`; its results repeat bit for bit and do not depend on `is_v3_atomic_fp32`
-    and `how_v3_bf16_cvt`, which choose among AITER's kernels.
-
-    Args:
-        dq, dk, dv: written, each where it is given.
-        dbias: must be None: no kernel has the derivative.
-        sink: fp32 [num_heads] or [batch, num_heads].
-        d_sink: fp32 [num_heads], to which the derivative of `sink` is added.
-
-    Returns:
-        fp32 [batch, num_heads, seqlen_q]: (1 − dropout_p) · Σ dout · out of each row.
-    """
-    return mha_bwd(dout, q, k, v, out, softmax_lse, dropout_p, softmax_scale, causal, window_size_left,
-                   window_size_right, deterministic, dq, dk, dv, dbias, bias, alibi_slopes, rng_state, None, sink,
-                   d_sink)[3]
-
-
-@aiter("aiter aiter.ops.mha")
-def mha_bwd(
-        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dropout_p: float,
-        softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, deterministic: bool,
-        dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None, dbias: Tensor | None = None,
-        bias: Tensor | None = None, alibi_slopes: Tensor | None = None, rng_state: Tensor | None = None,
-        gen: torch.Generator | None = None, sink: Tensor | None = None, d_sink: Tensor | None = None) -> _Four:
-    """`_flash_attn_backward`, with new tensors where none are given: (dq, dk, dv, Σ dout · out)."""
-    op = "mha_bwd"
-    check.tensor(op, "q", q, rank=4)
-    check.tensor(op, "v", v, rank=4)
-    refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
-    return _backward(
-        op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, (window_size_left, window_size_right), is_causal,
-        dropout_p, rng_state, sink, d_sink, max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1],
-        softmax_scale=softmax_scale, alibi_slopes=alibi_slopes,
-        bias=_four_dimensional(bias))
-
-
-@aiter("aiter aiter.ops.mha")
-def mha_varlen_bwd(
-        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float,
-        zero_tensors: bool, is_causal: bool, window_size_left: int, window_size_right: int, deterministic: bool,
-        dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None,
-        alibi_slopes: Tensor | None = None, rng_state: Tensor | None = None, gen: torch.Generator | None = None,
-        cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
-        sink: Tensor | None = None, d_sink: Tensor | None = None) -> _Four:
-    """The derivative of `_flash_attn_varlen_forward`: (dq, dk, dv, Σ dout · out, [num_heads, total_q])."""
-    op = "mha_varlen_bwd"
-    check.tensor(op, "q", q, rank=3)
-    check.tensor(op, "v", v, rank=3)
-    refuse(op, "of its own", gen=gen is not None)
-    lengths = _lengths(op, q, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen_q,
-                       max_seqlen_k, alibi_slopes)
-    return _backward(
-        op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, (window_size_left, window_size_right), is_causal,
-        dropout_p, rng_state, sink, d_sink, softmax_scale=softmax_scale, zero_tensors=zero_tensors, **lengths)
 
 
 @aiter("aiter.ops.mha")
@@ -240,6 +174,11 @@ def _forward(op: str, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, lse_s
     return _four(out, lse, rng_state, randval)
 
 
+def check_starts(op: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+    check.tensor(op, "cu_seqlens_q", cu_seqlens_q, rank=1)
+    check.tensor(op, "cu_seqlens_k", cu_seqlens_k, rank=1, shape=cu_seqlens_q.shape)
+
+
 def _check_dropout(op: str, dropout_p: float, return_softmax: bool) -> None:
     check.real(op, "dropout_p", dropout_p, low=0.0)
     check.flag(op, "return_softmax", return_softmax)
@@ -247,56 +186,10 @@ def _check_dropout(op: str, dropout_p: float, return_softmax: bool) -> None:
         raise ValueError(f"{op}: return_softmax must be False where dropout_p is 0, got True")
 
 
-def _backward(op: str, given: tuple[Tensor | None, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-              lse: Tensor, window: tuple[int, int], causal: bool, dropout_p: float, rng_state: Tensor | None,
-              sink: Tensor | None, d_sink: Tensor | None, zero_tensors: bool = False, **fields: Any) -> _Four:
-    left, right, _ = read_window(op, window, causal)
-    check.tensor(op, "dout", dout, dtypes=(q.dtype,), shape=(*q.shape[:-1], v.shape[-1]), device=q.device)
-    check.tensor(op, "out", out, dtypes=(q.dtype,), shape=dout.shape, device=q.device)
-    if d_sink is not None:
-        check.tensor(op, "d_sink", d_sink, dtypes=(torch.float32,), shape=(q.shape[-2],), device=q.device)
-        check.tensor(op, "sink", sink, dtypes=(torch.float32,), device=q.device)
-    new = [torch.empty_like(like, memory_format=torch.contiguous_format) if one is None else one
-           for one, like in zip(given, (q, k, v))]
-    call = AttentionBackwardCall(*new, None, dout, None, q, k, v, out, lse, window_left=left, window_right=right,
-                                 dropout_p=dropout_p, rng_state=rng_state if dropout_p else None, **fields)
-    calls = [call] if d_sink is None else _by_sink(op, call, sink)
-    with torch.no_grad():
-        for each in calls:
-            flash_attn_bwd.prepare(*each)
-        if zero_tensors:
-            for one in new:
-                one.zero_()
-        for each in calls:
-            flash_attn_bwd(each)
-            if each.dsink is not None:
-                d_sink += each.dsink
-        sums = (dout.float() * out.float()).sum(-1).transpose(-1, -2) * (1.0 - dropout_p)
-    return *new, sums.contiguous()
-
-
-def _by_sink(op: str, call: AttentionBackwardCall, sink: Tensor) -> list[AttentionBackwardCall]:
-    """`call` where all sequences have the same sinks; where each has its own, one of each sequence."""
-    heads, batch = call.q.shape[-2], call.forward.batch
-    if sink.ndim == 1 or len(sink) == batch == 1:
-        check.tensor(op, "sink", sink.flatten(), shape=(heads,))
-        return [call._replace(sink=sink.flatten(), dsink=torch.empty_like(sink).flatten())]
-    check.tensor(op, "sink", sink, shape=(batch, heads))
-    refuse(op, "of each packed sequence", sink=call.forward.is_varlen)
-    refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
-    parts = []
-    for index in range(batch):
-        own = {name: tensor[index:index + 1] for name, tensor in call._asdict().items()
-               if name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out", "lse")
-               or isinstance(tensor, Tensor) and name in ("bias", "alibi_slopes") and len(tensor) == batch
-               and tensor.ndim == (4 if name == "bias" else 2)}
-        parts.append(call._replace(**own, sink=sink[index].contiguous(), dsink=torch.empty_like(sink[index])))
-    return parts
-
-
-def _lengths(op: str, q: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, padded_q: Tensor | None,
-             padded_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
-             alibi_slopes: Tensor | None) -> dict[str, Any]:
+def packed_lengths(op: str, q: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, padded_q: Tensor | None,
+                   padded_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+                   alibi_slopes: Tensor | None) -> dict[str, Any]:
+    """Checks the lengths of packed sequences; the fields of a call that say where they are, padding included."""
     check_lengths(op, "cu_seqlens_q", starts_q, len(q), max_seqlen_q)
     check_lengths(op, "cu_seqlens_k", starts_k, len(v), max_seqlen_k)
     if padded_q is not None and padded_q is not starts_q or padded_k is not None and padded_k is not starts_k:
@@ -313,12 +206,12 @@ def _four(out: Tensor, lse: Tensor | None, rng_state: Tensor | None, randval: Te
             out.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state)
 
 
-def _four_dimensional(bias: Tensor | None) -> Tensor | None:
+def four_dimensional(bias: Tensor | None) -> Tensor | None:
     """A bias of one matrix, which is for every sequence and head, as the operators take it."""
     return bias[None, None] if isinstance(bias, Tensor) and bias.ndim == 2 else bias
 
 
-def _rounding(how_v3_bf16_cvt: int | None) -> int:
+def rounding_or_default(how_v3_bf16_cvt: int | None) -> int:
     return AITER_ROUNDING if how_v3_bf16_cvt is None else how_v3_bf16_cvt
 
 
@@ -332,6 +225,5 @@ def refuse(op: str, beside: str, **asked: bool) -> None:
 flash_attn_forward = public("_flash_attn_forward", _flash_attn_forward)
 flash_attn_varlen_forward = public("_flash_attn_varlen_forward", _flash_attn_varlen_forward)
 mha_fwd, mha_varlen_fwd = public("mha_fwd", mha_fwd), public("mha_varlen_fwd", mha_varlen_fwd)
-mha_bwd, mha_varlen_bwd = public("mha_bwd", mha_bwd), public("mha_varlen_bwd", mha_varlen_bwd)
 fmha_fwd_bf16_opus_fwd = public("fmha_fwd_bf16_opus_fwd", fmha_fwd_bf16_opus_fwd)
 fmha_fwd_bf16_opus_varlen_fwd = public("fmha_fwd_bf16_opus_varlen_fwd", fmha_fwd_bf16_opus_varlen_fwd)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's calls of attention by the names of its kernels, on those of mha.py, and flash_attn_func as it takes its
-arguments.
+"""AITER's calls of attention by the names of its kernels, on those of mha.py and mha_backward.py, and
+flash_attn_func as it takes its arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like.dispatch.public import public
-from aiter_like.integrations.aiter.attention import mha
+from aiter_like.integrations.aiter.attention import mha, mha_backward
 from aiter_like.integrations.aiter.declare import aiter
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -92,7 +92,8 @@ def fmha_v3_bwd(
         dv: Tensor | None = None, alibi_slopes: Tensor | None = None, rng_state: Tensor | None = None,
         gen: torch.Generator | None = None) -> _Four:
     """`mha_bwd`, whose results do not depend on `is_v3_atomic_fp32` and `how_v3_bf16_cvt`."""
-    return mha.mha_bwd(
+    mha_backward.check_kernel_options("fmha_v3_bwd", is_v3_atomic_fp32, how_v3_bf16_cvt)
+    return mha_backward.mha_bwd(
         dout, q, k, v, out, softmax_lse, dropout_p, softmax_scale, is_causal, window_size_left, window_size_right,
         deterministic, dq, dk, dv, None, None, alibi_slopes, rng_state, gen)
 
@@ -107,7 +108,8 @@ def fmha_v3_varlen_bwd(
         gen: torch.Generator | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None) -> _Four:
     """`mha_varlen_bwd`, whose results do not depend on `is_v3_atomic_fp32` and `how_v3_bf16_cvt`."""
-    return mha.mha_varlen_bwd(
+    mha_backward.check_kernel_options("fmha_v3_varlen_bwd", is_v3_atomic_fp32, how_v3_bf16_cvt)
+    return mha_backward.mha_varlen_bwd(
         dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
         softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, deterministic, dq, dk, dv,
         alibi_slopes, rng_state, gen, cu_seqlens_q_padded, cu_seqlens_k_padded)

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+// The host's part of flash_attn_bwd: which tiles serve which head dimensions, how tasks are divided, and scratch.
+#pragma once
+
+#include <cstdlib>
+#include "attention_host.h"
+#include "flash_attn_bwd_scores.h"
+
+namespace aiter_like::attn_bwd {
+
+/// What a Config has of tiles. The sums of dK and dV, K and V and a share of K transposed must fit 512 registers, beside
+/// what a block of rows needs: more of it where scores are mapped.
+template <int DIM, int DIM_V, bool IS_PLAIN>
+struct Tiles {
+  static constexpr int kDim = DIM, kDimV = DIM_V, kWidest = DIM > DIM_V ? DIM : DIM_V;
+  static constexpr int kKeyTiles = kWidest <= 64    ? (IS_PLAIN ? 4 : 2)
+                                   : kWidest <= 128 ? (IS_PLAIN ? 3 : 2)
+                                   : kWidest <= 192 ? (IS_PLAIN ? 2 : 1)
+                                                    : 1;
+  static constexpr int kRowTiles = kWidest <= 192 ? 2 : 1;
+  static constexpr int kRowSplit = DIM % 64 == 0 && DIM > 64 ? 1 : 2;
+  static constexpr int kAhead = kWidest <= 64 ? 2 : kWidest <= 192 && kKeyTiles > 1 ? 3 : 1;
+};
+
+constexpr int64_t kLeastSteps = 8;  // of a part: a workgroup's beginning and end take as long
+
+/// Divides tasks so that the launch ends on all CUs at about the same time. Without a mask all tasks take equally long:
+/// whole rounds of them stay whole, and those of the last, partly filled round are divided. Under a mask the longest
+/// tasks come first, and those are divided that would take more than half of what a CU has to do.
+template <class STEPS>
+Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const STEPS& steps) {
+  constexpr int kAll = 1 << 30;
+  Plan plan{columns, key_blocks, 1, kAll, key_blocks, kAll};
+  int64_t total = 0, longest = 0;
+  for (int j = 0; j < key_blocks; ++j) {
+    total += steps(j);
+    longest = steps(j) > longest ? steps(j) : longest;
+  }
+  total *= columns;
+  if (total == 0) return plan;
+  const auto at_least = [](int64_t count) { return static_cast<int>(count > kLeastSteps ? count : kLeastSteps); };
+  if (is_masked) {
+    plan.most_steps = at_least(total / num_cus / 2 + 1);
+    return plan;
+  }
+  const int64_t rounds = int64_t{columns} * key_blocks / num_cus;  // whole ones
+  plan.tail_from = static_cast<int>(rounds * num_cus / columns);
+  const int64_t left = int64_t{columns} * (key_blocks - plan.tail_from);
+  if (left == 0) return plan;
+  // So many parts of each that they fill the CUs once, or a few times where that leaves fewer of them idle.
+  int64_t best_parts = 1, least = INT64_MAX;
+  for (int64_t parts = 1; parts <= kMostParts && (parts == 1 || longest / parts >= kLeastSteps); ++parts) {
+    const int64_t time = (left * parts + num_cus - 1) / num_cus * ((longest + parts - 1) / parts + kLeastSteps);
+    if (time < least) best_parts = parts, least = time;
+  }
+  plan.tail_steps = static_cast<int>((longest + best_parts - 1) / best_parts);
+  return plan;
+}
+
+#if AITER_LIKE_HOST_PASS
+/// What may happen to a score. A bias of packed rows is [rows, keys], else [1 | batch, 1 | heads, rows, keys].
+inline void set_features(ffi::Match& match, Args& args, const ffi::OptionalTensor& bias,
+                         const ffi::OptionalTensor& alibi_slopes, const ffi::OptionalTensor& rng_state,
+                         ffi::Size& batch, ffi::Size& heads, double softcap, double dropout_p) {
+  const ffi::Slopes slopes = ffi::slopes_of(match, alibi_slopes, batch, heads);
+  args.alibi_slopes = slopes.data, args.slopes_batch = slopes.batch;
+  args.softcap = softcap;
+  args.rng_state = match.elements<const int64_t>(rng_state, 2, "rng_state");
+  match.require(dropout_p >= 0 && dropout_p < 1 && (dropout_p == 0 || args.rng_state != nullptr),
+                "dropout_p must be at least 0 and below 1, and comes with rng_state");
+  args.dropout_scale = static_cast<float>(1 / (1 - dropout_p));
+  args.dropout_threshold = static_cast<int>(dropout_p * (1 << 24));
+  if (!bias.has_value()) return;
+  const ffi::Tensor& tensor = *bias;
+  const bool is_packed = args.cu_seqlens_q != nullptr;
+  const int last = tensor.ndim() - 1;
+  match.require(last == (is_packed ? 1 : 3) && tensor.size(last) == args.max_keys &&
+                    tensor.size(last - 1) == args.rows &&
+                    (is_packed || ((tensor.size(0) == 1 || tensor.size(0) == args.batch) &&
+                                   (tensor.size(1) == 1 || tensor.size(1) == args.heads))),
+                "bias must have shape [1 | batch, 1 | num_heads, seqlen_q, seqlen_k], packed [rows, max_seqlen_k]");
+  args.bias = tensor.data_ptr();
+  args.bias_row = tensor.stride(last - 1), args.bias_key = tensor.stride(last);
+  if (!is_packed) {
+    args.bias_batch = tensor.size(0) == 1 ? 0 : tensor.stride(0);
+    args.bias_head = tensor.size(1) == 1 ? 0 : tensor.stride(1);
+  }
+}
+
+/// Plans the launch, takes its scratch and launches it.
+template <class Shape, class LAUNCH>
+void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, const LAUNCH& launch) {
+  constexpr int kM = Shape::kBlockM, kN = Shape::kBlockN;
+  if (args.batch == 0 || args.heads == 0) return;
+  const Blocks<kM, kN> blocks{{args.max_rows, args.max_keys, args.left, args.right, args.sink_size}};
+  const auto steps = [&](int j) { return (blocks.end_block(j) - blocks.first_block(j)) * args.group; };
+  const int columns = args.batch * (args.heads / args.group);
+  args.plan = plan_tasks(columns, blocks.key_blocks(), args.left >= 0 || args.right >= 0, num_compute_units(device.device_id), steps);
+  if (const char* c = getenv("CHAINS")) args.plan.chains = atoi(c);
+  int64_t workgroups = 0, slots = 0;
+  for (int j = 0; j < args.plan.key_blocks; ++j) {
+    const int parts = args.plan.parts(j, steps(j));
+    workgroups += int64_t{parts} * columns;
+    if (parts > 1) slots += int64_t{parts} * columns;
+  }
+  const bool is_packed = args.cu_seqlens_q != nullptr;
+  args.row_blocks = is_packed ? args.rows / kM + args.batch : args.batch * blocks.row_blocks();
+  const int64_t row_blocks = int64_t{args.row_blocks} * args.heads;
+  match.require(workgroups < (int64_t{1} << 31) && row_blocks < (int64_t{1} << 31), "more blocks than a launch holds");
+
+  // Each part of scratch begins at a multiple of 256 bytes.
+  int64_t bytes = 0;
+  const auto place = [&](int64_t count) {
+    const int64_t at = bytes;
+    bytes += (count * 4 + 255) / 256 * 256;
+    return at;
+  };
+  const int64_t lse = place(row_blocks * kM), delta = place(row_blocks * kM);
+  constexpr bool kHasRest = !kIsPlain<typename Shape::Scores>;
+  const int64_t rest = place(kHasRest ? row_blocks * kM : 0), turns = place(row_blocks * args.plan.chains);
+  const int64_t sinks = place(args.dsink != nullptr ? row_blocks : 0);
+  const int64_t sums = place(row_blocks * args.plan.chains * Shape::kDqFloats), partials = place(slots * Shape::kPartFloats);
+  const ffi::Scratch scratch(bytes, device);
+  char* const base = scratch.template data<char>();
+  const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(base + at); };
+  args.minus_lse = floats(lse), args.minus_delta = floats(delta);
+  args.minus_rest = kHasRest ? floats(rest) : nullptr;
+  args.turns = reinterpret_cast<int*>(base + turns);
+  args.sink_partials = floats(sinks), args.dq_sums = floats(sums), args.partials = floats(partials);
+  launch(args, static_cast<int>(workgroups), slots > 0, stream);
+}
+
+#endif
+
+}  // namespace aiter_like::attn_bwd
