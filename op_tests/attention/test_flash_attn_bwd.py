@@ -363,4 +363,5 @@ def bench() -> None:
             x.numel() * 2 for x in (q, q, q, q, k, k, v, v)), {"triton": ours, **peers(call)},
             functools.partial(check_last_rows, call), flops=flops, is_eager=True)
 
-    benching.table("flash_attn_bwd", (case(*arguments) for arguments in BENCH_SHAPES))
+    short = (((1, 32, 8, 900, 128), True), ((1, 32, 8, 900, 128), False), ((16, 16, 16, 512, 64), False))
+    benching.table("flash_attn_bwd", (case(*arguments) for arguments in (*BENCH_SHAPES, *short)))

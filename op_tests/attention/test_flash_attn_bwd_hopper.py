@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import math
 
 import pytest
 import torch
@@ -20,20 +21,24 @@ HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)
 SETTINGS = {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": 1, "dkdv_HEADS": 4, "dq_BLOCK_N": 64, "dq_STAGES": 3,
             "dq_UNROLL": 1, "dq_HEADS": 4}
 UNROLLED = {"dkdv_UNROLL": 2, "dq_UNROLL": 2}
+APART = {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1, "PARTS": 1}  # a launch for dK and dV, one for dQ
 
 
-@pytest.mark.parametrize("changes", ({}, UNROLLED, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
-@pytest.mark.parametrize("head_dim", (64, 80, 128))
+@pytest.mark.parametrize("head_dim, changes", (
+    *itertools.product((64, 80, 128), ({}, UNROLLED, APART, {"PARTS": 3})), (64, {"GROUPS": 2}),
+    (64, {"GROUPS": 2, "PARTS": 3}), (256, {"dkdv_STAGES": 2, "dq_STAGES": 2, "dq_BLOCK_N": 32}),
+    (256, {"dkdv_STAGES": 2, "dq_STAGES": 2, "dq_BLOCK_N": 32, "PARTS": 3})), ids=str)
 def test_against_float64(device, head_dim, changes):
     """Lengths that end anywhere, keys without a partner, cross-attention, groups of heads, strides; those calls that
-    have rows without keys go to the other kernels."""
+    have rows without keys go to the other kernels. The same bits every time."""
     from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper
 
     if target_of(device).arch != "sm_90":
         pytest.skip("for sm_90")
     settings = {**SETTINGS, **changes}
     for index, (lengths, window) in enumerate(itertools.product(LENGTHS, ((-1, -1), (-1, 0), (-1, 40)))):
-        call = make(device, lengths=lengths, heads=((2, 2), (6, 2))[index % 2], head_dims=(head_dim, head_dim),
+        heads = (6, 2) if index % 2 or settings.get("PARTS", 1) > 1 else (2, 2)
+        call = make(device, lengths=lengths, heads=heads, head_dims=(head_dim, head_dim),
                     window=window, dtype=(BF16, FP16)[index // 2 % 2], batch=2, dlse=True, sink=index % 3 == 0,
                     seed=index)
         if index % 4 == 3:
@@ -41,8 +46,12 @@ def test_against_float64(device, head_dim, changes):
                                     for name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out")})
         has_blind_rows = 0 <= window[1] < lengths[0] - lengths[1]
         assert flash_attn_bwd_hopper.serves(call, target_of(device)) != has_blind_rows
-        Launcher(functools.partial(flash_attn_bwd.flash_attn_bwd, **settings))(call)
+        launcher = Launcher(functools.partial(flash_attn_bwd.flash_attn_bwd, **settings))
+        launcher(call)
         check_attention_gradients(call)
+        again = call._replace(**{name: torch.full_like(getattr(call, name), math.nan) for name in ("dq", "dk", "dv")})
+        launcher(again)
+        assert all(map(torch.equal, again.gradients, call.gradients))
 
 
 def test_descriptors(monkeypatch):
@@ -60,17 +69,18 @@ def test_descriptors(monkeypatch):
     first, odd = call(), call()
     odd = odd._replace(k=torch.zeros(odd.k.numel() + 1, dtype=BF16)[1:].view_as(odd.k))
     for current in (first, odd):
-        (_, (delta, lse2, *_)), (dkdv_kernel, dkdv), (dq_kernel, dq) = (
+        (_, (delta, lse2, *_)), *products = (
             (each.kernel, each.arguments) for each in flash_attn_bwd.flash_attn_bwd(current, **SETTINGS))
         if current is odd:
+            (dkdv_kernel, dkdv), (dq_kernel, dq) = products
             assert (dkdv_kernel, dq_kernel) == (flash_attn_bwd._dkdv_kernel, flash_attn_bwd._dq_kernel)
             assert dkdv[4] is odd.k and dq[3] is odd.k
             continue
-        assert (dkdv_kernel, dq_kernel) == (flash_attn_bwd_hopper._dkdv_kernel, flash_attn_bwd_hopper._dq_kernel)
-        boxed = (current.q, current.dout, current.k, current.v)
-        for boxes, tensors in ((dkdv[2:8], (*boxed, lse2, delta)), (dq[1:5], boxed)):
-            for box, tensor in zip(boxes, tensors, strict=True):
-                assert box.base is tensor and (box.shape, box.strides) == (list(tensor.shape), list(tensor.stride()))
+        kernel, arguments = products[0]
+        assert kernel is flash_attn_bwd_hopper._products_kernel
+        tensors = (current.q, current.dout, current.k, current.v, lse2, delta)
+        for box, tensor in zip(arguments[3:9], tensors, strict=True):
+            assert box.base is tensor and (box.shape, box.strides) == (list(tensor.shape), list(tensor.stride()))
 
 
 def call_of(head_dim, **changes):
@@ -90,12 +100,30 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
 
     with compiled_for_hopper(monkeypatch, flash_attn_bwd) as built:
         flash_attn_bwd.flash_attn_bwd(call_of(head_dim), **params)
-    assert len(built) == 3  # delta, dK and dV, dQ
+    assert len(built) == (3 if head_dim == 256 else 2)  # delta, and both kinds of programs in one launch or in two
     for kernel in built[1:]:
         sass = disassembled(kernel, tmp_path)
         assert sass.count("HGMMA") >= 48 and sass.count("WARPGROUP.DEPBAR") <= sass.count("HGMMA") // 3
         assert "USETMAXREG" in sass and "UTMALDG" in sass
         assert sass.count("STL") + sass.count("LDL") <= 60
+
+
+def test_parts_of_heads(monkeypatch):
+    """Query heads of a KV head are divided where few programs with keys would be left alone at the end; the parts are
+    summed by a launch of their own."""
+    from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper
+
+    monkeypatch.setattr(flash_attn_bwd, "target_of", lambda _: HOPPER)
+    for expected, length, heads, causal in (
+            (2, 900, (32, 8), True), (1, 900, (32, 8), False), (1, 1024, (16, 16), True), (1, 4096, (32, 8), True),
+            (7, 500, (28, 4), True), (8, 2048, (32, 1), True)):
+        q, k = (torch.empty(1, length, count, 128, dtype=BF16, device="meta") for count in heads)
+        forward = dense_call(q, torch.empty(1, heads[0], length, device="meta"), q, k, k,
+                             window_right=0 if causal else -1)
+        _, products, *rest = flash_attn_bwd.flash_attn_bwd(backward_call(forward, q))
+        parts = products.arguments[0].shape[2] // heads[1]
+        assert parts == expected and products.arguments[0].dtype == (BF16 if parts == 1 else torch.float32)
+        assert [each.kernel for each in rest] == [flash_attn_bwd_hopper._add_parts_kernel] * (parts > 1)
 
 
 def test_what_it_serves():

@@ -11,14 +11,12 @@ MI300X CU's matrix operations, 16 TB/s of 304 CUs; dS of all pairs, kept for dQ,
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from aiter_like.device import Target, model_of, target_of
+from aiter_like.device import Target, target_of
 from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.flash_attn_bwd_far import far
@@ -53,12 +51,6 @@ from aiter_like.traced import exactly
 
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
-
-
-class HopperNumbers(NamedTuple):
-    """Numbers of configs/sm_90/attention.toml."""
-
-    least_pairs: int
 
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
@@ -251,7 +243,7 @@ def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> tuple[Launch, 
     else:
         from aiter_like.ops.attention.triton.flash_attn_bwd_hopper import products_on_hopper
 
-        products = products_on_hopper(call, settings, delta, lse2)
+        products = products_on_hopper(call, settings, target, delta, lse2)
     behind = () if parts is None else (launch(
         _sum_kernel, (parts.shape[0], 1, 1), call.dsink, parts, call.dsink.stride(0), parts.shape[1], BLOCK=1024,
         options={"num_warps": 4}),)
@@ -259,17 +251,14 @@ def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> tuple[Launch, 
 
 
 def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Target) -> dict[str, int] | None:
-    """Settings of flash_attn_bwd_hopper.py, where its kernels are asked for or expected to be faster, and serve."""
-    forward = call.forward
-    pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
-    least = model_of("sm_90", "attention.flash_attn_bwd", HopperNumbers).least_pairs * target.cu_num
-    if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < least):
+    """Settings of flash_attn_bwd_hopper.py, where its kernels serve and no parameters of the others are given."""
+    if "dq_HEADS" not in params and (target.arch != "sm_90" or params):
         return None
     from aiter_like.ops.attention.triton import flash_attn_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
 
     if not flash_attn_bwd_hopper.serves(call, target) or not all(map(is_aligned, (call.q, call.k, call.v, call.dout))):
         return None
-    return {**config("flash_attn_bwd_hopper", target.arch, f"d{power_of_2(forward.head_dim)}"), **params}
+    return {**config("flash_attn_bwd_hopper", target.arch, f"d{power_of_2(call.forward.head_dim)}"), **params}
 
 
 def _delta(call: AttentionBackwardCall) -> tuple[list[Launch], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Parts of flash_attn_bwd_hopper.py: rings of tiles that TMA fills, the order of programs, rows that are written."""
+"""Parts of flash_attn_bwd_hopper.py: its constants, the order of programs, rings of tiles that TMA fills, rows that are
+written."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,10 +15,38 @@ copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_glo
 OWN = gl.constexpr(64)  # keys or rows of a warp group: what one product of four warps has
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The constants that a kernel is compiled for.
+
+    Attributes:
+        KEYS, ROWS: there are programs that have keys of their own, such that have rows.
+        GROUPS: warp groups of a program. OWNERS: times OWN keys or rows of a program: 1 where all groups have the same.
+        WALKED: rows or keys of a tile.
+        D: head dimension in shared memory and registers. COLUMNS: the true one; beyond it there are zeros.
+        STAGES: tiles in flight, of each of the two tensors.
+        KEYS_UNROLL, ROWS_UNROLL: tiles whose products overlap, of programs with keys, with rows.
+    """
+
+    KEYS: bool
+    ROWS: bool
+    GROUPS: int
+    OWNERS: int
+    WALKED: int
+    D: int
+    COLUMNS: int
+    STAGES: int
+    KEYS_UNROLL: int
+    ROWS_UNROLL: int
+
+
 @gluon.jit
-def block_of_program(num_blocks, num_heads, total_heads, heads):
-    """(block, head, batch): `heads` heads at a time, whose tensors stay in L2; block 0 of each first."""
-    index = gl.program_id(0)
+def block_of_program(index, order):
+    """(block, head, batch): `heads` heads at a time, whose tensors stay in L2; block 0 of each first.
+
+    order: blocks of a head, heads of a sequence, of all sequences, at a time.
+    """
+    num_blocks, num_heads, total_heads, heads = order
     chunk = index // (num_blocks * heads)
     count = gl.minimum(total_heads - chunk * heads, heads)
     rest = index - chunk * num_blocks * heads
@@ -24,13 +55,13 @@ def block_of_program(num_blocks, num_heads, total_heads, heads):
 
 
 @gluon.jit
-def ring_barriers(STAGES: gl.constexpr):
-    """(full, free) of each place in a ring: its tile is there; both warp groups are done with it."""
+def ring_barriers(STAGES: gl.constexpr, GROUPS: gl.constexpr):
+    """(full, free) of each place in a ring: its tile is there; all warp groups are done with it."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), 1)
-        mbarrier.init(free.index(stage), 2)
+        mbarrier.init(free.index(stage), GROUPS)
     return full, free
 
 
@@ -44,11 +75,11 @@ def place_of(ring, index, BYTES: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def load_own(boxes, own, full, batch, head, first, D: gl.constexpr, PARTS: gl.constexpr = 2):
-    """Loads what the two warp groups keep: OWN rows each, from `first` on, of two tensors; PARTS 1: the same rows."""
-    mbarrier.expect(full, 2 * PARTS * OWN * D * 2)
+def load_own(boxes, own, full, batch, head, first, D: gl.constexpr, OWNERS: gl.constexpr):
+    """Loads what a program keeps: OWNERS times OWN rows, from `first` on, of two tensors."""
+    mbarrier.expect(full, 2 * OWNERS * OWN * D * 2)
     for which in gl.static_range(2):
-        for group in gl.static_range(PARTS):
+        for group in gl.static_range(OWNERS):
             copy_tile(boxes[which], [batch, first + group * OWN, head, 0], full, own[which].index(group))
 
 

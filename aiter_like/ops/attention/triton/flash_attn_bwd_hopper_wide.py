@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """dK and dV on Hopper where the registers of a warp group hold only one of them: head dimensions beyond 128.
 
-Both groups of _dkdv_kernel in flash_attn_bwd_hopper.py then have the same keys; one computes dV, the other dK, and
-both the scores.
+Both groups of a program of flash_attn_bwd_hopper.py then have the same keys; one computes dV, the other dK, and both
+the scores.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_keys import keys_of_program
 from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     OWN,
     of_columns,
@@ -23,7 +24,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
 @gluon.jit
 def _walk_rows(total, own, tiles, rings, begin, end, mask, scale, LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
                M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, IS_KEY: gl.constexpr, IS_MASKED: gl.constexpr):
-    """Adds to dK (IS_KEY) or to dV what tiles begin … end − 1 contribute. mask: as in flash_attn_bwd_hopper.py."""
+    """Adds to dK (IS_KEY) or to dV what tiles begin … end − 1 contribute. mask: as in flash_attn_bwd_hopper_keys.py."""
     k, v = own
     first_seeing, first, inner = mask
     block = first
@@ -62,22 +63,30 @@ def _walk_rows(total, own, tiles, rings, begin, end, mask, scale, LAYOUT: gl.con
 
 
 @gluon.jit
-def of_shared_keys(out, factor, own, own_full, tiles, rings, strides, place, counts, limits, scale,
-                   IS_KEY: gl.constexpr, M: gl.constexpr, D: gl.constexpr, COLUMNS: gl.constexpr,
-                   STAGES: gl.constexpr):
-    """One warp group of _dkdv_kernel: dK (IS_KEY) or dV, times factor, of OWN keys."""
+def of_shared_keys(index, results, strides, memory, order, heads, sizes, scales, IS_KEY: gl.constexpr,
+                   SHAPE: gl.constexpr):
+    """One warp group: dK (IS_KEY) or dV of OWN keys, as far as one part of the query heads contributes."""
+    M: gl.constexpr = SHAPE.WALKED
+    D: gl.constexpr = SHAPE.D
+    WHICH: gl.constexpr = 0 if IS_KEY else 1
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    batch, kv_head, first_key, num_heads, group_size = place
+    own, own_full, tiles, rings = memory
+    place, counts = keys_of_program(index, order, sizes, SHAPE)
+    batch, part, first_key = place
     first, inner, end = counts
-    seqlen_k, edge = limits
+    _, seqlen_k, edge, _ = sizes
+    scale, softmax_scale = scales
     both = own[0].index(0).reshape([OWN, D]), own[1].index(0).reshape([OWN, D])
     mask = first_key + gl.arange(0, OWN, gl.SliceLayout(1, LAYOUT)) - edge, first, inner
-    masked = group_size * (inner - first)
+    masked, end = heads[1] * (inner - first), heads[1] * (end - first)
     mbarrier.wait(own_full, 0)
     total = gl.zeros([OWN, D], gl.float32, SUMS)
-    total = _walk_rows(total, both, tiles, rings, 0, masked, mask, scale, LAYOUT, P_LAYOUT, M, D, STAGES, IS_KEY, True)
-    total = _walk_rows(total, both, tiles, rings, masked, group_size * (end - first), mask, scale, LAYOUT, P_LAYOUT, M,
-                       D, STAGES, IS_KEY, False)
-    store_own(out, strides, batch, kv_head, first_key, seqlen_k, total * factor, D, COLUMNS)
+    total = _walk_rows(total, both, tiles, rings, 0, masked, mask, scale, LAYOUT, P_LAYOUT, M, D, SHAPE.STAGES, IS_KEY,
+                       True)
+    total = _walk_rows(total, both, tiles, rings, masked, end, mask, scale, LAYOUT, P_LAYOUT, M, D, SHAPE.STAGES,
+                       IS_KEY, False)
+    if IS_KEY:
+        total = total * softmax_scale
+    store_own(results[WHICH], strides[WHICH], batch, part, first_key, seqlen_k, total, D, SHAPE.COLUMNS)
