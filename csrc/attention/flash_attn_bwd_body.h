@@ -41,36 +41,38 @@ struct ScorePlaces {
   }
 };
 
-/// The blocks of rows of a task, one after another: where the next one's rows are, and how many are to come.
+/// The blocks of rows of a task, one after another: where the one at hand is, and how many are to come. It goes on by
+/// additions in scalar registers, without branches.
 template <class Shape>
 struct Cursor {
   static constexpr int kM = Shape::kBlockM;
   const char *q, *dout;
   int block, head, scratch_block;
-  int left;  // blocks to come, this one included
+  int left;                                              // blocks to come, this one included
+  int64_t q_step, q_head_step, dout_step, dout_head_step;  // bytes: to the block before, and more to the next head's
+  int head_blocks, first;
 
   __device__ void start(const Args& args, const Task<Shape>& task) {
     const int blocks = task.end - task.first, member = task.step / blocks;
-    left = task.end_step - task.step;
+    left = task.end_step - task.step, first = task.first;
     block = task.end - 1 - (task.step - member * blocks);
-    begin(args, task, task.kv_head * args.group + member);
-  }
-  __device__ void advance(const Args& args, const Task<Shape>& task) {
-    --left;
-    if (block == task.first) {
-      block = task.end - 1;
-      begin(args, task, head + 1 < args.heads ? head + 1 : head);
-      return;
-    }
-    --block, --scratch_block;
-    q -= kM * args.q.row, dout -= kM * args.dout.row;
-  }
-
- private:
-  __device__ void begin(const Args& args, const Task<Shape>& task, int of_head) {
-    head = of_head;
+    head = task.kv_head * args.group + member;
     q = task.sequence.row_of(args.q, head, block * kM), dout = task.sequence.row_of(args.dout, head, block * kM);
     scratch_block = static_cast<int>(task.sequence.block_of(args, head, block));
+    q_step = -kM * args.q.row, dout_step = -kM * args.dout.row;
+    q_head_step = args.q.head - blocks * q_step, dout_head_step = args.dout.head - blocks * dout_step;
+    head_blocks = args.row_blocks;
+  }
+  __device__ void advance(const Task<Shape>& task) {
+    // A choice would become a branch.
+    const int is_last = block == first, back = task.end - first;
+    const int64_t mask = -int64_t{is_last};
+    --left;
+    q += q_step + (q_head_step & mask);
+    dout += dout_step + (dout_head_step & mask);
+    scratch_block += -1 + (head_blocks + back & static_cast<int>(mask));
+    block += -1 + (back & static_cast<int>(mask));
+    head += is_last;
   }
 };
 
@@ -87,7 +89,9 @@ struct Walk {
   WaveState<Shape> wave;
   BlockMover<kM, Shape::kDim> q;
   BlockMover<kM, Shape::kDimV> dout;
-  Cursor<Shape> next;
+  Cursor<Shape> next;      // the block whose rows are moved to LDS, behind the one at hand
+  Moves q_move, dout_move;
+  int ahead;               // its number in scratch, or behind the last block that of the one at hand
   Turns<Shape> turns;
   ScorePlaces<Shape> places;
   int first_row, end_row;  // rows that see any key of the task
@@ -105,19 +109,16 @@ struct Walk {
     const int key = task.task_key(0), end = key + kN < blocks.keys ? key + kN : blocks.keys;
     first_row = blocks.first_row(key), end_row = blocks.end_row(key, end);
     next.start(args, task);
-    turns.start(args, task.place.j % args.plan.chains);
+    turns.start(args, task.place.j % args.plan.chains, blocks.turn(0, task.place.j, args.plan.chains));
     places.start(task);
-    const SomeRows q_rows = rows_of(next.q), dout_rows = rows_of(next.dout);
+    find_rows();
 #pragma unroll
-    for (int i = 0; i < decltype(q)::kLoads; ++i) q.template load<true>(q_rows, i);
+    for (int i = 0; i < decltype(q)::kLoads; ++i) q.load(q_move, i);
 #pragma unroll
-    for (int i = 0; i < decltype(dout)::kLoads; ++i) dout.template load<true>(dout_rows, i);
+    for (int i = 0; i < decltype(dout)::kLoads; ++i) dout.load(dout_move, i);
 #pragma unroll
-    for (int rt = 0; rt < Shape::kRowTiles; ++rt) {
-      wave.load_lse(args, next.scratch_block, rt);
-      wave.load_delta(args, next.scratch_block, rt);
-    }
-    turns.ask(next.scratch_block);
+    for (int i = 0; i < kRowValues; ++i) load_row_values(i);
+    turns.ask(ahead);
 #pragma unroll
     for (int i = 0; i < decltype(q)::kLoads; ++i) q.land_row(tiles + Lds::kQRows, i);
 #pragma unroll
@@ -125,6 +126,9 @@ struct Walk {
 #pragma unroll
     for (int i = 0; i < decltype(dout)::kColumns; ++i) dout.land_column(tiles + Lds::kGradColumns, i);
     turns.take_answer();
+    go_on();
+    turns.block = turns.next_block;
+    find_rows();
     tile::wait_lds();
     tile::meet();
     tile::keep_order();
@@ -132,30 +136,28 @@ struct Walk {
     for (int i = 0; i < kAhead; ++i) wave.request(i);
   }
 
-  __device__ bool has_next() const { return next.left > 0; }
-
-  /// The next block of rows, from this workgroup's turn at it on. From the first product on there is one sequence of
-  /// instructions without branches: a branch would part what the compiler orders, and move sums between registers.
+  /// The block at hand, from this workgroup's turn at it on. From the first product on there is one sequence of
+  /// instructions without branches: a branch would part what the schedule orders, and move sums between registers.
   __device__ void step() {
-    turns.await(next.scratch_block, task.sequence.blocks.turn(next.block, task.place.j, args.plan.chains));
-    if (IS_MASKED || !WaveState<Shape>::kIsPlain) places.move_to(next.block);
-    const Map map = Map::of(args, task.sequence.batch, next.head, task.sequence.first_row, task.sequence.blocks);
-    next.advance(args, task);
-    const Block block{rows_of(next.q), rows_of(next.dout), next.left > 0 ? next.scratch_block : turns.block};
+    if (task.sequence.blocks.left >= 0)
+      turns.due = task.sequence.blocks.turn(turns.row_block, task.place.j, args.plan.chains);
+    turns.await();
+    const Map map = Map::of(args, task.sequence.batch, turns.head, task.sequence.first_row, task.sequence.blocks);
     each<0, S::kCount>([&](auto step_number) {
       constexpr int n = decltype(step_number)::value;
       each<0, S::products(n)>([&](auto product_number) {
         constexpr int m = decltype(product_number)::value, product = S::first_product(n) + m;
         wave.template multiply<n, m>();
         if constexpr (m == 0 && n != S::kMeetBeforeDk && n != S::kMeetBeforeS) wave.request(n + kAhead);
-        beside<product>(map, block);
+        beside<product>(map);
         tile::keep_order();
+        asm volatile("" ::: "memory");  // The compiler would make one access of two that stand far apart.
       });
       if constexpr (n == S::kMeetBeforeDk) {
         tile::wait_vector_memory<decltype(q)::kLoads + decltype(dout)::kLoads>();  // the stores of the block before
         meet();
-        turns.end();
         wave.request(n + kAhead);
+        turns.end();
       }
       if constexpr (n == S::kMeetBeforeS) {
         meet();
@@ -196,12 +198,6 @@ struct Walk {
   }
 
  private:
-  /// The next block's rows of q and dout, and its number in scratch.
-  struct Block {
-    SomeRows q, dout;
-    int scratch;
-  };
-
   template <int n, int end, class F>
   __device__ static void each(const F& f) {
     if constexpr (n < end) {
@@ -218,55 +214,81 @@ struct Walk {
   }
 
   /// f(i) for the pieces of a job beside a product.
-  template <int product, class F>
-  __device__ static void pieces(const Job& job, const F& f) {
+  template <int begin, int end, class F>
+  __device__ static void pieces(const F& f) {
 #pragma unroll
-    for (int i = job.begin(product); i < job.begin(product + 1); ++i) f(i);
+    for (int i = begin; i < end; ++i) f(i);
   }
 
   /// What stands beside a product.
   template <int product>
-  __device__ void beside(const Map& map, const Block& block) {
+  __device__ void beside(const Map& map) {
     using Plan = Schedule<Shape>;
-    using Score = typename WaveState<Shape>::Element16;
-    constexpr int kScores = Plan::kScores, kQLoads = decltype(q)::kLoads, kDoutLoads = decltype(dout)::kLoads;
-#pragma unroll
-    for (int rt = 0; rt < Shape::kRowTiles; ++rt) {
-      pieces<product>(Plan::p(rt), [&](int i) {
-        const int e = i / 2;
-        if (i == 0) wave.scale(Score(rt, 0), map, places);
-        if (i % 2 == 0) return wave.exponentiate(Score(rt, e));
-        if (e + 1 < kScores) wave.scale(Score(rt, e + 1), map, places);
-        if (e > 0) wave.template finish_p<IS_MASKED>(Score(rt, e - 1), map, places);
-        if (e + 1 == kScores) wave.template finish_p<IS_MASKED>(Score(rt, e), map, places);
-      });
-      pieces<product>(Plan::ds(rt), [&](int i) {
-        if (i % 2 == 0) wave.template differentiate<IS_MASKED>(Score(rt, i / 2));
-        if (i % 4 == 3) wave.write_gradients(Score(rt, i / 2 - 1));
-      });
-    }
-    pieces<product>(Plan::land_q_columns(decltype(q)::kColumns),
-                    [&](int i) { q.land_column(wave.lds + Lds::kQColumns, i); });
-    pieces<product>(Plan::move_q(kQLoads), [&](int i) { q.template load<IS_MASKED>(block.q, i); });
-    pieces<product>(Plan::move_dout(kDoutLoads), [&](int i) { dout.template load<IS_MASKED>(block.dout, i); });
-    pieces<product>(Plan::load_dq(), [&](int) { turns.load(wave.dq); });
-    pieces<product>(Plan::load_rows(2 * Shape::kRowTiles + 1), [&](int i) {
-      if (i == 2 * Shape::kRowTiles) return turns.ask(block.scratch);
-      if (i % 2 == 0)
-        wave.load_lse(args, block.scratch, i / 2);
-      else
-        wave.load_delta(args, block.scratch, i / 2);
+    constexpr int kQLoads = decltype(q)::kLoads, kDoutLoads = decltype(dout)::kLoads;
+    each<0, Shape::kRowTiles>([&](auto row_tile) {
+      constexpr int rt = decltype(row_tile)::value;
+      constexpr Job p = Plan::p(rt), ds = Plan::ds(rt);
+      pieces<p.begin(product), p.begin(product + 1)>([&](int i) { work_on_p(rt, i, map); });
+      pieces<ds.begin(product), ds.begin(product + 1)>([&](int i) { work_on_ds(rt, i); });
     });
-    pieces<product>(Plan::land_q(kQLoads), [&](int i) { q.land_row(wave.lds + Lds::kQRows, i); });
-    pieces<product>(Plan::land_dout(kDoutLoads), [&](int i) { dout.land_row(wave.lds + Lds::kGradRows, i); });
-    pieces<product>(Plan::land_dout_columns(decltype(dout)::kColumns),
-                    [&](int i) { dout.land_column(wave.lds + Lds::kGradColumns, i); });
+#define AITER_LIKE_JOB(JOB, ...) \
+  { \
+    constexpr Job job = JOB; \
+    if constexpr (job.begin(product) < job.begin(product + 1)) pieces<job.begin(product), job.begin(product + 1)>(__VA_ARGS__); \
+  }
+    AITER_LIKE_JOB(Plan::land_q_columns(decltype(q)::kColumns), [&](int i) { q.land_column(wave.lds + Lds::kQColumns, i); })
+    AITER_LIKE_JOB(Plan::move_q(kQLoads), [&](int i) { q.load(q_move, i); })
+    AITER_LIKE_JOB(Plan::move_dout(kDoutLoads), [&](int i) { dout.load(dout_move, i); })
+    AITER_LIKE_JOB(Plan::load_dq(), [&](int) { turns.load(wave.dq); })
+    AITER_LIKE_JOB(Plan::load_rows(kRowValues + 1), [&](int i) { i < kRowValues ? load_row_values(i) : turns.ask(ahead); })
+    AITER_LIKE_JOB(Plan::land_q(kQLoads), [&](int i) { q.land_row(wave.lds + Lds::kQRows, i); })
+    AITER_LIKE_JOB(Plan::land_dout(kDoutLoads), [&](int i) { dout.land_row(wave.lds + Lds::kGradRows, i); })
+    AITER_LIKE_JOB(Plan::land_dout_columns(decltype(dout)::kColumns), [&](int i) { dout.land_column(wave.lds + Lds::kGradColumns, i); })
+    AITER_LIKE_JOB(Plan::go_on(), [&](int i) { i == 0 ? go_on() : find_rows(); })
+#undef AITER_LIKE_JOB
   }
 
-  /// The rows of `next` that see any key of the task: 0 · NaN is no 0. After the last block there are none.
-  __device__ SomeRows rows_of(const char* block) const {
+  /// Piece i of P of a row tile: an exponential, or what comes before the next one and behind the one before.
+  __device__ void work_on_p(int rt, int i, const Map& map) {
+    using Score = typename WaveState<Shape>::Element16;
+    const int e = i / 2;
+    if (i == 0) wave.scale(Score(rt, 0), map, places);
+    if (i % 2 == 0) return wave.exponentiate(Score(rt, e));
+    if (e + 1 < Schedule<Shape>::kScores) wave.scale(Score(rt, e + 1), map, places);
+    if (e > 0) wave.template finish_p<IS_MASKED>(Score(rt, e - 1), map, places);
+    if (e + 1 == Schedule<Shape>::kScores) wave.template finish_p<IS_MASKED>(Score(rt, e), map, places);
+  }
+  __device__ void work_on_ds(int rt, int i) {
+    using Score = typename WaveState<Shape>::Element16;
+    if (i % 2 == 0) wave.template differentiate<IS_MASKED>(Score(rt, i / 2));
+    if (i % 4 == 3) wave.write_gradients(Score(rt, i / 2 - 1));
+  }
+
+  static constexpr int kRowValues = kRowValueCount<Shape> * Shape::kRowTiles;
+  __device__ void load_row_values(int i) {
+    wave.load_row_value(args, ahead, static_cast<RowValue>(i / Shape::kRowTiles), i % Shape::kRowTiles);
+  }
+
+  /// The next block becomes the one at hand.
+  __device__ void go_on() {
+    turns.follow(ahead, next.head, next.block);
+    if (IS_MASKED || !WaveState<Shape>::kIsPlain) places.move_to(next.block);
+    next.advance(task);
+  }
+  /// The rows of `next` that see any key of the task: 0 · NaN is no 0. Behind the last block there are none.
+  __device__ void find_rows() {
+    ahead = next.left > 0 ? next.scratch_block : turns.next_block;
     const int row = next.block * kM;
-    return {block, clamped(first_row - row, 0, kM), next.left > 0 ? clamped(end_row - row, 0, kM) : 0};
+    const int first = IS_MASKED ? between(first_row - row, kM) : 0;
+    const int seen = between(end_row - row, kM), end = next.left > 0 ? seen : 0;
+    q_move = q.moves_of(next.q, first, end);
+    dout_move = dout.moves_of(next.dout, first, end);
+  }
+  /// `x` between 0 and `most`; where it is the same in all lanes the compiler has no instruction for both bounds.
+  __device__ static int between(int x, int most) {
+    x = x < 0 ? 0 : x;
+    asm volatile("" : "+s"(x));
+    return x < most ? x : most;
   }
 
   /// K and V of the wave's keys, and this wave's columns of K of all keys, which come through LDS.
@@ -372,8 +394,7 @@ template <class Shape, bool IS_MASKED>
 __device__ void run_task(const Args& args, const Task<Shape>& task, char* tiles) {
   Walk<Shape, IS_MASKED> walk(args, task);
   walk.start(tiles);
-  do walk.step();
-  while (walk.has_next());
+  for (int left = task.end_step - task.step; left > 0; --left) walk.step();
   walk.finish();
 }
 

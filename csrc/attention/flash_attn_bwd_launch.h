@@ -115,16 +115,13 @@ void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, co
     bytes += (count * 4 + 255) / 256 * 256;
     return at;
   };
-  const int64_t lse = place(row_blocks * kM), delta = place(row_blocks * kM);
-  constexpr bool kHasRest = !kIsPlain<typename Shape::Scores>;
-  const int64_t rest = place(kHasRest ? row_blocks * kM : 0), turns = place(row_blocks * args.plan.chains);
+  const int64_t values = place(row_blocks * kM * kRowValueCount<Shape>), turns = place(row_blocks * args.plan.chains);
   const int64_t sinks = place(args.dsink != nullptr ? row_blocks : 0);
   const int64_t sums = place(row_blocks * args.plan.chains * Shape::kDqFloats), partials = place(slots * Shape::kPartFloats);
   const ffi::Scratch scratch(bytes, device);
   char* const base = scratch.template data<char>();
   const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(base + at); };
-  args.minus_lse = floats(lse), args.minus_delta = floats(delta);
-  args.minus_rest = kHasRest ? floats(rest) : nullptr;
+  args.row_values = floats(values);
   args.turns = reinterpret_cast<int*>(base + turns);
   args.sink_partials = floats(sinks), args.dq_sums = floats(sums), args.partials = floats(partials);
   launch(args, static_cast<int>(workgroups), slots > 0, stream);

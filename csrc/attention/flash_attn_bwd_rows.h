@@ -6,10 +6,10 @@
 
 namespace aiter_like::attn_bwd {
 
-/// Rows [first, end) of the block of rows that begins at `data`.
-struct SomeRows {
-  const char* data;
-  int first, end;
+/// What a block is loaded from: the buffer begins `skipped` bytes behind the block.
+struct Moves {
+  tile::BufferDescriptor buffer;
+  uint32_t skipped;
 };
 
 /// A work-item's part of a block of ROWS × DIM elements: kWords words of four rows, kRounds times.
@@ -24,7 +24,7 @@ struct BlockMover {
   static constexpr int kLoads = 4 * kRounds;
   using Words = std::conditional_t<kWords == 2, Fragment, uint32_t>;
 
-  uint32_t sources[kRounds][4];  // this lane's bytes in a block
+  uint32_t sources[kRounds];  // this lane's first row in a block, in bytes
   int by_row[kRounds], transposed[kRounds];
   Words words[kRounds][4];  // on their way
   uint32_t row_bytes, used_bytes;
@@ -36,24 +36,20 @@ struct BlockMover {
     for (int n = 0; n < kRounds; ++n) {
       const int unit = thread_index() + n * kThreads, quad = unit / kUnitsPerQuad, place = unit % kUnitsPerQuad;
       const bool is_there = has_unit(n) && 2 * kWords * place < columns;
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        sources[n][r] = is_there ? (4 * quad + r) * row_bytes + 4 * kWords * place : tile::kOutOfRange;
+      sources[n] = is_there ? 4 * quad * row_bytes + 4 * kWords * place : tile::kOutOfRange;
       by_row[n] = 4 * quad * Rows::kRowBytes + 4 * kWords * place;
       transposed[n] = Columns::place(quad, kWords * place);
     }
   }
 
-  __device__ tile::BufferDescriptor buffer_of(const SomeRows& rows) const {
-    const int count = rows.end - rows.first;
-    return tile::make_buffer(rows.data + static_cast<int64_t>(rows.first) * row_bytes,
-                             count <= 0 ? 0 : (count - 1) * row_bytes + used_bytes);
+  /// Loads of rows [first, end) of the block that begins at `block`; others become zeros.
+  __device__ Moves moves_of(const char* block, int first, int end) const {
+    const uint32_t skipped = first * row_bytes, bytes = end > first ? (end - first - 1) * row_bytes + used_bytes : 0;
+    return {tile::make_buffer(block + skipped, bytes), skipped};
   }
-  /// Begins load i, of kLoads, of some of a block's rows; others become zeros. IS_PART: the first one may not be row 0.
-  template <bool IS_PART>
-  __device__ void load(const SomeRows& rows, int i) {
-    const uint32_t skipped = IS_PART ? rows.first * row_bytes : 0;
-    words[i / 4][i % 4] = load_words(buffer_of(rows), sources[i / 4][i % 4] - skipped);
+  /// Begins load i of kLoads.
+  __device__ void load(const Moves& moves, int i) {
+    words[i / 4][i % 4] = load_words(moves.buffer, sources[i / 4] + (i % 4 * row_bytes - moves.skipped));
   }
 
   /// Writes row i of kLoads to the image by row.

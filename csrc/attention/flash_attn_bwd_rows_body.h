@@ -53,19 +53,18 @@ struct RowsTask {
     const bool sees = lse != -kInfinity;
     delta = sees ? usual_nan(delta) : 0.f;
     RowLse value{lse * kLog2E, 0.f};
-    if (args.minus_rest != nullptr) add_far(value, lse, row);
+    if constexpr (kMayBeFar) add_far(value, lse, row);
     if (lane == 0) {
-      const int64_t place = scratch_block() * kM + row - block * kM;
-      args.minus_lse[place] = sees ? -usual_nan(value.highest) : -kInfinity;
-      args.minus_delta[place] = -delta;
-      if (args.minus_rest != nullptr) args.minus_rest[place] = -value.rest;
+      store_value(RowValue::minus_lse, row, sees ? -usual_nan(value.highest) : -kInfinity);
+      store_value(RowValue::minus_delta, row, -delta);
+      if constexpr (kMayBeFar) store_value(RowValue::minus_rest, row, -value.rest);
     }
     const int64_t all_blocks = int64_t{args.row_blocks} * args.heads;
     for (int chain = thread_index(); chain < args.plan.chains; chain += kThreads)
       args.turns[chain * all_blocks + scratch_block()] = 0;
     if (Shape::kIsAtomic) clear_sums();
     if (args.dsink == nullptr) return;
-    const float score = args.minus_rest == nullptr ? args.sink[head] * kLog2E : plus_bias(0.f, args.sink[head]);
+    const float score = kMayBeFar ? plus_bias(0.f, args.sink[head]) : args.sink[head] * kLog2E;
     const float weight = fast_exp2(score - value.highest - value.rest);
     store_sink_partial(lane == 0 && sees ? -weight * delta : 0.f, lds);
   }
@@ -94,6 +93,12 @@ struct RowsTask {
   }
 
  private:
+  static constexpr bool kMayBeFar = !kIsPlain<typename Shape::Scores>;
+
+  __device__ void store_value(RowValue which, int row, float value) const {
+    const int64_t place = scratch_block() * kRowValueCount<Shape> + static_cast<int>(which);
+    args.row_values[place * kM + row - block * kM] = value;
+  }
   __device__ static float usual_nan(float x) { return x == x ? x : __builtin_nanf(""); }
 
   __device__ static float from_other(float x, int lanes) {

@@ -79,6 +79,7 @@ struct Schedule {
   static constexpr Job load_rows(int count) { return {at(S::kDk), at(S::kDk) + count, count}; }
   static constexpr Job land_q(int count) { return {at(S::kDk) + 4, at(S::kDq), count}; }
   static constexpr Job land_dout(int count) { return {at(S::kDk) + 5, at(S::kDq), count}; }
+  static constexpr Job go_on() { return {at(S::kDq) + 4, at(S::kMeetBeforeS), 2}; }
   static constexpr Job land_dout_columns(int count) { return {at(S::kDq), at(S::kMeetBeforeS), count}; }
 };
 

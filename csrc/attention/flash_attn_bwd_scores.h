@@ -16,6 +16,12 @@ template <class Scores>
 constexpr bool kIsPlain = !Scores::kIsCapped && !Scores::kHasAlibi && !Scores::kDrops &&
                           !Scores::kHasSinkTokens && std::is_void_v<typename Scores::Bias>;
 
+/// What a row of scratch has, block by block: -LSE to base 2, -inf where it sees nothing; -(Σ dout · out - dLSE); and of
+/// scores that are no plain ones -log2 Σ p where the LSE is far from 0.
+enum class RowValue { minus_lse, minus_delta, minus_rest };
+template <class Shape>
+constexpr int kRowValueCount = kIsPlain<typename Shape::Scores> ? 2 : 3;
+
 /// The scores of one head of one sequence.
 template <class Scores>
 struct ScoreMap {

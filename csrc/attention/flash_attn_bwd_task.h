@@ -12,8 +12,7 @@ namespace aiter_like::attn_bwd {
 struct Args {
   FlashAttnTensor q, k, v, out, dout, dq, dk, dv;  // [batch, rows, heads, dim], packed [rows, heads, dim]
   const float *lse, *dlse;             // [batch, heads, rows], packed [heads, rows]; dlse may be null
-  float *minus_lse, *minus_delta;      // scratch: -LSE to base 2, -inf of rows that see nothing; -(Σ dout · out - dlse)
-  float* minus_rest;                   // scratch of scores that are no plain ones: -log2 Σ p where a LSE is far from 0
+  float* row_values;                   // scratch: of each block of rows, see RowValue
   float* dq_sums;                      // scratch: blocks of kDqFloats
   float* partials;                     // scratch: kPartFloats of each part of a divided task
   float* sink_partials;                // scratch: of each block of rows

@@ -24,14 +24,15 @@ struct Turns {
   float* sums;
   int answer, seen;  // what is on its way and what has been read of the next block's turn
   int due;    // this workgroup's
-  int block;  // where this one is
+  int block, next_block;  // the block at hand and the one behind it, in scratch
+  int head, row_block;    // the latter's in its sequence
   int ended;  // the block before, whose stores are on their way, and its turn; -1: none
   int ended_turn;
 
-  __device__ void start(const Args& args, int chain) {
+  __device__ void start(const Args& args, int chain, int turn) {
     const int64_t blocks = int64_t{args.row_blocks} * args.heads;
     turns = args.turns + chain * blocks, sums = args.dq_sums + chain * blocks * Shape::kDqFloats;
-    answer = seen = due = block = ended_turn = 0, ended = -1;
+    answer = seen = block = next_block = head = row_block = ended_turn = 0, ended = -1, due = turn;
   }
 
   /// Begins to read the turn of a block.
@@ -43,14 +44,18 @@ struct Turns {
     if constexpr (!kIsAtomic) seen = __builtin_amdgcn_readfirstlane(answer);
   }
 
-  /// Waits until turn `turn` of a block has come.
-  __device__ void await(int of_block, int turn) {
-    block = of_block, due = turn;
+  /// What block follows the one at hand.
+  __device__ void follow(int of_block, int of_head, int of_row_block) {
+    next_block = of_block, head = of_head, row_block = of_row_block;
+  }
+
+  /// Waits until the turn at the block at hand has come.
+  __device__ void await() {
     if constexpr (kIsAtomic) return;
-    for (int polls = 0; seen != turn; ++polls) {
+    for (int polls = 0; __builtin_expect(seen != due, false); ++polls) {
       if (polls == kMostPolls) return spoil();
       __builtin_amdgcn_s_sleep(1);
-      ask(of_block);
+      ask(block);
       take_answer();
     }
   }
@@ -75,6 +80,7 @@ struct Turns {
 #pragma unroll
         for (int i = 0; i < 4; ++i) add(data() + place + i, dq[rt][x][i]);
       });
+      block = next_block;
       return;
     }
     const tile::BufferDescriptor buffer = tile::make_buffer(data(), Shape::kDqFloats * 4);
@@ -82,6 +88,7 @@ struct Turns {
       __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Chunk, dq[rt][x]), buffer, 4 * place, 0, kThrough);
     });
     ended = block, ended_turn = due;
+    block = next_block;
   }
 
   /// Says that the turn at the block before is over. The stores of all waves have arrived.

@@ -41,6 +41,13 @@ struct Product {
   __device__ static void add_to_a(Accumulator& sum, Fragment left, Fragment right) { sum = M::multiply(left, right, sum); }
 };
 
+/// `x`, which the compiler must have here: it would compute it beside its use.
+template <class T>
+__device__ inline T here(T x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+
 template <class Shape>
 struct WaveState {
   using Element = typename Shape::Element;
@@ -48,7 +55,7 @@ struct WaveState {
   using Lds = Places<Shape>;
   using Map = ScoreMap<typename Shape::Scores>;
   static constexpr bool kIsPlain = attn_bwd::kIsPlain<typename Shape::Scores>, kDrops = Shape::Scores::kDrops;
-  static constexpr int kKeyTiles = Shape::kKeyTiles, kRowTiles = Shape::kRowTiles;
+  static constexpr int kKeyTiles = Shape::kKeyTiles, kRowTiles = Shape::kRowTiles, kM = Shape::kBlockM;
 
   Accumulator dk[kKeyTiles][Shape::kDim / 16], dv[kKeyTiles][Shape::kDimV / 16];
   Chunk k[kKeyTiles][Shape::kDim / 32], v[kKeyTiles][Shape::kDimV / 32];
@@ -81,16 +88,14 @@ struct WaveState {
     }
   }
 
-  /// Begins to load the LSE of row tile rt of a block, or its delta.
-  __device__ void load_lse(const Args& args, int scratch_block, int rt) {
-    const int64_t row = static_cast<int64_t>(scratch_block) * Shape::kBlockM + 16 * rt;
-    minus_lse[rt] = *reinterpret_cast<const Accumulator*>(args.minus_lse + row + lane_index() / 16 * 4);
-    if constexpr (!kIsPlain)
-      minus_rest[rt] = *reinterpret_cast<const Accumulator*>(args.minus_rest + row + lane_index() / 16 * 4);
-  }
-  __device__ void load_delta(const Args& args, int scratch_block, int rt) {
-    const int64_t row = static_cast<int64_t>(scratch_block) * Shape::kBlockM + 16 * rt;
-    minus_delta[rt] = *reinterpret_cast<const Accumulator*>(args.minus_delta + row + lane_index() / 16 * 4);
+  /// Begins to load a value of each row of row tile rt of a block.
+  __device__ void load_row_value(const Args& args, int scratch_block, RowValue value, int rt) {
+    const float* const values =
+        args.row_values + (static_cast<int64_t>(scratch_block) * kRowValueCount<Shape> + static_cast<int>(value)) * kM;
+    const auto loaded = *reinterpret_cast<const Accumulator*>(values + 16 * rt + lane_index() / 16 * 4);
+    if (value == RowValue::minus_lse) minus_lse[rt] = loaded;
+    if (value == RowValue::minus_delta) minus_delta[rt] = loaded;
+    if (value == RowValue::minus_rest) minus_rest[rt] = loaded;
   }
 
   /// Begins to read the left operand of `step`, a step of the next block from kCount on.
@@ -158,14 +163,16 @@ struct WaveState {
   __device__ void scale(Element16 at, const Map& map, const PLACES& places) {
     const float score = s[at.rt][at.kt][at.i];
     if constexpr (kIsPlain) {
-      s[at.rt][at.kt][at.i] = __builtin_fmaf(score, map.inner, minus_lse[at.rt][at.i]);
+      s[at.rt][at.kt][at.i] = here(__builtin_fmaf(score, map.inner, minus_lse[at.rt][at.i]));
     } else {
       const auto found = map.score(score, places.row(at.rt, at.i), places.key(at.kt));
       s[at.rt][at.kt][at.i] = found.value + minus_lse[at.rt][at.i] + minus_rest[at.rt][at.i];
       slopes[at.rt][at.kt][at.i] = found.slope;
     }
   }
-  __device__ void exponentiate(Element16 at) { s[at.rt][at.kt][at.i] = fast_exp2(s[at.rt][at.kt][at.i]); }
+  __device__ void exponentiate(Element16 at) {
+    s[at.rt][at.kt][at.i] = here(fast_exp2(s[at.rt][at.kt][at.i]));
+  }
 
   /// P without keys that a row does not see, and in 16 bits, once both elements of a dword are there.
   template <bool IS_MASKED, class PLACES>
@@ -216,11 +223,11 @@ struct WaveState {
     else
       rounded = from_float<f16>(x).bits;
     if (i % 2 == 0)
-      first = rounded;
+      first = here(rounded);
     else if constexpr (kIsPlain && std::is_same_v<Element, bf16>)
-      fragment[i / 2] = pack_upper(first, rounded);
+      fragment[i / 2] = here(pack_upper(first, rounded));
     else
-      fragment[i / 2] = pack_lower(first, rounded);
+      fragment[i / 2] = here(pack_lower(first, rounded));
   }
 };
 
