@@ -53,9 +53,10 @@ void flash_attn_bwd_kernel(Args args) {
   attn_bwd::gradients_body<Config>(args, static_cast<int>(workgroup_index().x), tiles);
 }
 
-__global__ __launch_bounds__(kThreads) __attribute__((amdgpu_waves_per_eu(1, 1)))
-void flash_attn_bwd_parts_kernel(Args args) {
-  attn_bwd::add_parts_body<Config>(args, static_cast<int>(workgroup_index().x));
+__global__ __launch_bounds__(kThreads) void flash_attn_bwd_parts_kernel(Args args) {
+  const WorkgroupIndex workgroup = workgroup_index();
+  attn_bwd::add_parts_body<Config>(args, static_cast<int>(workgroup.x), static_cast<int>(workgroup.y),
+                                   static_cast<int>(workgroup.z));
 }
 
 __global__ __launch_bounds__(kThreads) void flash_attn_bwd_finish_kernel(Args args) {
@@ -67,14 +68,17 @@ __global__ __launch_bounds__(kWaveSize) void flash_attn_bwd_sink_kernel(Args arg
 }
 
 void launch_flash_attn_bwd(const Args& args, int workgroups, bool has_parts, Stream stream) {
-  const uint32_t row_blocks = static_cast<uint32_t>((args.max_rows + Shape::kBlockM - 1) / Shape::kBlockM);
+  const auto row_blocks = static_cast<uint32_t>((args.max_rows + Shape::kBlockM - 1) / Shape::kBlockM);
+  const auto count = static_cast<uint32_t>(workgroups);
   const dim3 rows(row_blocks, static_cast<uint32_t>(args.heads), static_cast<uint32_t>(args.batch));
-  if (row_blocks > 0) launch_named("flash_attn_bwd_prepare_kernel", flash_attn_bwd_prepare_kernel, rows, kThreads, stream, args);
-  if (workgroups > 0)
-    launch_named("flash_attn_bwd_kernel", flash_attn_bwd_kernel, workgroups, kThreads, stream, args);
+  const dim3 parts(count, Shape::kKeyTiles, 2);
+  if (row_blocks > 0)
+    launch_named("flash_attn_bwd_prepare_kernel", flash_attn_bwd_prepare_kernel, rows, kThreads, stream, args);
+  if (count > 0) launch_named("flash_attn_bwd_kernel", flash_attn_bwd_kernel, count, kThreads, stream, args);
   if (has_parts)
-    launch_named("flash_attn_bwd_parts_kernel", flash_attn_bwd_parts_kernel, workgroups, kThreads, stream, args);
-  if (row_blocks > 0) launch_named("flash_attn_bwd_finish_kernel", flash_attn_bwd_finish_kernel, rows, kThreads, stream, args);
+    launch_named("flash_attn_bwd_parts_kernel", flash_attn_bwd_parts_kernel, parts, kThreads, stream, args);
+  if (row_blocks > 0)
+    launch_named("flash_attn_bwd_finish_kernel", flash_attn_bwd_finish_kernel, rows, kThreads, stream, args);
   if (args.dsink != nullptr)
     launch_named("flash_attn_bwd_sink_kernel", flash_attn_bwd_sink_kernel, args.heads, kWaveSize, stream, args);
 }

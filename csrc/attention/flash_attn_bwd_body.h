@@ -41,6 +41,32 @@ struct ScorePlaces {
   }
 };
 
+/// The floats of a part of a divided task: the sums of a key tile of all waves lie from end to end.
+template <class Shape>
+struct PartPlace {
+  static constexpr int kKeyFloats = Shape::kDim * kMatrix * kWaves, kValueFloats = Shape::kDimV * kMatrix * kWaves;
+  __device__ static int of_keys(int kt) { return kt * (kKeyFloats + kValueFloats) + 4 * thread_index(); }
+  __device__ static int of_values(int kt) { return of_keys(kt) + kKeyFloats; }
+};
+
+/// Each column of a key tile of dK^T or dV^T, times `scale`, to its key's row, 16 bytes at a time.
+template <class Shape, int COUNT>
+__device__ void store_key_tile(const FlashAttnTensor& tensor, const Task<Shape>& task, int kt,
+                               const Accumulator (&sums)[COUNT], int columns, float scale) {
+  using Element = typename Shape::Element;
+  const int key = task.task_key(wave_index() * Shape::kWaveKeys + 16 * kt + lane_index() % 16);
+  if (key >= task.sequence.blocks.keys) return;
+  Element* const row = reinterpret_cast<Element*>(task.sequence.key_of(tensor, task.kv_head, key));
+#pragma unroll
+  for (int g = 0; g < COUNT / 2; ++g) {
+    const int column = 32 * g + lane_index() / 16 * 8;
+    float values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = sums[2 * g + i % 2][i / 2] * scale;
+    if (column < columns) store_vec<8>(row + column, vec_from_float<Element, 8>(values));
+  }
+}
+
 /// The blocks of rows of a task, one after another: where the one at hand is, and how many are to come. It goes on by
 /// additions in scalar registers, without branches.
 template <class Shape>
@@ -63,17 +89,19 @@ struct Cursor {
     q_head_step = args.q.head - blocks * q_step, dout_head_step = args.dout.head - blocks * dout_step;
     head_blocks = args.row_blocks;
   }
-  __device__ void advance(const Task<Shape>& task) {
-    // A choice would become a branch.
-    const int is_last = block == first, back = task.end - first;
-    const int64_t mask = -int64_t{is_last};
+  // A choice would become a branch.
+  __device__ void advance_q() { q += q_step + (q_head_step & last_mask()); }
+  __device__ void advance_dout() { dout += dout_step + (dout_head_step & last_mask()); }
+  __device__ void advance_numbers(const Task<Shape>& task) {
+    const int mask = static_cast<int>(last_mask()), back = task.end - first;
     --left;
-    q += q_step + (q_head_step & mask);
-    dout += dout_step + (dout_head_step & mask);
-    scratch_block += -1 + (head_blocks + back & static_cast<int>(mask));
-    block += -1 + (back & static_cast<int>(mask));
-    head += is_last;
+    scratch_block += -1 + (head_blocks + back & mask);
+    block += -1 + (back & mask);
+    head -= mask;
   }
+
+ private:
+  __device__ int64_t last_mask() const { return -int64_t{block == first}; }
 };
 
 /// A workgroup on its way over its steps. IS_MASKED: a row may not see a key.
@@ -117,8 +145,7 @@ struct Walk {
 #pragma unroll
     for (int i = 0; i < decltype(dout)::kLoads; ++i) dout.load(dout_move, i);
 #pragma unroll
-    for (int i = 0; i < kRowValues; ++i) load_row_values(i);
-    turns.ask(ahead);
+    for (int i = 0; i <= kRowValues; ++i) load_row_values(i);
 #pragma unroll
     for (int i = 0; i < decltype(q)::kLoads; ++i) q.land_row(tiles + Lds::kQRows, i);
 #pragma unroll
@@ -126,9 +153,9 @@ struct Walk {
 #pragma unroll
     for (int i = 0; i < decltype(dout)::kColumns; ++i) dout.land_column(tiles + Lds::kGradColumns, i);
     turns.take_answer();
-    go_on();
+#pragma unroll
+    for (int i = 0; i < Schedule<Shape>::kGoOnPieces; ++i) go_on(i);
     turns.block = turns.next_block;
-    find_rows();
     tile::wait_lds();
     tile::meet();
     tile::keep_order();
@@ -157,7 +184,6 @@ struct Walk {
         tile::wait_vector_memory<decltype(q)::kLoads + decltype(dout)::kLoads>();  // the stores of the block before
         meet();
         wave.request(n + kAhead);
-        turns.end();
       }
       if constexpr (n == S::kMeetBeforeS) {
         meet();
@@ -171,14 +197,6 @@ struct Walk {
     tile::keep_order();
   }
 
-  /// Adds up the parts of the task, of which this is the first.
-  __device__ void add_parts() {
-    for (int n = 0; n < task.place.parts; ++n) {
-      const float* const part = partial(task.place.slot + n * args.plan.columns);
-      for_sums([&](Accumulator& sum, int place) { sum += *reinterpret_cast<const Accumulator*>(part + place); });
-    }
-  }
-
   /// Ends the last turn, and stores dK and dV, or the part's sums.
   __device__ void finish() {
     tile::wait_vector_memory();
@@ -186,15 +204,11 @@ struct Walk {
     turns.end();
     store_results();
   }
-  __device__ void store_results() {
+  __device__ void store_results() const {
     if (task.place.slot >= 0)
       store_partial();
     else
       store_keys();
-  }
-  __device__ void store_keys() const {
-    store(args.dk, wave.dk, args.dim, args.softmax_scale);
-    store(args.dv, wave.dv, args.dim_v, 1.f);
   }
 
  private:
@@ -213,39 +227,40 @@ struct Walk {
     tile::keep_order();
   }
 
-  /// f(i) for the pieces of a job beside a product.
-  template <int begin, int end, class F>
+  /// f(i) for the pieces of a Work that stand beside a product.
+  template <int product, class WORK, class F>
   __device__ static void pieces(const F& f) {
+    constexpr int kBegin = WORK::begin(product), kEnd = WORK::begin(product + 1);
+    if constexpr (kBegin < kEnd) {
 #pragma unroll
-    for (int i = begin; i < end; ++i) f(i);
+      for (int i = kBegin; i < kEnd; ++i) f(i);
+    }
   }
 
   /// What stands beside a product.
   template <int product>
   __device__ void beside(const Map& map) {
     using Plan = Schedule<Shape>;
-    constexpr int kQLoads = decltype(q)::kLoads, kDoutLoads = decltype(dout)::kLoads;
+    using Q = decltype(q);
+    using Dout = decltype(dout);
+    char* const lds = wave.lds;
     each<0, Shape::kRowTiles>([&](auto row_tile) {
       constexpr int rt = decltype(row_tile)::value;
-      constexpr Job p = Plan::p(rt), ds = Plan::ds(rt);
-      pieces<p.begin(product), p.begin(product + 1)>([&](int i) { work_on_p(rt, i, map); });
-      pieces<ds.begin(product), ds.begin(product + 1)>([&](int i) { work_on_ds(rt, i); });
+      pieces<product, typename Plan::template P<rt>>([&](int i) { work_on_p(rt, i, map); });
+      pieces<product, typename Plan::template Ds<rt>>([&](int i) { work_on_ds(rt, i); });
     });
-#define AITER_LIKE_JOB(JOB, ...) \
-  { \
-    constexpr Job job = JOB; \
-    if constexpr (job.begin(product) < job.begin(product + 1)) pieces<job.begin(product), job.begin(product + 1)>(__VA_ARGS__); \
-  }
-    AITER_LIKE_JOB(Plan::land_q_columns(decltype(q)::kColumns), [&](int i) { q.land_column(wave.lds + Lds::kQColumns, i); })
-    AITER_LIKE_JOB(Plan::move_q(kQLoads), [&](int i) { q.load(q_move, i); })
-    AITER_LIKE_JOB(Plan::move_dout(kDoutLoads), [&](int i) { dout.load(dout_move, i); })
-    AITER_LIKE_JOB(Plan::load_dq(), [&](int) { turns.load(wave.dq); })
-    AITER_LIKE_JOB(Plan::load_rows(kRowValues + 1), [&](int i) { i < kRowValues ? load_row_values(i) : turns.ask(ahead); })
-    AITER_LIKE_JOB(Plan::land_q(kQLoads), [&](int i) { q.land_row(wave.lds + Lds::kQRows, i); })
-    AITER_LIKE_JOB(Plan::land_dout(kDoutLoads), [&](int i) { dout.land_row(wave.lds + Lds::kGradRows, i); })
-    AITER_LIKE_JOB(Plan::land_dout_columns(decltype(dout)::kColumns), [&](int i) { dout.land_column(wave.lds + Lds::kGradColumns, i); })
-    AITER_LIKE_JOB(Plan::go_on(), [&](int i) { i == 0 ? go_on() : find_rows(); })
-#undef AITER_LIKE_JOB
+    pieces<product, typename Plan::template LandQColumns<Q::kColumns>>([&](int i) { q.land_column(lds + Lds::kQColumns, i); });
+    pieces<product, typename Plan::template MoveQ<Q::kLoads>>([&](int i) { q.load(q_move, i); });
+    pieces<product, typename Plan::template MoveDout<Dout::kLoads>>([&](int i) { dout.load(dout_move, i); });
+    pieces<product, typename Plan::FindDq>([&](int) { turns.find(); });
+    pieces<product, typename Plan::EndTurn>([&](int) { turns.end(); });
+    pieces<product, typename Plan::LoadDq>([&](int) { turns.load(wave.dq); });
+    pieces<product, typename Plan::template LoadRows<kRowValues + 1>>([&](int i) { load_row_values(i); });
+    pieces<product, typename Plan::template LandQ<Q::kLoads>>([&](int i) { q.land_row(lds + Lds::kQRows, i); });
+    pieces<product, typename Plan::template LandDout<Dout::kLoads>>([&](int i) { dout.land_row(lds + Lds::kGradRows, i); });
+    pieces<product, typename Plan::template LandDoutColumns<Dout::kColumns>>(
+        [&](int i) { dout.land_column(lds + Lds::kGradColumns, i); });
+    pieces<product, typename Plan::GoOn>([&](int i) { go_on(i); });
   }
 
   /// Piece i of P of a row tile: an exponential, or what comes before the next one and behind the one before.
@@ -266,23 +281,34 @@ struct Walk {
 
   static constexpr int kRowValues = kRowValueCount<Shape> * Shape::kRowTiles;
   __device__ void load_row_values(int i) {
+    if (i == kRowValues) return turns.ask(ahead);
     wave.load_row_value(args, ahead, static_cast<RowValue>(i / Shape::kRowTiles), i % Shape::kRowTiles);
   }
 
-  /// The next block becomes the one at hand.
-  __device__ void go_on() {
-    turns.follow(ahead, next.head, next.block);
-    if (IS_MASKED || !WaveState<Shape>::kIsPlain) places.move_to(next.block);
-    next.advance(task);
+  /// The next block becomes the one at hand, and the block behind it the next one; in pieces.
+  __device__ void go_on(int piece) {
+    if (piece == 0) {
+      turns.follow(ahead, next.head, next.block);
+      if (IS_MASKED || !WaveState<Shape>::kIsPlain) places.move_to(next.block);
+    }
+    if (piece == 1) next.advance_q();
+    if (piece == 2) next.advance_dout();
+    if (piece == 3) next.advance_numbers(task);
+    if (piece == 4) find_rows_of(q, next.q, q_move);
+    if (piece == 5) find_rows_of(dout, next.dout, dout_move);
   }
   /// The rows of `next` that see any key of the task: 0 · NaN is no 0. Behind the last block there are none.
-  __device__ void find_rows() {
+  template <class MOVER>
+  __device__ void find_rows_of(const MOVER& mover, const char* block, Moves& moves) {
     ahead = next.left > 0 ? next.scratch_block : turns.next_block;
     const int row = next.block * kM;
     const int first = IS_MASKED ? between(first_row - row, kM) : 0;
     const int seen = between(end_row - row, kM), end = next.left > 0 ? seen : 0;
-    q_move = q.moves_of(next.q, first, end);
-    dout_move = dout.moves_of(next.dout, first, end);
+    moves = mover.moves_of(block, first, end);
+  }
+  __device__ void find_rows() {
+    find_rows_of(q, next.q, q_move);
+    find_rows_of(dout, next.dout, dout_move);
   }
   /// `x` between 0 and `most`; where it is the same in all lanes the compiler has no instruction for both bounds.
   __device__ static int between(int x, int most) {
@@ -345,48 +371,26 @@ struct Walk {
     workgroup_barrier();
   }
 
-  /// Each column of dK^T or dV^T, times `scale`, to its key's row, 16 bytes at a time.
-  template <class SUMS>
-  __device__ void store(const FlashAttnTensor& tensor, const SUMS& sums, int columns, float scale) const {
-    using Element = typename Shape::Element;
-    constexpr int kGroups = sizeof(sums[0]) / sizeof(Accumulator) / 2;
+  /// The sums of the task's part, as add_parts_body takes them.
+  __device__ void store_partial() const {
+    float* const part = args.partials + int64_t{task.place.slot} * Shape::kPartFloats;
 #pragma unroll
     for (int kt = 0; kt < Shape::kKeyTiles; ++kt) {
-      const int key = task.task_key(wave_index() * Shape::kWaveKeys + 16 * kt + lane_index() % 16);
-      if (key >= task.sequence.blocks.keys) continue;
-      Element* const row = reinterpret_cast<Element*>(task.sequence.key_of(tensor, task.kv_head, key));
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const int column = 32 * g + lane_index() / 16 * 8;
-        float values[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = sums[kt][2 * g + i % 2][i / 2] * scale;
-        if (column < columns) store_vec<8>(row + column, vec_from_float<Element, 8>(values));
-      }
+      store_sums(part + PartPlace<Shape>::of_keys(kt), wave.dk[kt]);
+      store_sums(part + PartPlace<Shape>::of_values(kt), wave.dv[kt]);
     }
   }
-
-  /// f(sum, place) of each sum of dK and dV, and its place among the floats of a part.
-  template <class F>
-  __device__ void for_sums(const F& f) {
-    int place = thread_index() * 4;
-    const auto take = [&](auto& sums) {
+  template <int COUNT>
+  __device__ static void store_sums(float* place, const Accumulator (&sums)[COUNT]) {
 #pragma unroll
-      for (auto& tiles : sums) {
-#pragma unroll
-        for (auto& sum : tiles) {
-          f(sum, place);
-          place += 4 * kThreads;
-        }
-      }
-    };
-    take(wave.dk);
-    take(wave.dv);
+    for (int x = 0; x < COUNT; ++x) *reinterpret_cast<Accumulator*>(place + 4 * kThreads * x) = sums[x];
   }
-  __device__ float* partial(int slot) const { return args.partials + int64_t{slot} * Shape::kPartFloats; }
-  __device__ void store_partial() {
-    float* const part = partial(task.place.slot);
-    for_sums([&](const Accumulator& sum, int place) { *reinterpret_cast<Accumulator*>(part + place) = sum; });
+  __device__ void store_keys() const {
+#pragma unroll
+    for (int kt = 0; kt < Shape::kKeyTiles; ++kt) {
+      store_key_tile(args.dk, task, kt, wave.dk[kt], args.dim, args.softmax_scale);
+      store_key_tile(args.dv, task, kt, wave.dv[kt], args.dim_v, 1.f);
+    }
   }
 };
 
@@ -416,16 +420,34 @@ __device__ __attribute__((always_inline)) void gradients_body(const Args& args, 
   }
 }
 
-/// Runs workgroup `workgroup` of the launch that adds up the parts of divided tasks, as many as the one before has.
+/// Sums of parts `stride` floats apart, in their order.
+template <int COUNT>
+__device__ void add_parts(Accumulator (&sums)[COUNT], const float* place, int parts, int64_t stride) {
+#pragma unroll
+  for (auto& sum : sums) sum = {};
+  for (int n = 0; n < parts; ++n, place += stride) {
+#pragma unroll
+    for (int x = 0; x < COUNT; ++x) sums[x] += *reinterpret_cast<const Accumulator*>(place + 4 * kThreads * x);
+  }
+}
+
+/// Adds up the parts of a divided task: dK (matrix 0) or dV (1) of one key tile. `number` is its first part's.
 template <class Config>
-__device__ void add_parts_body(const Args& args, int workgroup) {
+__device__ void add_parts_body(const Args& args, int number, int kt, int matrix) {
   using Shape = attn_bwd::Shape<Config>;
-  const Task<Shape> task = Task<Shape>::of(args, workgroup);
+  const Task<Shape> task = Task<Shape>::of(args, number);
   if (task.place.slot < 0 || task.place.part > 0 || task.place.j >= task.sequence.blocks.key_blocks()) return;
-  Walk<Shape, false> walk(args, task);
-  walk.wave.start(nullptr);
-  walk.add_parts();
-  walk.store_keys();
+  const float* const part = args.partials + int64_t{task.place.slot} * Shape::kPartFloats;
+  const int64_t stride = int64_t{args.plan.columns} * Shape::kPartFloats;
+  if (matrix == 0) {
+    Accumulator sums[Shape::kDim / 16];
+    add_parts(sums, part + PartPlace<Shape>::of_keys(kt), task.place.parts, stride);
+    store_key_tile(args.dk, task, kt, sums, args.dim, args.softmax_scale);
+  } else {
+    Accumulator sums[Shape::kDimV / 16];
+    add_parts(sums, part + PartPlace<Shape>::of_values(kt), task.place.parts, stride);
+    store_key_tile(args.dv, task, kt, sums, args.dim_v, 1.f);
+  }
 }
 
 }  // namespace aiter_like::attn_bwd

@@ -22,7 +22,9 @@ struct Tiles {
   static constexpr int kAhead = kWidest <= 64 ? 2 : kWidest <= 192 && kKeyTiles > 1 ? 3 : 1;
 };
 
-constexpr int64_t kLeastSteps = 8;  // of a part: a workgroup's beginning and end take as long
+constexpr int64_t kLeastSteps = 8;    // of a part: a workgroup's beginning and end take as long
+constexpr int64_t kTurnSteps = 3;     // that a workgroup is behind the one before it
+constexpr int64_t kStepBytes = 8 << 20;  // that memory moves in the time of a step
 
 /// Divides tasks so that the launch ends on all CUs at about the same time. Without a mask all tasks take equally long:
 /// whole rounds of them stay whole, and those of the last, partly filled round are divided. Under a mask the longest
@@ -55,6 +57,20 @@ Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const 
   }
   plan.tail_steps = static_cast<int>((longest + best_parts - 1) / best_parts);
   return plan;
+}
+
+/// How many chains the key blocks are dealt to: those that are at work at once wait for one another at the beginning, and
+/// each chain's dQ is read once more at the end. dq_bytes: of one.
+inline int plan_chains(const Plan& plan, int parts, int64_t dq_bytes, int num_cus) {
+  const int64_t at_once = num_cus / (int64_t{plan.columns} * parts) + 1;
+  const int64_t members = at_once < plan.key_blocks ? at_once : plan.key_blocks;
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t chains = 1; chains <= members; ++chains) {
+    const int64_t waits = kTurnSteps * ((members + chains - 1) / chains - 1);
+    const int64_t time = waits + chains * dq_bytes / kStepBytes;
+    if (time < least) best = chains, least = time;
+  }
+  return static_cast<int>(best);
 }
 
 #if AITER_LIKE_HOST_PASS
@@ -94,18 +110,21 @@ void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, co
   if (args.batch == 0 || args.heads == 0) return;
   const Blocks<kM, kN> blocks{{args.max_rows, args.max_keys, args.left, args.right, args.sink_size}};
   const auto steps = [&](int j) { return (blocks.end_block(j) - blocks.first_block(j)) * args.group; };
-  const int columns = args.batch * (args.heads / args.group);
-  args.plan = plan_tasks(columns, blocks.key_blocks(), args.left >= 0 || args.right >= 0, num_compute_units(device.device_id), steps);
-  if (const char* c = getenv("CHAINS")) args.plan.chains = atoi(c);
+  const int columns = args.batch * (args.heads / args.group), num_cus = num_compute_units(device.device_id);
+  args.plan = plan_tasks(columns, blocks.key_blocks(), args.left >= 0 || args.right >= 0, num_cus,
+                         steps);
+  const bool is_packed = args.cu_seqlens_q != nullptr;
+  args.row_blocks = is_packed ? args.rows / kM + args.batch : args.batch * blocks.row_blocks();
+  const int64_t row_blocks = int64_t{args.row_blocks} * args.heads;
+  if (args.plan.key_blocks > 0)
+    args.plan.chains = plan_chains(args.plan, args.plan.parts(0, steps(0)), row_blocks * Shape::kDqFloats * 4, num_cus);
+  if (const char* c = getenv("CHAINS")) args.plan.chains = atoi(c);  // for trials
   int64_t workgroups = 0, slots = 0;
   for (int j = 0; j < args.plan.key_blocks; ++j) {
     const int parts = args.plan.parts(j, steps(j));
     workgroups += int64_t{parts} * columns;
     if (parts > 1) slots += int64_t{parts} * columns;
   }
-  const bool is_packed = args.cu_seqlens_q != nullptr;
-  args.row_blocks = is_packed ? args.rows / kM + args.batch : args.batch * blocks.row_blocks();
-  const int64_t row_blocks = int64_t{args.row_blocks} * args.heads;
   match.require(workgroups < (int64_t{1} << 31) && row_blocks < (int64_t{1} << 31), "more blocks than a launch holds");
 
   // Each part of scratch begins at a multiple of 256 bytes.

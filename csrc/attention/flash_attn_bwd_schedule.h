@@ -38,14 +38,14 @@ struct Steps {
   static constexpr int kMeetBeforeDk = kDk - Shape::kAhead, kMeetBeforeS = kCount - Shape::kAhead;
 };
 
-/// Work of `count` equal pieces beside the products [from, end).
-struct Job {
-  int from, end, count;
-
+/// Work of COUNT equal pieces beside the products [FROM, END).
+template <int FROM, int END, int COUNT>
+struct Work {
+  static_assert(FROM < END, "there are products for the work to stand beside");
   /// The pieces [begin(product), begin(product + 1)) stand beside a product.
-  constexpr __host__ __device__ int begin(int product) const {
-    const int at = product < from ? 0 : product > end ? end - from : product - from;
-    return (at * count + end - from - 1) / (end - from);
+  static constexpr __host__ __device__ int begin(int product) {
+    const int at = product < FROM ? 0 : product > END ? END - FROM : product - FROM;
+    return (at * COUNT + END - FROM - 1) / (END - FROM);
   }
 };
 
@@ -53,34 +53,49 @@ struct Job {
 template <class Shape>
 struct Schedule {
   using S = Steps<Shape>;
+  static constexpr int kRowTiles = Shape::kRowTiles;
   static constexpr int kScores = 4 * Shape::kKeyTiles;  // of a lane in a row tile
   static constexpr int at(int step) { return S::first_product(step); }
+  static constexpr int later(int a, int b) { return a > b ? a : b; }
+  static constexpr int sooner(int a, int b) { return a < b ? a : b; }
+
+  // Work on scores stands from the first results on, until the workgroup meets. P takes twice the time of dS.
+  static constexpr int kFirst = at(S::kRowSteps) + kDelay,
+                       kLast = at(S::kMeetBeforeDk) + S::products(S::kMeetBeforeDk);
+  static constexpr int share(int parts) { return kFirst + (kLast - kFirst) * parts / (3 * kRowTiles); }
+  static constexpr int p_from(int rt) { return later(share(2 * rt), at((rt + 1) * S::kRowSteps) + kDelay); }
+  static constexpr int p_end(int rt) { return sooner(share(2 * rt + 2), at(S::kDv + rt * S::kGradSteps)); }
+  static constexpr int ds_from(int rt) {
+    return later(later(share(2 * kRowTiles + rt), p_end(kRowTiles - 1)), at(S::kDp + (rt + 1) * S::kGradSteps) + kDelay);
+  }
 
   /// P of row tile rt: two pieces for each score, the exponential and the rest.
-  static constexpr Job p(int rt) {
-    const int from = at((rt + 1) * S::kRowSteps) + kDelay;
-    const int next = rt + 1 < Shape::kRowTiles ? at((rt + 2) * S::kRowSteps) : at(S::kDp + S::kGradSteps);
-    return {from, next + kDelay < at(S::kDv) ? next + kDelay : at(S::kDv), 2 * kScores};
-  }
+  template <int rt>
+  using P = Work<p_from(rt), p_end(rt), 2 * kScores>;
   /// dS of row tile rt: two pieces for each score, dS and its way to LDS.
-  static constexpr Job ds(int rt) {
-    const int from = at(S::kDp + (rt + 1) * S::kGradSteps) + kDelay;
-    const int last = at(S::kMeetBeforeDk) + S::products(S::kMeetBeforeDk);
-    const int next = at(S::kDp + (rt + 2) * S::kGradSteps) + kDelay;
-    return {from, rt + 1 < Shape::kRowTiles || next < last ? next : last, 2 * kScores};
-  }
-  static_assert(ds(Shape::kRowTiles - 1).from < ds(Shape::kRowTiles - 1).end, "dS is there before the workgroup meets");
+  template <int rt>
+  using Ds = Work<ds_from(rt), share(2 * kRowTiles + rt + 1), 2 * kScores>;
 
   // The next block: Q transposed goes to LDS once dK of this one has read it, then its registers take the block after.
-  static constexpr Job land_q_columns(int count) { return {0, at(S::kRowSteps), count}; }
-  static constexpr Job move_q(int count) { return {at(S::kRowSteps) / 2, at(S::kRowSteps), count}; }
-  static constexpr Job move_dout(int count) { return {at(S::kRowSteps), at(2 * S::kRowSteps), count}; }
-  static constexpr Job load_dq() { return {at(S::kDk) - 2, at(S::kDk), 1}; }
-  static constexpr Job load_rows(int count) { return {at(S::kDk), at(S::kDk) + count, count}; }
-  static constexpr Job land_q(int count) { return {at(S::kDk) + 4, at(S::kDq), count}; }
-  static constexpr Job land_dout(int count) { return {at(S::kDk) + 5, at(S::kDq), count}; }
-  static constexpr Job go_on() { return {at(S::kDq) + 4, at(S::kMeetBeforeS), 2}; }
-  static constexpr Job land_dout_columns(int count) { return {at(S::kDq), at(S::kMeetBeforeS), count}; }
+  template <int COUNT>
+  using LandQColumns = Work<0, at(S::kRowSteps), COUNT>;
+  template <int COUNT>
+  using MoveQ = Work<at(S::kRowSteps) / 2, at(S::kRowSteps), COUNT>;
+  template <int COUNT>
+  using MoveDout = Work<at(S::kRowSteps), at(2 * S::kRowSteps), COUNT>;
+  using FindDq = Work<at(S::kDv) - 8, at(S::kDv), 1>;
+  using EndTurn = Work<at(S::kDk), at(S::kDk) + 1, 1>;
+  using LoadDq = Work<at(S::kDk), at(S::kDk) + 8, 1>;
+  template <int COUNT>
+  using LoadRows = Work<at(S::kDk) + 2, at(S::kDk) + 2 + 2 * COUNT, COUNT>;
+  template <int COUNT>
+  using LandQ = Work<at(S::kDk) + 4, at(S::kDq), COUNT>;
+  template <int COUNT>
+  using LandDout = Work<at(S::kDk) + 5, at(S::kDq), COUNT>;
+  template <int COUNT>
+  using LandDoutColumns = Work<at(S::kDq), at(S::kMeetBeforeS), COUNT>;
+  static constexpr int kGoOnPieces = 6;
+  using GoOn = Work<at(S::kDk + S::kRowSteps), at(S::kMeetBeforeS), kGoOnPieces>;
 };
 
 }  // namespace aiter_like::attn_bwd

@@ -22,6 +22,7 @@ struct Turns {
 
   int* turns;   // the chain's
   float* sums;
+  tile::BufferDescriptor so_far;
   int answer, seen;  // what is on its way and what has been read of the next block's turn
   int due;    // this workgroup's
   int block, next_block;  // the block at hand and the one behind it, in scratch
@@ -60,16 +61,19 @@ struct Turns {
     }
   }
 
-  /// Begins to load the sum so far: nothing in the first turn.
+  /// Where the sum so far is: in the first turn nowhere.
+  __device__ void find() {
+    if constexpr (!kIsAtomic) so_far = tile::make_buffer(data(), due == 0 ? 0 : Shape::kDqFloats * 4);
+  }
+  /// Begins to load it.
   __device__ void load(Sums& dq) const {
     if constexpr (kIsAtomic) {
       for_tiles([&](int rt, int x, int) { dq[rt][x] = {}; });
       return;
     }
-    const tile::BufferDescriptor buffer = tile::make_buffer(data(), due == 0 ? 0 : Shape::kDqFloats * 4);
     for_tiles([&](int rt, int x, int place) {
       dq[rt][x] = __builtin_bit_cast(Accumulator,
-                                     __builtin_amdgcn_raw_buffer_load_b128(buffer, 4 * place, 0, kThrough));
+                                     __builtin_amdgcn_raw_buffer_load_b128(so_far, 4 * place, 0, kThrough));
     });
   }
 
