@@ -67,20 +67,29 @@ __global__ __launch_bounds__(kWaveSize) void flash_attn_bwd_sink_kernel(Args arg
   attn_bwd::sink_body<Config>(args, static_cast<int>(workgroup_index().x));
 }
 
+__global__ __launch_bounds__(kThreads) void flash_attn_bwd_strays_kernel(Args args) {
+  attn_bwd::strays_body<Config>(args, static_cast<int>(workgroup_index().x), workgroup_index().y == 0);
+}
+
 void launch_flash_attn_bwd(const Args& args, int workgroups, bool has_parts, Stream stream) {
   const auto row_blocks = static_cast<uint32_t>((args.max_rows + Shape::kBlockM - 1) / Shape::kBlockM);
   const auto count = static_cast<uint32_t>(workgroups);
   const dim3 rows(row_blocks, static_cast<uint32_t>(args.heads), static_cast<uint32_t>(args.batch));
   const dim3 parts(count, Shape::kKeyTiles, 2);
-  if (row_blocks > 0)
+  const bool has_rows = row_blocks > 0 && args.heads > 0 && args.batch > 0;
+  if (has_rows)
     launch_named("flash_attn_bwd_prepare_kernel", flash_attn_bwd_prepare_kernel, rows, kThreads, stream, args);
   if (count > 0) launch_named("flash_attn_bwd_kernel", flash_attn_bwd_kernel, count, kThreads, stream, args);
   if (has_parts)
     launch_named("flash_attn_bwd_parts_kernel", flash_attn_bwd_parts_kernel, parts, kThreads, stream, args);
-  if (row_blocks > 0)
+  if (has_rows)
     launch_named("flash_attn_bwd_finish_kernel", flash_attn_bwd_finish_kernel, rows, kThreads, stream, args);
-  if (args.dsink != nullptr)
+  if (args.dsink != nullptr && args.heads > 0)
     launch_named("flash_attn_bwd_sink_kernel", flash_attn_bwd_sink_kernel, args.heads, kWaveSize, stream, args);
+  if (args.cu_seqlens_q == nullptr) return;
+  const int longest = args.rows > args.keys ? args.rows : args.keys;
+  const dim3 strays(static_cast<uint32_t>((longest + kThreads - 1) / kThreads), 2);
+  if (longest > 0) launch_named("flash_attn_bwd_strays_kernel", flash_attn_bwd_strays_kernel, strays, kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS
@@ -115,7 +124,7 @@ void flash_attn_bwd(ffi::Tensor dq, ffi::Tensor dk, ffi::Tensor dv, ffi::Optiona
   args.out = take(out, rows, heads, dim_v, "out"), args.dout = take(dout, rows, heads, dim_v, "dout");
   if (is_packed) batch.value = (*cu_seqlens_q).numel() - 1;
   match.built(dim <= Shape::kDim && dim_v <= Shape::kDimV, "head dimensions");
-  match.require(dim % 8 == 0 && dim_v % 8 == 0 && kv_heads > 0 && heads % kv_heads == 0 && batch >= 0,
+  match.require(dim % 8 == 0 && dim_v % 8 == 0 && (kv_heads > 0 ? heads % kv_heads : heads) == 0 && batch >= 0,
                 "head dimensions must be multiples of 8, and num_heads of num_kv_heads");
   for (const auto* tensor : {&args.q, &args.k, &args.v, &args.dout})
     match.require(0 <= tensor->row && tensor->row < (int64_t{1} << 24),
@@ -127,7 +136,7 @@ void flash_attn_bwd(ffi::Tensor dq, ffi::Tensor dk, ffi::Tensor dv, ffi::Optiona
   match.require(args.dsink == nullptr || args.sink != nullptr, "dsink must be None where there is no sink");
   ffi::take_lengths(match, args, batch, cu_seqlens_q, cu_seqlens_k);
   args.lse_head = rows, args.lse_batch = is_packed ? 0 : heads * rows;
-  args.batch = batch, args.heads = heads, args.group = heads / kv_heads, args.dim = dim, args.dim_v = dim_v;
+  args.batch = batch, args.heads = heads, args.kv_heads = kv_heads, args.group = kv_heads > 0 ? heads / kv_heads : 0, args.dim = dim, args.dim_v = dim_v;
   args.rows = rows, args.keys = keys;
   args.max_rows = is_packed && max_seqlen_q < rows ? max_seqlen_q : int64_t{rows};
   args.max_keys = is_packed && max_seqlen_k < keys ? max_seqlen_k : int64_t{keys};

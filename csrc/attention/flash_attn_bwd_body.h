@@ -15,7 +15,7 @@ struct ScorePlaces {
   int least, sink;                     // a row sees keys from row + least on, or below sink,
   uint32_t span;                       // up to row + least + span
   int distance[Shape::kKeyTiles];      // from first_row + least to the key; beyond span for keys past the end
-  int keys;
+  int rows, keys;
 
   __device__ void start(const Task<Shape>& task) {
     const auto& blocks = task.sequence.blocks;
@@ -23,7 +23,7 @@ struct ScorePlaces {
     first_key = task.task_key(wave_index() * Shape::kWaveKeys + lane_index() % 16);
     least = blocks.left < 0 ? -kFar : blocks.delta() - blocks.left;
     span = static_cast<uint32_t>((blocks.right < 0 ? kFar : blocks.delta() + blocks.right) - least);
-    sink = blocks.sink, keys = blocks.keys;
+    sink = blocks.sink, rows = blocks.rows, keys = blocks.keys;
   }
   __device__ void move_to(int block) {
     first_row = block * Shape::kBlockM + lane_index() / 16 * 4;
@@ -36,8 +36,11 @@ struct ScorePlaces {
   /// Whether the row does not see the key.
   __device__ bool hides(int rt, int kt, int i) const {
     const bool is_out = static_cast<uint32_t>(distance[kt] - (16 * rt + i)) > span;
-    if constexpr (!Shape::Scores::kHasSinkTokens) return is_out;
-    return is_out & ((key(kt) >= sink) | (distance[kt] - (16 * rt + i) >= 0));
+    if constexpr (kIsPlain<typename Shape::Scores>) return is_out;
+    // A row past the end has no score, whatever infinite keys there are: 0 · Inf is no 0.
+    const bool is_past = row(rt, i) >= rows;
+    if constexpr (!Shape::Scores::kHasSinkTokens) return is_out | is_past;
+    return is_past | (is_out & ((key(kt) >= sink) | (distance[kt] - (16 * rt + i) >= 0)));
   }
 };
 

@@ -2,7 +2,6 @@
 // The host's part of flash_attn_bwd: which tiles serve which head dimensions, how tasks are divided, and scratch.
 #pragma once
 
-#include <cstdlib>
 #include "attention_host.h"
 #include "flash_attn_bwd_scores.h"
 
@@ -107,18 +106,16 @@ inline void set_features(ffi::Match& match, Args& args, const ffi::OptionalTenso
 template <class Shape, class LAUNCH>
 void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, const LAUNCH& launch) {
   constexpr int kM = Shape::kBlockM, kN = Shape::kBlockN;
-  if (args.batch == 0 || args.heads == 0) return;
   const Blocks<kM, kN> blocks{{args.max_rows, args.max_keys, args.left, args.right, args.sink_size}};
   const auto steps = [&](int j) { return (blocks.end_block(j) - blocks.first_block(j)) * args.group; };
-  const int columns = args.batch * (args.heads / args.group), num_cus = num_compute_units(device.device_id);
+  const int columns = args.batch * args.kv_heads, num_cus = num_compute_units(device.device_id);
   args.plan = plan_tasks(columns, blocks.key_blocks(), args.left >= 0 || args.right >= 0, num_cus,
                          steps);
   const bool is_packed = args.cu_seqlens_q != nullptr;
   args.row_blocks = is_packed ? args.rows / kM + args.batch : args.batch * blocks.row_blocks();
   const int64_t row_blocks = int64_t{args.row_blocks} * args.heads;
-  if (args.plan.key_blocks > 0)
+  if (args.plan.key_blocks > 0 && columns > 0 && !Shape::kIsAtomic)
     args.plan.chains = plan_chains(args.plan, args.plan.parts(0, steps(0)), row_blocks * Shape::kDqFloats * 4, num_cus);
-  if (const char* c = getenv("CHAINS")) args.plan.chains = atoi(c);  // for trials
   int64_t workgroups = 0, slots = 0;
   for (int j = 0; j < args.plan.key_blocks; ++j) {
     const int parts = args.plan.parts(j, steps(j));

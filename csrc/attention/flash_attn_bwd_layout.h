@@ -60,10 +60,11 @@ struct Shape : Config {
   __device__ static int dq_place(int x, int rt) { return ((x * kRowTiles + rt) * kWaveSize + lane_index()) * 4; }
 };
 
-/// An image of ROWS × DIM elements by row. A gap of 16 bytes behind each row lets eight rows touch all banks at once.
+/// An image of ROWS × DIM elements by row. With a gap of 32 bytes behind each row, the lanes that LDS serves at once, of
+/// 16-byte reads 0-3 and 20-23, 4-7 and 16-19 …, touch all banks.
 template <int ROWS, int DIM>
 struct ByRow {
-  static constexpr int kRowBytes = 2 * DIM + 16, kBytes = ROWS * kRowBytes;
+  static constexpr int kRowBytes = 2 * DIM + 32, kBytes = ROWS * kRowBytes;
   __device__ static int read_place() { return lane_index() % 16 * kRowBytes + lane_index() / 16 * 16; }
   static constexpr int step(int row_tile, int j) { return 16 * row_tile * kRowBytes + 64 * j; }
 };
@@ -82,16 +83,22 @@ struct Transposed {
   }
 };
 
-/// dS by row, of all keys of the workgroup. Within 32 keys those of both halves of a read are neighbours.
+/// dS by row, of all keys of the workgroup. Within 32 keys those of both halves of a read are neighbours. Rows with bit 2
+/// set have neighbours of 32 keys exchanged: what writes rows 4 g and 4 g + 4 at once touches other banks for each.
 template <class Shape>
 struct ScoreGradients {
-  static constexpr int kRowBytes = 2 * Shape::kBlockN + 16, kBytes = Shape::kBlockM * kRowBytes;
-  __device__ static int read_place() { return lane_index() % 16 * kRowBytes + lane_index() / 16 * 16; }
-  static constexpr int step(int row_tile, int t) { return 16 * row_tile * kRowBytes + 64 * t; }
+  static constexpr int kRowBytes = 2 * Shape::kBlockN + 32, kBytes = Shape::kBlockM * kRowBytes;
+  static_assert(Shape::kBlockN % 64 == 0);
+  /// Where this lane reads step t of row tile 0, t even (0) or odd (1); constants from one to the next.
+  __device__ static int read_place(int odd) {
+    const int c = lane_index() % 16;
+    return c * kRowBytes + lane_index() / 16 * 16 + 64 * (odd ^ (c >> 2 & 1));
+  }
+  static constexpr int step(int row_tile, int t) { return 16 * row_tile * kRowBytes + 128 * (t / 2); }
   /// Where this lane writes its key of key tile `tile` of the workgroup, in row 4 g.
   __device__ static int write_place(int tile) {
     const int g = lane_index() / 16, c = lane_index() % 16;
-    return 4 * g * kRowBytes + 2 * (32 * (tile / 2) + 8 * (c / 4) + 4 * (tile % 2) + c % 4);
+    return 4 * g * kRowBytes + (64 * (tile / 2) ^ 64 * (g & 1)) + 16 * (c / 4) + 8 * (tile % 2) + 2 * (c % 4);
   }
 };
 

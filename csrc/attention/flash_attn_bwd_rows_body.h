@@ -178,6 +178,38 @@ __device__ void finish_body(const Args& args, WorkgroupIndex workgroup) {
   if (task.is_there()) task.finish();
 }
 
+/// Zeros for rows of dQ, or keys of dK and dV, that no packed sequence has; a work-item looks for a row's, and a wave
+/// clears it.
+template <class Config>
+__device__ void strays_body(const Args& args, int workgroup, bool is_rows) {
+  using Shape = attn_bwd::Shape<Config>;
+  using Element = typename Shape::Element;
+  const int row = workgroup * kThreads + thread_index(), count = is_rows ? args.rows : args.keys;
+  bool is_stray = row < count;
+  for (int batch = 0; batch < args.batch; ++batch) {
+    const Sequence<Shape> sequence = Sequence<Shape>::of(args, batch);
+    const int first = is_rows ? sequence.first_row : sequence.first_key;
+    const int own = is_rows ? sequence.blocks.rows : sequence.blocks.keys;
+    is_stray &= row < first || row >= first + own;
+  }
+  const auto clear = [&](const FlashAttnTensor& tensor, int of_row, int heads, int columns) {
+    char* const data = static_cast<char*>(const_cast<void*>(tensor.data)) + of_row * tensor.row;
+    for (int head = 0; head < heads; ++head)
+      for (int column = 8 * lane_index(); column < columns; column += 8 * kWaveSize)
+        store_vec<8>(reinterpret_cast<Element*>(data + head * tensor.head) + column, Vec<Element, 8>{});
+  };
+  const int wave_row = workgroup * kThreads + wave_index() * kWaveSize;
+  for (uint64_t strays = lanes_with(is_stray); strays != 0; strays &= strays - 1) {
+    const int of_row = wave_row + lowest_lane(strays);
+    if (is_rows) {
+      clear(args.dq, of_row, args.heads, args.dim);
+    } else {
+      clear(args.dk, of_row, args.kv_heads, args.dim);
+      clear(args.dv, of_row, args.kv_heads, args.dim_v);
+    }
+  }
+}
+
 /// The sink's gradient of one head, from the parts of its blocks in one order; a wave for each head.
 template <class Config>
 __device__ void sink_body(const Args& args, int head) {

@@ -20,7 +20,7 @@ struct Args {
   int* turns;                          // scratch: of each block of rows, how many key blocks have been added
   const int *cu_seqlens_q, *cu_seqlens_k;  // [batch + 1], or null
   int64_t lse_batch, lse_head;         // strides
-  int batch, heads, group, dim, dim_v;
+  int batch, heads, kv_heads, group, dim, dim_v;
   int rows, keys;                      // of the tensors' dimension
   int max_rows, max_keys;              // the longest sequence's
   int row_blocks;
@@ -51,7 +51,7 @@ struct Sequence {
     const int count = rows.count < args.max_rows ? rows.count : args.max_rows;
     const int key_count = keys.count < args.max_keys ? keys.count : args.max_keys;
     const bool is_dense = args.cu_seqlens_q == nullptr;
-    const int first_block = is_dense ? batch * (args.row_blocks / args.batch) : rows.first / Shape::kBlockM + batch;
+    const int first_block = is_dense ? batch * (args.row_blocks / (args.batch > 0 ? args.batch : 1)) : rows.first / Shape::kBlockM + batch;
     return {batch, is_dense ? batch : 0, rows.first, keys.first, first_block,
             {{count, key_count, args.left, args.right, args.sink_size}}};
   }
@@ -89,8 +89,8 @@ struct Task {
         {args.max_rows, args.max_keys, args.left, args.right, args.sink_size}};
     task.place = Place::of(args.plan, number,
                            [&](int j) { return (longest.end_block(j) - longest.first_block(j)) * args.group; });
-    const int kv_heads = args.heads / args.group, batch = task.place.column / kv_heads;
-    task.kv_head = task.place.column - batch * kv_heads;
+    const int batch = task.place.column / args.kv_heads;
+    task.kv_head = task.place.column - batch * args.kv_heads;
     task.sequence = Sequence<Shape>::of(args, batch);
     const auto& blocks = task.sequence.blocks;
     const bool is_there = task.place.j < blocks.key_blocks();

@@ -68,14 +68,15 @@ struct WaveState {
   float kept_scale;  // of dropout
   uint32_t half;     // 0x8000, in a register
   char* lds;
-  int q_place, grad_place, columns_place, gradients_place, write_places[kKeyTiles];
+  int q_place, grad_place, columns_place, gradients_places[2], write_places[kKeyTiles];
 
   __device__ void start(char* tiles) {
     lds = tiles;
     q_place = Lds::QRows::read_place(), grad_place = Lds::GradRows::read_place();
     columns_place = Lds::QColumns::read_place();
     const int wave = wave_index();
-    gradients_place = Lds::Gradients::read_place() + Lds::Gradients::step(Shape::dq_row_tile(wave), 0);
+    for (int odd = 0; odd < 2; ++odd)
+      gradients_places[odd] = Lds::Gradients::read_place(odd) + Lds::Gradients::step(Shape::dq_row_tile(wave), 0);
     half = 0x8000;
     asm("" : "+s"(half));
 #pragma unroll
@@ -112,7 +113,7 @@ struct WaveState {
     else if (at < S::kDq)
       place = Lds::kQColumns + columns_place + Lds::QColumns::step(0, at - S::kDk);
     else
-      place = Lds::kGradients + gradients_place +
+      place = Lds::kGradients + gradients_places[(at - S::kDq) / Shape::kDqRowTiles % 2] +
               Lds::Gradients::step((at - S::kDq) % Shape::kDqRowTiles, (at - S::kDq) / Shape::kDqRowTiles);
     stream[at % S::kSlots] = *reinterpret_cast<const Chunk*>(lds + place);
   }
@@ -178,14 +179,14 @@ struct WaveState {
   template <bool IS_MASKED, class PLACES>
   __device__ void finish_p(Element16 at, const Map& map, const PLACES& places) {
     float p = s[at.rt][at.kt][at.i];
-    if (IS_MASKED && places.hides(at.rt, at.kt, at.i)) p = 0.f;
+    if ((IS_MASKED || !kIsPlain) && places.hides(at.rt, at.kt, at.i)) p = 0.f;
     float survivor = p;
     if constexpr (kDrops) {
       const bool is_kept = map.keeps(places.row(at.rt, at.i), places.key(at.kt));
       survivor = is_kept ? p * kept_scale : 0.f;
       p = is_kept ? p : -p;  // dS needs to know
     }
-    if constexpr (!kIsPlain) p *= slopes[at.rt][at.kt][at.i];
+    if constexpr (!kIsPlain) p = multiply_legacy(p, slopes[at.rt][at.kt][at.i]);
     s[at.rt][at.kt][at.i] = p;
     put(this->p[at.rt][at.kt], at.i, survivor);
   }
@@ -199,7 +200,7 @@ struct WaveState {
       weight = __builtin_fabsf(weight);
     }
     // A key that is not seen has the weight 0, and what it is multiplied by may be NaN.
-    put(ds[at.rt][at.kt], at.i, IS_MASKED ? multiply_legacy(weight, slope) : weight * slope);
+    put(ds[at.rt][at.kt], at.i, IS_MASKED || !kIsPlain ? multiply_legacy(weight, slope) : weight * slope);
   }
   /// Rows i and i + 1 of dS, to LDS; i is even.
   __device__ void write_gradients(Element16 at) {

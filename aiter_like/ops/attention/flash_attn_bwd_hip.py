@@ -18,7 +18,7 @@ from aiter_like.ops.attention.call import FLOATS, AttentionBackwardCall
 from aiter_like.ops.attention.checks import ALIGNMENT, launch_refusal, mfma_refusal, scale_refusal
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128))  # of q and k, of v; those of backend hip
-_CK_HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+_CK_HEAD_DIMS = (64, 96, 128, 192, 256)
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
 _MAX_ROW_STRIDE = 2**23 - 1  # elements: 32 rows within 31 bits of bytes
 

@@ -58,12 +58,12 @@ class ModelClock:
 
     def times(self, row: Row, calls: list[Callable[[], Any]], is_whole: bool) -> tuple[list[float], float]:
         """See Clock. The clock is the one that power leaves to the first call, ours, unless one is given."""
-        ours, mhz = [], self._mhz
+        ours, mhz, samples = [], self._mhz, not is_whole and not row.family.ours.get("runs_whole")
         if mhz is None:
-            ours = self._launches(calls[0], modelling.PEAK_MHZ, not is_whole)
+            ours = self._launches(calls[0], modelling.PEAK_MHZ, samples)
             mhz = modelling.sustained_mhz(row.family.operands, *modelling.busy_shares(ours))
         if not ours or mhz != modelling.PEAK_MHZ:
-            ours = self._launches(calls[0], mhz, not is_whole)
+            ours = self._launches(calls[0], mhz, samples)
         each = [ours, *(self._launches(call, mhz, not is_whole) for call in calls[1:])]
         return [sum(one["modelled_us"] for one in launches) for launches in each], mhz
 

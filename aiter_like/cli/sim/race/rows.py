@@ -38,6 +38,7 @@ _KEYS = {"family", "error", "operands", "peer", "source", "like", "sizes", "tens
          "tolerance", "rows"}
 _STEP_KEYS = {"file", "kernel", "grid", "block", "shared", "arguments"}
 _CALL_KEYS = {"call", "arguments", "results"}
+_OURS_KEYS = {*_CALL_KEYS, "runs_whole"}
 _WORDS = {dict: "table", list: "list", str: "text"}
 _ROW_KEYS = {"name", "is_large", "check"}
 
@@ -145,7 +146,7 @@ def _rows(table: Mapping[str, Any], path: Path) -> list[Row]:
             raise ValueError(f"{path}: {key} must be a {_WORDS[kind]}, got {described.GOT.repr(table[key])}")
     for key, known in (("error", modelling.CLASSES), ("operands", ("", *modelling.SUSTAINED)), ("peer", PEERS)):
         described.one_of(table[key], dict.fromkeys(known, ()), f"{path}: {key}")
-    described.require_keys(table["ours"], _CALL_KEYS, f"{path}: ours", needed=("call", "arguments"))
+    described.require_keys(table["ours"], _OURS_KEYS, f"{path}: ours", needed=("call", "arguments"))
     for index, step in enumerate(table["launches"]):
         place = f"{path}: launches[{index}]"
         known = _CALL_KEYS if "call" in step else _STEP_KEYS
