@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The arithmetic of flash_attn_bwd_plan.h: which blocks of rows a task takes, whose turn it is, what a workgroup does."""
+"""The arithmetic of flash_attn_bwd_plan.h: the blocks of rows that a task takes, turns, and what a workgroup does."""
 
 import ctypes
 import functools
@@ -29,7 +29,8 @@ extern "C" int has_turns(const Window* window, int i, int chain, int chains) {{
 }}
 extern "C" void place(const Plan* plan, int number, const int* steps, int* result) {{
   const Place place = Place::of(*plan, number, [&](int j) {{ return steps[j]; }});
-  result[0] = place.j, result[1] = place.column, result[2] = place.part, result[3] = place.parts, result[4] = place.slot;
+  const int values[] = {{place.j, place.column, place.part, place.parts, place.slot}};
+  for (int n = 0; n < 5; ++n) result[n] = values[n];
 }}
 """
 
@@ -58,8 +59,9 @@ def visible(rows: int, keys: int, left: int, right: int, sink: int) -> np.ndarra
 def windows() -> list[tuple[int, ...]]:
     """Rows, keys, left, right, sink."""
     draw = random.Random(0)
-    edges = [(rows, keys, left, right, sink) for rows, keys in ((1, 1), (4, 6), (5, 7), (30, 13), (13, 30), (9, 0), (0, 9))
-             for left, right, sink in ((-1, -1, 0), (-1, 0, 0), (0, 0, 0), (3, 0, 2), (7, 2, 6), (2, -1, 13), (-1, 0, 3))]
+    lengths = ((1, 1), (4, 6), (5, 7), (30, 13), (13, 30), (9, 0), (0, 9))
+    limits = ((-1, -1, 0), (-1, 0, 0), (0, 0, 0), (3, 0, 2), (7, 2, 6), (2, -1, 13), (-1, 0, 3))
+    edges = [(*pair, *limit) for pair, limit in itertools.product(lengths, limits)]
     return edges + [(draw.randint(0, 40), draw.randint(0, 60), draw.choice((-1, draw.randint(0, 50))),
                      draw.choice((-1, 0, draw.randint(0, 50))), draw.choice((0, 0, draw.randint(0, 30))))
                     for _ in range(400)]
@@ -88,15 +90,16 @@ def test_tasks_and_turns():
 def check_turns(window: tuple[int, ...], taken: np.ndarray, chains: int) -> None:
     for i, chain in itertools.product(range(taken.shape[0]), range(chains)):
         members = [j for j in range(chain, taken.shape[1], chains) if taken[i, j]]
-        assert [plan().turn(ints(*window), i, j, chains) for j in members] == [*range(len(members))], (window, i, chains)
+        turns = [plan().turn(ints(*window), i, j, chains) for j in members]
+        assert turns == [*range(len(members))], (window, i, chains)
         assert plan().has_turns(ints(*window), i, chain, chains) == bool(members), (window, i, chain, chains)
 
 
 @pytest.mark.parametrize("columns", (1, 3))
 @pytest.mark.parametrize("most, tail_from, tail", ((1 << 30, 5, 1 << 30), (8, 5, 8), (1 << 30, 2, 10), (16, 0, 9)))
 def test_workgroups(columns, most, tail_from, tail):
-    """Each part of each task is one workgroup's, by ascending key blocks. The partial sums of a task lie `columns` places
-    apart, and no two workgroups have one place."""
+    """Each part of each task is one workgroup's, by ascending key blocks. The partial sums of a task lie `columns`
+    places apart, and no two workgroups have one place."""
     steps = (3, 8, 9, 40, 0, 16, 1000)
     limits = [most if j < tail_from else tail for j in range(len(steps))]
     parts = [min(max(-(-count // limit), 1), 64) for count, limit in zip(steps, limits)]
