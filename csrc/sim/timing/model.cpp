@@ -77,11 +77,19 @@ class LaunchModel final : public LaunchObserver {
   // Workgroups are asked about in the order of their numbers.
   bool wanted(u64 number) {
     if (takes_all_ && recorder_.instructions() < most_ && recorder_.bytes() < kMostBytes) return true;
-    if (std::exchange(takes_all_, false)) recorder_.leave_first_xcd(parameters_.xcds);
+    if (std::exchange(takes_all_, false)) leave_first_xcd();
     if (number % parameters_.xcds) return false;
     const u64 at = number / parameters_.xcds;
     while (at >= until_ && next_window()) {}
     return at >= from_ && at < until_;
+  }
+
+  // One XCD stands for all: with all of its workgroups where the budget has room for so many as were recorded so far,
+  // since their lengths may differ; else with windows of them.
+  void leave_first_xcd() {
+    const u64 groups = std::max<u64>(recorder_.groups(), 1), length = recorder_.instructions() / groups;
+    recorder_.leave_first_xcd(parameters_.xcds);
+    if (length * of_xcd_ <= settings_.budget) from_ = 0, until_ = of_xcd_;
   }
 
   // Whether the kernel has an instruction that reads what other workgroups may write while it runs, or an atomic.
