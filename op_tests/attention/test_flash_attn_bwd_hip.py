@@ -214,6 +214,13 @@ def test_what_nobody_sees(device, run):
     check_zeros(run, call, [(call.dq, hidden)])
 
 
+@pytest.mark.parametrize("window", ((-1, -1), (-1, 0)), ids=str)
+def test_scores_far_below_zero(device, run, window):
+    """Keys past the end would have a score of 0 and the probability Inf, of which no zero makes a 0."""
+    call = make(device, lengths=(70, 200), heads=(2, 1), window=window)
+    check(run, "hip", fill_forward(call._replace(q=call.q.abs() * 8, k=-call.k.abs() * 8)))
+
+
 def check_zeros(run, call, zeros):
     """The first rows of some gradients are exactly 0, and everything else is a number, not all of them 0."""
     run("hip", flash_attn_bwd, call)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What compilers make of csrc/attention/flash_attn_bwd.hip: registers, LDS, and what the cycle model says of it."""
 
+import re
+
 import pytest
 import torch
 from kernel_gates import COMPILERS
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.rotating
 
 KEYS = {64: 256, 128: 192, 192: 128}
 """Keys of a workgroup by the widest head dimension."""
-LEAST_SHARES = {(64, 64): (0.60, 0.53), (128, 128): (0.75, 0.71), (192, 128): (0.71, 0.66)}
+LEAST_SHARES = {(64, 64): (0.60, 0.53), (128, 128): (0.70, 0.60), (192, 128): (0.71, 0.66)}
 """Of a workgroup's time that its matrix instructions take, modelled: without a mask, and where scores are looked at."""
 WHOLE, LOOKED_AT = (-1, -1), (-1, 1 << 20)
 _COLUMNS = 304  # sequences, most of them empty: with as many as CUs no task is divided, and all key blocks are a chain
@@ -38,7 +40,7 @@ def main_kernel(head_dims, window, rows):
     call = call_of(head_dims, window, rows, 3 * KEYS[max(head_dims)])
     with sim.enabled(checks=False, counters=True, model="whole") as session:
         flash_attn_bwd(call, backend="hip")
-    (found,) = [{**counted, **modelled} for counted, modelled in zip(session.launches, session.modelled, strict=True)
+    (found,) = [{**modelled, **counted} for counted, modelled in zip(session.launches, session.modelled, strict=True)
                 if "flash_attn_bwd_kernel" in counted["kernel"]]
     return found
 
@@ -58,3 +60,30 @@ def test_fit_and_share_of_the_matrix_unit(simulated, compiled_by, head_dims, win
     clk = second["modelled_clk"] - first["modelled_clk"]
     waves = 4 * 3
     assert 4 * passes / waves >= LEAST_SHARES[head_dims][window != WHOLE] * clk
+
+
+def check_turn_end(launch):
+    """A loop's stores of dQ have arrived, by a wait, and all waves have met, before it is said that a turn is over: the
+    simulator stores at once, so that no result shows it."""
+    said = [one for one in launch["instructions"] if re.match(r"buffer_store_dword\b.* sc1", one["text"])]
+    sums = [one for one in launch["instructions"] if re.match(r"buffer_store_dwordx4\b.* sc1", one["text"])]
+    behind = launch["instructions"].index(sums[-1]) + 1
+    loop = [one for one in launch["instructions"][behind:] + launch["instructions"][:behind]
+            if one["executed"] == sums[-1]["executed"]]
+    rest = [one for one in launch["instructions"][behind:] if one["executed"] == said[-1]["executed"]]
+    assert len(said) == 2 and said[0]["executed"] == sums[-1]["executed"]
+    for path, end in ((loop, said[0]), (rest, said[1])):
+        accesses, has_arrived, has_met = 0, False, False
+        for one in path[:path.index(end)]:
+            accesses += one["text"].startswith(("buffer_", "global_"))
+            wait = re.search(r"vmcnt\((\d+)\)", one["text"])
+            has_arrived |= wait is not None and int(wait[1]) <= accesses
+            has_met |= has_arrived and one["text"].startswith("s_barrier")
+        assert has_met
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("head_dims", LEAST_SHARES, ids=str)
+def test_turns_end_behind_their_stores(simulated, compiled_by, head_dims, compiler):
+    compiled_by(compiler, flash_attn_bwd_hip)
+    check_turn_end(main_kernel(head_dims, LOOKED_AT, 512))
