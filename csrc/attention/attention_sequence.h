@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What one workgroup of attention works on: tensors, the rows and keys of its sequence, which keys a row sees, and which
-// blocks of keys that makes.
+// What one workgroup of attention works on: tensors, the rows and keys of its sequence, which keys a row sees, and
+// which blocks of keys that makes.
 #pragma once
 
 #include "aiter_like/gpu.h"

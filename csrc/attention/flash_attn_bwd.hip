@@ -89,7 +89,8 @@ void launch_flash_attn_bwd(const Args& args, int workgroups, bool has_parts, Str
   if (args.cu_seqlens_q == nullptr) return;
   const int longest = args.rows > args.keys ? args.rows : args.keys;
   const dim3 strays(static_cast<uint32_t>((longest + kThreads - 1) / kThreads), 2);
-  if (longest > 0) launch_named("flash_attn_bwd_strays_kernel", flash_attn_bwd_strays_kernel, strays, kThreads, stream, args);
+  if (longest > 0)
+    launch_named("flash_attn_bwd_strays_kernel", flash_attn_bwd_strays_kernel, strays, kThreads, stream, args);
 }
 
 #if AITER_LIKE_HOST_PASS
@@ -105,7 +106,8 @@ void flash_attn_bwd(ffi::Tensor dq, ffi::Tensor dk, ffi::Tensor dv, ffi::Optiona
   const bool is_packed = cu_seqlens_q.has_value();
   ffi::Match match("flash_attn_bwd");
   match.built(deterministic != Config::kIsAtomic && (Config::kIsMasked || (window_left < 0 && window_right < 0)) &&
-              (sink_size > 0 && window_left >= 0) == Scores::kHasSinkTokens && (softcap > 0) == Scores::kIsCapped && alibi_slopes.has_value() == Scores::kHasAlibi &&
+              (sink_size > 0 && window_left >= 0) == Scores::kHasSinkTokens && (softcap > 0) == Scores::kIsCapped &&
+              alibi_slopes.has_value() == Scores::kHasAlibi &&
               (dropout_p > 0) == Scores::kDrops && bias.has_value() == !std::is_void_v<Scores::Bias>, "features");
   match.require(is_packed == cu_seqlens_k.has_value(), "cu_seqlens_q and cu_seqlens_k come together");
   ffi::check_scale(match, softmax_scale);
@@ -136,7 +138,8 @@ void flash_attn_bwd(ffi::Tensor dq, ffi::Tensor dk, ffi::Tensor dv, ffi::Optiona
   match.require(args.dsink == nullptr || args.sink != nullptr, "dsink must be None where there is no sink");
   ffi::take_lengths(match, args, batch, cu_seqlens_q, cu_seqlens_k);
   args.lse_head = rows, args.lse_batch = is_packed ? 0 : heads * rows;
-  args.batch = batch, args.heads = heads, args.kv_heads = kv_heads, args.group = kv_heads > 0 ? heads / kv_heads : 0, args.dim = dim, args.dim_v = dim_v;
+  args.batch = batch, args.heads = heads, args.kv_heads = kv_heads;
+  args.group = kv_heads > 0 ? heads / kv_heads : 0, args.dim = dim, args.dim_v = dim_v;
   args.rows = rows, args.keys = keys;
   args.max_rows = is_packed && max_seqlen_q < rows ? max_seqlen_q : int64_t{rows};
   args.max_keys = is_packed && max_seqlen_k < keys ? max_seqlen_k : int64_t{keys};

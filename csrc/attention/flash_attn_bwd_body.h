@@ -252,7 +252,8 @@ struct Walk {
       pieces<product, typename Plan::template P<rt>>([&](int i) { work_on_p(rt, i, map); });
       pieces<product, typename Plan::template Ds<rt>>([&](int i) { work_on_ds(rt, i); });
     });
-    pieces<product, typename Plan::template LandQColumns<Q::kColumns>>([&](int i) { q.land_column(lds + Lds::kQColumns, i); });
+    pieces<product, typename Plan::template LandQColumns<Q::kColumns>>(
+        [&](int i) { q.land_column(lds + Lds::kQColumns, i); });
     pieces<product, typename Plan::template MoveQ<Q::kLoads>>([&](int i) { q.load(q_move, i); });
     pieces<product, typename Plan::template MoveDout<Dout::kLoads>>([&](int i) { dout.load(dout_move, i); });
     pieces<product, typename Plan::FindDq>([&](int) { turns.find(); });
@@ -260,7 +261,8 @@ struct Walk {
     pieces<product, typename Plan::LoadDq>([&](int) { turns.load(wave.dq); });
     pieces<product, typename Plan::template LoadRows<kRowValues + 1>>([&](int i) { load_row_values(i); });
     pieces<product, typename Plan::template LandQ<Q::kLoads>>([&](int i) { q.land_row(lds + Lds::kQRows, i); });
-    pieces<product, typename Plan::template LandDout<Dout::kLoads>>([&](int i) { dout.land_row(lds + Lds::kGradRows, i); });
+    pieces<product, typename Plan::template LandDout<Dout::kLoads>>(
+        [&](int i) { dout.land_row(lds + Lds::kGradRows, i); });
     pieces<product, typename Plan::template LandDoutColumns<Dout::kColumns>>(
         [&](int i) { dout.land_column(lds + Lds::kGradColumns, i); });
     pieces<product, typename Plan::GoOn>([&](int i) { go_on(i); });

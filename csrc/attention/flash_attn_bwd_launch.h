@@ -7,8 +7,8 @@
 
 namespace aiter_like::attn_bwd {
 
-/// What a Config has of tiles. The sums of dK and dV, K and V and a share of K transposed must fit 512 registers, beside
-/// what a block of rows needs: more of it where scores are mapped.
+/// What a Config has of tiles. The sums of dK and dV, K and V and a share of K transposed must fit 512 registers,
+/// beside what a block of rows needs: more of it where scores are mapped.
 template <int DIM, int DIM_V, bool IS_PLAIN>
 struct Tiles {
   static constexpr int kDim = DIM, kDimV = DIM_V, kWidest = DIM > DIM_V ? DIM : DIM_V;
@@ -58,8 +58,8 @@ Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const 
   return plan;
 }
 
-/// How many chains the key blocks are dealt to: those that are at work at once wait for one another at the beginning, and
-/// each chain's dQ is read once more at the end. dq_bytes: of one.
+/// How many chains the key blocks are dealt to: those that are at work at once wait for one another at the beginning,
+/// and each chain's dQ is read once more at the end. dq_bytes: of one.
 inline int plan_chains(const Plan& plan, int parts, int64_t dq_bytes, int num_cus) {
   const int64_t at_once = num_cus / (int64_t{plan.columns} * parts) + 1;
   const int64_t members = at_once < plan.key_blocks ? at_once : plan.key_blocks;
@@ -133,7 +133,8 @@ void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, co
   };
   const int64_t values = place(row_blocks * kM * kRowValueCount<Shape>), turns = place(row_blocks * args.plan.chains);
   const int64_t sinks = place(args.dsink != nullptr ? row_blocks : 0);
-  const int64_t sums = place(row_blocks * args.plan.chains * Shape::kDqFloats), partials = place(slots * Shape::kPartFloats);
+  const int64_t sums = place(row_blocks * args.plan.chains * Shape::kDqFloats);
+  const int64_t partials = place(slots * Shape::kPartFloats);
   const ffi::Scratch scratch(bytes, device);
   char* const base = scratch.template data<char>();
   const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(base + at); };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The sizes of flash_attn_bwd, and where everything lies: fragments in registers, images of Q and dout in LDS.
 //
-// A workgroup keeps kBlockN keys and takes blocks of kBlockM rows, one after another. Wave w owns kWaveKeys of the keys:
-// their K and V are in its registers, and so are their dK and dV. With lane = 16 g + c, element i = 0…3 of an operand
-// or a result, and h = 0, 1 the halves of a 16-byte read,
+// A workgroup keeps kBlockN keys and takes blocks of kBlockM rows, one after another. Wave w owns kWaveKeys of the
+// keys: their K and V are in its registers, and so are their dK and dV. With lane = 16 g + c, element i = 0…3 of an
+// operand or a result, and h = 0, 1 the halves of a 16-byte read,
 //   Q, dout by row, operand A   row 16 rt + c, column 32 j + 8 g + 4 h + i
 //   K, V, operand B             key 16 kt + c of the wave, the same column: both permute the contraction alike
 //   S, dP, results              row 16 rt + 4 g + i, key 16 kt + c. Rounded, P and dS are operand B of the next two:
@@ -46,10 +46,7 @@ struct Shape : Config {
   static constexpr int kDqRowTiles = kRowTiles / kRowSplit;
   static constexpr int kDqFloats = kBlockM * kDim;  // of a block of dQ
   static constexpr int kPartFloats = kBlockN * (kDim + kDimV);
-  // K and the sums of dK and dV are in accumulation registers, and as many tiles of V as there is room for.
-  static constexpr int kLeftForV = 256 - kKeyTiles * ((kDim + kDimV) / 4 + kDim / 8);
-  static constexpr int kAccumulatorTilesOfV = 0;
-  static_assert(kLeftForV >= 0 && kDim % 32 == 0 && kDimV % 32 == 0 && kRowTiles % kRowSplit == 0);
+  static_assert(kDim % 32 == 0 && kDimV % 32 == 0 && kRowTiles % kRowSplit == 0);
   static_assert(kDim / kMatrix * kRowSplit % kWaves == 0, "each wave has as many tiles of dQ");
 
   /// The first tile of dQ of a wave, and its first row tile.
@@ -60,8 +57,8 @@ struct Shape : Config {
   __device__ static int dq_place(int x, int rt) { return ((x * kRowTiles + rt) * kWaveSize + lane_index()) * 4; }
 };
 
-/// An image of ROWS × DIM elements by row. With a gap of 32 bytes behind each row, the lanes that LDS serves at once, of
-/// 16-byte reads 0-3 and 20-23, 4-7 and 16-19 …, touch all banks.
+/// An image of ROWS × DIM elements by row. With a gap of 32 bytes behind each row, the lanes that LDS serves at once,
+/// of 16-byte reads 0-3 and 20-23, 4-7 and 16-19 …, touch all banks.
 template <int ROWS, int DIM>
 struct ByRow {
   static constexpr int kRowBytes = 2 * DIM + 32, kBytes = ROWS * kRowBytes;
@@ -83,8 +80,8 @@ struct Transposed {
   }
 };
 
-/// dS by row, of all keys of the workgroup. Within 32 keys those of both halves of a read are neighbours. Rows with bit 2
-/// set have neighbours of 32 keys exchanged: what writes rows 4 g and 4 g + 4 at once touches other banks for each.
+/// dS by row, of all keys of the workgroup. Within 32 keys those of both halves of a read are neighbours. Rows with bit
+/// 2 set have neighbours of 32 keys exchanged: what writes rows 4 g and 4 g + 4 at once touches other banks for each.
 template <class Shape>
 struct ScoreGradients {
   static constexpr int kRowBytes = 2 * Shape::kBlockN + 32, kBytes = Shape::kBlockM * kRowBytes;

@@ -82,7 +82,8 @@ struct RowsTask {
         if (!sequence.blocks.has_turns(block, chain, args.plan.chains)) continue;
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          total[e] += *reinterpret_cast<const Accumulator*>(sums + chain * chain_floats + Shape::dq_place(2 * g + e, rt));
+          total[e] += *reinterpret_cast<const Accumulator*>(sums + chain * chain_floats +
+                                                            Shape::dq_place(2 * g + e, rt));
       }
       float values[8];
 #pragma unroll

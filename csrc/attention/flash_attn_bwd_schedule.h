@@ -66,7 +66,8 @@ struct Schedule {
   static constexpr int p_from(int rt) { return later(share(2 * rt), at((rt + 1) * S::kRowSteps) + kDelay); }
   static constexpr int p_end(int rt) { return sooner(share(2 * rt + 2), at(S::kDv + rt * S::kGradSteps)); }
   static constexpr int ds_from(int rt) {
-    return later(later(share(2 * kRowTiles + rt), p_end(kRowTiles - 1)), at(S::kDp + (rt + 1) * S::kGradSteps) + kDelay);
+    const int results = at(S::kDp + (rt + 1) * S::kGradSteps) + kDelay;
+    return later(later(share(2 * kRowTiles + rt), p_end(kRowTiles - 1)), results);
   }
 
   /// P of row tile rt: two pieces for each score, the exponential and the rest.

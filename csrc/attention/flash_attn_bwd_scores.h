@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// From q · k to P in flash_attn_bwd, and on to dS: what a call adds to its scores, and what dropout takes away. A Scores
-// of a Config has
+// From q · k to P in flash_attn_bwd, and on to dS: what a call adds to its scores, and what dropout takes away. A
+// Scores of a Config has
 //   kIsCapped, kHasAlibi, kDrops   what there is
 //   Bias                           its element, or void
 #pragma once
@@ -16,8 +16,8 @@ template <class Scores>
 constexpr bool kIsPlain = !Scores::kIsCapped && !Scores::kHasAlibi && !Scores::kDrops &&
                           !Scores::kHasSinkTokens && std::is_void_v<typename Scores::Bias>;
 
-/// What a row of scratch has, block by block: -LSE to base 2, -inf where it sees nothing; -(Σ dout · out - dLSE); and of
-/// scores that are no plain ones -log2 Σ p where the LSE is far from 0.
+/// What a row of scratch has, block by block: -LSE to base 2, -inf where it sees nothing; -(Σ dout · out - dLSE); and
+/// of scores that are no plain ones -log2 Σ p where the LSE is far from 0.
 enum class RowValue { minus_lse, minus_delta, minus_rest };
 template <class Shape>
 constexpr int kRowValueCount = kIsPlain<typename Shape::Scores> ? 2 : 3;
@@ -67,7 +67,8 @@ struct ScoreMap {
       score = {capped * outer, 1.f - capped * capped};
     }
     if constexpr (kHasBias)
-      if (row < rows && key < keys) score.value = plus_bias(score.value, to_float(bias[row * bias_row + key * bias_key]));
+      if (row < rows && key < keys)
+        score.value = plus_bias(score.value, to_float(bias[row * bias_row + key * bias_key]));
     if constexpr (Scores::kHasAlibi)
       score.value = __builtin_fmaf(-slope, __builtin_fabsf(static_cast<float>(row + delta - key)), score.value);
     return score;

@@ -51,7 +51,8 @@ struct Sequence {
     const int count = rows.count < args.max_rows ? rows.count : args.max_rows;
     const int key_count = keys.count < args.max_keys ? keys.count : args.max_keys;
     const bool is_dense = args.cu_seqlens_q == nullptr;
-    const int first_block = is_dense ? batch * (args.row_blocks / (args.batch > 0 ? args.batch : 1)) : rows.first / Shape::kBlockM + batch;
+    const int own_blocks = args.row_blocks / (args.batch > 0 ? args.batch : 1);
+    const int first_block = is_dense ? batch * own_blocks : rows.first / Shape::kBlockM + batch;
     return {batch, is_dense ? batch : 0, rows.first, keys.first, first_block,
             {{count, key_count, args.left, args.right, args.sink_size}}};
   }

@@ -27,20 +27,6 @@ namespace aiter_like::attn_bwd {
 /// x · y, and 0 where one of them is 0, whatever the other one is. The compiler has no builtin for the instruction.
 __device__ float multiply_legacy(float x, float y) __asm("llvm.amdgcn.fmul.legacy");
 
-/// Matrix products whose registers are chosen here, not by the compiler: with 448 of 512 in use it would move sums
-/// about from step to step. `a` names accumulation registers. It does not know either what time an instruction takes:
-/// the schedule lets kDelay products pass before a result is read.
-template <class Element>
-struct Product {
-  using M = Mfma<Element, 16>;
-  __device__ static void begin_a(Accumulator& sum, Fragment left, Fragment right) { sum = M::multiply(left, right, Accumulator{}); }
-  __device__ static void begin_a(Accumulator& sum, Fragment left, Fragment right, Accumulator start) { sum = M::multiply(left, right, start); }
-  __device__ static void begin_v(Accumulator& sum, Fragment left, Fragment right, Accumulator start) { sum = M::multiply(left, right, start); }
-  __device__ static void add_a(Accumulator& sum, Fragment left, Fragment right) { sum = M::multiply(left, right, sum); }
-  __device__ static void add_v(Accumulator& sum, Fragment left, Fragment right) { sum = M::multiply(left, right, sum); }
-  __device__ static void add_to_a(Accumulator& sum, Fragment left, Fragment right) { sum = M::multiply(left, right, sum); }
-};
-
 /// `x`, which the compiler must have here: it would compute it beside its use.
 template <class T>
 __device__ inline T here(T x) {
@@ -121,35 +107,28 @@ struct WaveState {
   /// Product `number` of a step: of the first half of its 16 bytes, then of the second.
   template <int step, int number>
   __device__ void multiply() {
-    using Product = attn_bwd::Product<Element>;
+    using Product = Mfma<Element, 16>;
     constexpr int kTiles = S::products(step) / 2, half = number / kTiles, tile = number % kTiles;
     const Chunk& chunk = stream[step % S::kSlots];
     const Fragment left = half == 0 ? chunk.lo : chunk.hi;
     if constexpr (step < S::kDp) {
       constexpr int rt = step / S::kRowSteps, j = step % S::kRowSteps;
       const Fragment right = half == 0 ? k[tile][j].lo : k[tile][j].hi;
-      if constexpr (j + half == 0)
-        Product::begin_a(s[rt][tile], left, right);
-      else
-        Product::add_a(s[rt][tile], left, right);
+      s[rt][tile] = Product::multiply(left, right, j + half == 0 ? Accumulator{} : s[rt][tile]);
     } else if constexpr (step < S::kDv) {
       constexpr int rt = (step - S::kDp) / S::kGradSteps, j = (step - S::kDp) % S::kGradSteps;
-      constexpr bool kIsFirst = j + half == 0, kIsA = tile < Shape::kAccumulatorTilesOfV;
       const Fragment right = half == 0 ? v[tile][j].lo : v[tile][j].hi;
       const Accumulator start = kDrops ? Accumulator{} : minus_delta[rt];
-      if constexpr (kIsFirst && kIsA) Product::begin_a(dp[rt][tile], left, right, start);
-      if constexpr (kIsFirst && !kIsA) Product::begin_v(dp[rt][tile], left, right, start);
-      if constexpr (!kIsFirst && kIsA) Product::add_a(dp[rt][tile], left, right);
-      if constexpr (!kIsFirst && !kIsA) Product::add_v(dp[rt][tile], left, right);
+      dp[rt][tile] = Product::multiply(left, right, j + half == 0 ? start : dp[rt][tile]);
     } else if constexpr (step < S::kDk) {
       constexpr int rt = (step - S::kDv) / S::kGradSteps, column = (step - S::kDv) % S::kGradSteps * 2 + half;
-      Product::add_to_a(dv[tile][column], left, p[rt][tile]);
+      dv[tile][column] = Product::multiply(left, p[rt][tile], dv[tile][column]);
     } else if constexpr (step < S::kDq) {
       constexpr int rt = (step - S::kDk) / S::kRowSteps, column = (step - S::kDk) % S::kRowSteps * 2 + half;
-      Product::add_to_a(dk[tile][column], left, ds[rt][tile]);
+      dk[tile][column] = Product::multiply(left, ds[rt][tile], dk[tile][column]);
     } else {
       constexpr int rt = (step - S::kDq) % Shape::kDqRowTiles, t = (step - S::kDq) / Shape::kDqRowTiles;
-      Product::add_v(dq[rt][tile], k_columns[tile][2 * t + half], left);
+      dq[rt][tile] = Product::multiply(k_columns[tile][2 * t + half], left, dq[rt][tile]);
     }
   }
 
