@@ -90,6 +90,8 @@ FURTHER_BACKWARD = {
     "bias": {"lengths": ((40, 208), (90, 30)), "left": 60, "with_bias": True},
     "dense bias, softcap": {"lengths": ((90, 30),), "is_packed": False, "with_bias": True, "softcap": 3.0}}
 
+BACKENDS_OF_DERIVATIVES = {"cpu": {"ck", "triton", "torch"}, "cuda": {"triton", "torch"}}
+
 
 def check(scene: Scene) -> list[str]:
     """Each backend that serves the call writes the same bytes whatever is hidden; their names."""
@@ -135,7 +137,7 @@ def test_attention_of_further_layouts(device, seed, name):
 
 @pytest.mark.parametrize("name", BACKWARD)
 def test_derivatives_do_not_depend_on_what_no_query_sees(device, name):
-    assert {"triton", "torch"} == set(check(backward(device, **BACKWARD[name])))
+    assert BACKENDS_OF_DERIVATIVES[device.type] <= set(check(backward(device, **BACKWARD[name])))
 
 
 @pytest.mark.parametrize("lengths", ((40, 208), (90, 30)), ids=("keys", "queries"))
@@ -154,7 +156,7 @@ def test_derivatives_that_autograd_takes_of_the_reference(device, lengths):
 @pytest.mark.parametrize("name", {**BACKWARD, **FURTHER_BACKWARD})
 def test_derivatives_of_further_calls(device, seed, name):
     scene = backward(device, **{**BACKWARD, **FURTHER_BACKWARD}[name], seed=seed % 2**31)
-    assert {"triton", "torch"} == set(check(scene))
+    assert BACKENDS_OF_DERIVATIVES[device.type] <= set(check(scene))
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))

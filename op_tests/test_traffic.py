@@ -79,7 +79,7 @@ ELSEWHERE = {
                      "reshape_and_cache_with_block_quant", "reshape_and_cache_with_pertoken_quant"),
                     "copies between caches have no key to be tuned by, so no tuner's call"),
     "fused_qk_norm_rope_group_quant": "no key to be tuned by either",
-    **dict.fromkeys(("flash_attn_fwd", "group_norm"), "reads its input again, by design"),
+    **dict.fromkeys(("flash_attn_fwd", "flash_attn_bwd", "group_norm"), "reads its input again, by design"),
     "gemm_a16w16": "each workgroup reads all rows of a again; what the weights take is a gate of test_gemm_gates.py",
     **dict.fromkeys(("rope", "rope_2d", "rope_rounded", "fused_qk_rope_cache", "fused_qk_rope_concat_and_cache_mla"),
                     "rows of a head are narrower than a wave's access"),

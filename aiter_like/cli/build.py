@@ -184,13 +184,14 @@ def _specs(functions: Collection[Any], operators: Iterable[Op], target: Target,
 
 
 def _of_cases(op: Op, functions: Collection[Any], target: Target) -> Iterator[ModuleSpec]:
-    import torch
-
+    from aiter_like.dispatch import without_memory
     from aiter_like.jit.compile_ops import JitFunction
 
     for backend in op.backends:
         if backend.function in functions and isinstance(backend.function, JitFunction) and op.cases is not None:
-            for call in op.cases(torch.device("cpu")).values():
+            with without_memory.quiet():
+                calls = without_memory.made(op.cases)
+            for call in calls.values():
                 if backend.refusal is None or backend.refusal(target, *call) is None:
                     yield backend.function.spec(target, call)
 

@@ -7,7 +7,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from aiter_like.dispatch.tuning import Tuning
 
 _META = torch.device("meta")
+_Made = TypeVar("_Made")
 _LARGE = 1 << 24  # elements: no table of indices has as many, and weights need no numbers
 
 
@@ -28,17 +29,22 @@ def quiet() -> Iterator[None]:
 
 
 def call_of(tuning: Tuning, key: Mapping[str, Any]) -> tuple:
-    """Arguments of a call with a tune key, without memory behind them, or behind small ones only where the case
-    computes with these.
+    """Arguments of a call with a tune key, as `made` makes them."""
+    return made(lambda device: tuning.case(key, device, 0))
+
+
+def made(make: Callable[[torch.device], _Made]) -> _Made:
+    """What `make` makes of tensors without memory behind them, or behind small ones only where it computes with
+    these.
     """
     cpu = torch.device("cpu")
     with torch.no_grad():
         try:
             with _WithoutMemory():
-                return tuning.case(key, cpu, 0)
+                return make(cpu)
         except RuntimeError:  # it asks for data, or its own fault, which the next lines tell
             with _LargeAreFake():
-                return tuning.case(key, cpu, 0)
+                return make(cpu)
 
 
 class _WithoutMemory(TorchFunctionMode):

@@ -18,24 +18,19 @@
 #include "flash_attn_bwd_rows_body.h"
 
 #if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(HAS_SOFTCAP) || !defined(HAS_ALIBI) || \
-    !defined(HAS_DROPOUT) || !defined(BIAS) || \
-    !defined(HAS_SINK_TOKENS) || !defined(HAS_MASK) || !defined(IS_ATOMIC)
+    !defined(HAS_DROPOUT) || !defined(HAS_SINK_TOKENS) || !defined(BIAS) || !defined(HAS_MASK) || !defined(IS_ATOMIC)
 #error "flash_attn_bwd.hip: the macros that ops/attention/flash_attn_bwd_hip.py gives are missing"
 #endif
 
 namespace aiter_like {
 namespace {
 
-struct Scores {
-  static constexpr bool kIsCapped = HAS_SOFTCAP, kHasAlibi = HAS_ALIBI, kDrops = HAS_DROPOUT,
-                        kHasSinkTokens = HAS_SINK_TOKENS;
-  using Bias = BIAS;
-};
-struct Config : attn_bwd::Tiles<HEAD_DIM, HEAD_DIM_V, attn_bwd::kIsPlain<Scores>> {
+struct Config : attn_bwd::Tiles<HEAD_DIM, HEAD_DIM_V,
+                                attn_bwd::Scores<HAS_SOFTCAP, HAS_ALIBI, HAS_DROPOUT, HAS_SINK_TOKENS, BIAS>> {
   using Element = ELEMENT;
-  using Scores = aiter_like::Scores;
   static constexpr bool kIsMasked = HAS_MASK, kIsAtomic = IS_ATOMIC;
 };
+using Scores = Config::Scores;
 using Shape = attn_bwd::Shape<Config>;
 using Args = attn_bwd::Args;
 using attn_bwd::kThreads;

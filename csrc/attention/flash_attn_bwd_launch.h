@@ -9,12 +9,14 @@ namespace aiter_like::attn_bwd {
 
 /// What a Config has of tiles. The sums of dK and dV, K and V and a share of K transposed must fit 512 registers,
 /// beside what a block of rows needs: more of it where scores are mapped.
-template <int DIM, int DIM_V, bool IS_PLAIN>
+template <int DIM, int DIM_V, class SCORES>
 struct Tiles {
+  using Scores = SCORES;
   static constexpr int kDim = DIM, kDimV = DIM_V, kWidest = DIM > DIM_V ? DIM : DIM_V;
-  static constexpr int kKeyTiles = kWidest <= 64    ? (IS_PLAIN ? 4 : 2)
-                                   : kWidest <= 128 ? (IS_PLAIN ? 3 : 2)
-                                   : kWidest <= 192 ? (IS_PLAIN ? 2 : 1)
+  static constexpr bool kHasRoom = kIsPlain<Scores>;
+  static constexpr int kKeyTiles = kWidest <= 64    ? (kHasRoom ? 4 : 2)
+                                   : kWidest <= 128 ? (kHasRoom ? 3 : 2)
+                                   : kWidest <= 192 ? (kHasRoom ? 2 : 1)
                                                     : 1;
   static constexpr int kRowTiles = kWidest <= 192 ? 2 : 1;
   static constexpr int kRowSplit = DIM % 64 == 0 && DIM > 64 ? 1 : 2;

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From q · k to P in flash_attn_bwd, and on to dS: what a call adds to its scores, and what dropout takes away. A
-// Scores of a Config has
-//   kIsCapped, kHasAlibi, kDrops   what there is
-//   Bias                           its element, or void
+// From q · k to P in flash_attn_bwd, and on to dS: what a call adds to its scores, and what dropout takes away.
 #pragma once
 
 #include "aiter_like/philox.h"
@@ -10,6 +7,13 @@
 #include "score_policies.h"
 
 namespace aiter_like::attn_bwd {
+
+/// What happens to a score before the softmax. BIAS_ELEMENT is the element of what is added, or void.
+template <bool IS_CAPPED, bool HAS_ALIBI_SLOPES, bool DROPS, bool HAS_SINKS, class BIAS_ELEMENT>
+struct Scores {
+  static constexpr bool kIsCapped = IS_CAPPED, kHasAlibi = HAS_ALIBI_SLOPES, kDrops = DROPS, kHasSinkTokens = HAS_SINKS;
+  using Bias = BIAS_ELEMENT;
+};
 
 /// Whether nothing happens to a score: p = exp2(q · k · scale - LSE).
 template <class Scores>
