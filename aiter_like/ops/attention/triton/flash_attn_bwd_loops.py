@@ -44,6 +44,8 @@ def dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_f
             q_tile, dout_tile, lse2_rows, delta_rows = rows_at(rows_of, block, rule, DIM, BLOCK_D, DIM_V, BLOCK_DV,
                                                                BLOCK_M, IS_MASKED)
         visible = is_visible(rule, rows[None, :], keys[:, None])
+        if IS_MASKED:
+            visible &= (rows < rule.seqlen_q)[None, :]  # whatever infinite keys there are
         products = tl.dot(k, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
         p, slope = probability(rule, products, rows[None, :], keys[:, None], lse2_rows[None, :], visible, IS_MASKED)
         dp = tl.dot(v, tl.trans(dout_tile))
