@@ -46,18 +46,20 @@ def gradients_float64(leaves, dout, softcap, causal):
 
 @pytest.mark.parametrize("packed", (False, True), ids=("dense", "packed"))
 @pytest.mark.parametrize("softcap, causal", ((0.0, False), (2.0, False), (0.0, True)))
-def test_trainable_bias(device, run, softcap, causal, packed):
+@pytest.mark.parametrize("backend", ("ck", "triton", "torch"))
+def test_trainable_bias(device, run, backend, softcap, causal, packed):
+    """With the forward of that backend."""
     call = make(device, lengths=(9, 12), heads=(1 if packed else 2, 1), bias="heads")
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (call.q, call.k, call.v, call.bias.float())]
     hide(leaves[3].data)
     options = {"logits_soft_cap": softcap, "causal": causal, "return_lse": True}
     if packed:
         starts = [torch.tensor([0, length], dtype=torch.int32, device=device) for length in (9, 12)]
-        out, lse = run("torch", aiter_like.flash_attn_varlen_func, *(leaf[0] for leaf in leaves[:3]), *starts, 9, 12,
+        out, lse = run(backend, aiter_like.flash_attn_varlen_func, *(leaf[0] for leaf in leaves[:3]), *starts, 9, 12,
                        bias=leaves[3][0, 0], **options)
         out, lse = out[None], lse[None]
     else:
-        out, lse = run("torch", aiter_like.flash_attn_func, *leaves[:3], bias=leaves[3], **options)
+        out, lse = run(backend, aiter_like.flash_attn_func, *leaves[:3], bias=leaves[3], **options)
     assert (out[0, HIDDEN, 0] == 0).all() and (lse[0, 0, HIDDEN] == -math.inf).all()
     got = torch.autograd.grad((out, lse), leaves, (call.dout, torch.ones_like(lse)))
     assert (got[0][0, HIDDEN, 0] == 0).all() and (got[3][0, 0, HIDDEN] == 0).all()

@@ -10,6 +10,7 @@ from attention_bwd_cases import make
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import mha_backward, mha_raw
+from aiter_like.ops.attention.call import dbias_call
 from aiter_like.testing import assert_within
 from aiter_like.testing.attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
 
@@ -76,10 +77,12 @@ def test_in_any_order(device, name):
 
 @pytest.mark.parametrize("name", ["_flash_attn_backward", "mha_bwd"])
 def test_bias_and_dropout(device, name):
-    """A matrix for all sequences and heads, [seqlen_q, seqlen_k]."""
+    """A matrix for all sequences and heads, [seqlen_q, seqlen_k], and its derivative, in strided memory."""
     call = call_of(device, name, bias="shared", dropout_p=0.3)
-    check_sums(by_name(name, call), call)
+    dbias = torch.full((131, 65), math.nan, dtype=call.bias.dtype, device=device).T[:, :130]
+    check_sums(by_name(name, call, dbias=dbias), call)
     check_attention_gradients(call)
+    check_attention_gradients(dbias_call(call, dbias[None, None]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,7 +232,10 @@ def wrong(device, name):
     if "gen" in parameters:
         yield {"gen": torch.Generator()}, "gen", UnsupportedError
     if "dbias" in parameters:
-        yield {"dbias": torch.zeros(65, 130, device=device)}, "dbias", UnsupportedError
+        bias = torch.zeros(65, 130, device=device)
+        yield {"dbias": bias}, "bias", TypeError
+        yield {"bias": bias, "dbias": bias.bfloat16()}, "dbias", TypeError
+        yield {"bias": bias, "dbias": bias[:, 1:]}, "dbias", ValueError
     if "how_v3_bf16_cvt" in parameters:
         yield {"how_v3_bf16_cvt": 3}, "how_v3_bf16_cvt", ValueError
         yield {"is_v3_atomic_fp32": "yes"}, "is_v3_atomic_fp32", TypeError
