@@ -7,9 +7,6 @@ Kernel: ops/attention/triton/flash_attn_dbias.py. Called by flash_attn_bwd.py an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 
 from aiter_like.dispatch import SKIP, Backend, Op
@@ -43,6 +40,8 @@ def _check(call: AttentionDbiasCall) -> object:
 class FlashAttnDbiasKey(FlashAttnFwdKey):
     """The fields that a tuned row of flash_attn_dbias is chosen by: those of its forward."""
 
+    of_model = None  # A model that is served learns no bias.
+
     @classmethod
     def of(cls, call: AttentionDbiasCall) -> FlashAttnDbiasKey:
         return super().of(call.forward)
@@ -54,11 +53,6 @@ class FlashAttnDbiasKey(FlashAttnFwdKey):
         forward = forward._replace(lse=lse, bias=random(1, 1, self.seqlen_q, self.seqlen_k))
         flash_attn_fwd(forward)
         return dbias_call(backward_call(forward, random(*forward.out.shape)), torch.empty_like(forward.bias))
-
-    @classmethod
-    def of_model(cls, model: Any, tp: int, tokens: int) -> Iterator[FlashAttnDbiasKey]:
-        """None: a model that is served learns no bias."""
-        yield from ()
 
 
 def _traffic(call: AttentionDbiasCall) -> tuple[int, int]:
