@@ -2,7 +2,8 @@
 """Large parametrised tests run a sample of their cases, which the operators that they test draw: by the revision of
 what the device runs. One tree always runs the same cases, and a change of one operator draws no others' anew.
 
-A sample has cases of every backend that the test has. The other cases count as marked `exhaustive`.
+A sample has cases of every backend that the test has. The other cases count as marked `exhaustive`; cases that are so
+marked are never drawn.
 """
 
 import functools
@@ -64,7 +65,7 @@ def items_left_out(items: Iterable[Any], turn: int = 0, large: int = LARGE) -> l
     """Those of pytest's items that this turn does not run."""
     tests: dict[str, dict[str, Any]] = defaultdict(dict)
     for item in items:
-        if hasattr(item, "callspec"):
+        if hasattr(item, "callspec") and not item.get_closest_marker("exhaustive"):
             tests[item.nodeid.partition("[")[0]][item.nodeid] = item
     return [cases[case] for cases in tests.values() if len(cases) > large for case in left_out(
         {case: kind(item.callspec.id) for case, item in cases.items()},

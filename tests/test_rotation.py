@@ -17,6 +17,9 @@ class Item(SimpleNamespace):
 
     __hash__ = object.__hash__
 
+    def get_closest_marker(self, name):
+        return getattr(self, name, None)
+
 
 def items(*grids, test="test_x"):
     """pytest's items of one test."""
@@ -54,6 +57,14 @@ def test_a_backend_is_a_word_of_the_id():
 def test_small_tests_and_tests_without_cases_run_whole():
     cases = items(range(rotation.LARGE)) + items((0,), test="test_y") + [SimpleNamespace(nodeid="test_z")]
     assert rotation.items_left_out(cases, 1) == []
+
+
+def test_exhaustive_cases_are_not_drawn():
+    cases = items(("hip", "triton"), range(20))
+    for case in cases[5:20]:
+        case.exhaustive = True
+    drawn = runs(cases, 2) - {case.nodeid for case in cases[5:20]}
+    assert sum("[hip-" in case for case in drawn) == 1 and sum("[triton-" in case for case in drawn) == 3
 
 
 def test_the_order_of_collection_does_not_matter():

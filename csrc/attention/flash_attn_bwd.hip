@@ -18,7 +18,8 @@
 #include "flash_attn_bwd_rows_body.h"
 
 #if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(HAS_SOFTCAP) || !defined(HAS_ALIBI) || \
-    !defined(HAS_DROPOUT) || !defined(HAS_SINK_TOKENS) || !defined(BIAS) || !defined(HAS_MASK) || !defined(IS_ATOMIC)
+    !defined(HAS_DROPOUT) || !defined(HAS_SINK_TOKENS) || !defined(BIAS) || !defined(HAS_MASK) || \
+    !defined(IS_ATOMIC) || !defined(LEAST_STEPS) || !defined(TURN_STEPS) || !defined(STEP_BYTES)
 #error "flash_attn_bwd.hip: the macros that ops/attention/flash_attn_bwd_hip.py gives are missing"
 #endif
 
@@ -29,6 +30,7 @@ struct Config : attn_bwd::Tiles<HEAD_DIM, HEAD_DIM_V,
                                 attn_bwd::Scores<HAS_SOFTCAP, HAS_ALIBI, HAS_DROPOUT, HAS_SINK_TOKENS, BIAS>> {
   using Element = ELEMENT;
   static constexpr bool kIsMasked = HAS_MASK, kIsAtomic = IS_ATOMIC;
+  static constexpr attn_bwd::PlanCosts kPlanCosts{LEAST_STEPS, TURN_STEPS, STEP_BYTES};
 };
 using Scores = Config::Scores;
 using Shape = attn_bwd::Shape<Config>;

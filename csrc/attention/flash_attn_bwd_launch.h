@@ -23,15 +23,16 @@ struct Tiles {
   static constexpr int kAhead = kWidest <= 64 ? 2 : kWidest <= 192 && kKeyTiles > 1 ? 3 : 1;
 };
 
-constexpr int64_t kLeastSteps = 8;    // of a part: a workgroup's beginning and end take as long
-constexpr int64_t kTurnSteps = 3;     // that a workgroup is behind the one before it
-constexpr int64_t kStepBytes = 8 << 20;  // that memory moves in the time of a step
+/// What planning assumes: configs/gfx942/attention.toml, flash_attn_bwd. A step is a block of rows in a task.
+struct PlanCosts {
+  int64_t least_steps, turn_steps, step_bytes;
+};
 
 /// Divides tasks so that the launch ends on all CUs at about the same time. Without a mask all tasks take equally long:
 /// whole rounds of them stay whole, and those of the last, partly filled round are divided. Under a mask the longest
 /// tasks come first, and those are divided that would take more than half of what a CU has to do.
 template <class STEPS>
-Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const STEPS& steps) {
+Plan plan_tasks(const PlanCosts& costs, int columns, int key_blocks, bool is_masked, int num_cus, const STEPS& steps) {
   constexpr int kAll = 1 << 30;
   Plan plan{columns, key_blocks, 1, kAll, key_blocks, kAll};
   int64_t total = 0, longest = 0;
@@ -41,9 +42,9 @@ Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const 
   }
   total *= columns;
   if (total == 0) return plan;
-  const auto at_least = [](int64_t count) { return static_cast<int>(count > kLeastSteps ? count : kLeastSteps); };
   if (is_masked) {
-    plan.most_steps = at_least(total / num_cus / 2 + 1);
+    const int64_t share = total / num_cus / 2 + 1;
+    plan.most_steps = static_cast<int>(share > costs.least_steps ? share : costs.least_steps);
     return plan;
   }
   const int64_t rounds = int64_t{columns} * key_blocks / num_cus;  // whole ones
@@ -52,8 +53,8 @@ Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const 
   if (left == 0) return plan;
   // So many parts of each that they fill the CUs once, or a few times where that leaves fewer of them idle.
   int64_t best_parts = 1, least = INT64_MAX;
-  for (int64_t parts = 1; parts <= kMostParts && (parts == 1 || longest / parts >= kLeastSteps); ++parts) {
-    const int64_t time = (left * parts + num_cus - 1) / num_cus * ((longest + parts - 1) / parts + kLeastSteps);
+  for (int64_t parts = 1; parts <= kMostParts && (parts == 1 || longest / parts >= costs.least_steps); ++parts) {
+    const int64_t time = (left * parts + num_cus - 1) / num_cus * ((longest + parts - 1) / parts + costs.least_steps);
     if (time < least) best_parts = parts, least = time;
   }
   plan.tail_steps = static_cast<int>((longest + best_parts - 1) / best_parts);
@@ -62,13 +63,13 @@ Plan plan_tasks(int columns, int key_blocks, bool is_masked, int num_cus, const 
 
 /// How many chains the key blocks are dealt to: those that are at work at once wait for one another at the beginning,
 /// and each chain's dQ is read once more at the end. dq_bytes: of one.
-inline int plan_chains(const Plan& plan, int parts, int64_t dq_bytes, int num_cus) {
+inline int plan_chains(const PlanCosts& costs, const Plan& plan, int parts, int64_t dq_bytes, int num_cus) {
   const int64_t at_once = num_cus / (int64_t{plan.columns} * parts) + 1;
   const int64_t members = at_once < plan.key_blocks ? at_once : plan.key_blocks;
   int64_t best = 1, least = INT64_MAX;
   for (int64_t chains = 1; chains <= members; ++chains) {
-    const int64_t waits = kTurnSteps * ((members + chains - 1) / chains - 1);
-    const int64_t time = waits + chains * dq_bytes / kStepBytes;
+    const int64_t waits = costs.turn_steps * ((members + chains - 1) / chains - 1);
+    const int64_t time = waits + chains * dq_bytes / costs.step_bytes;
     if (time < least) best = chains, least = time;
   }
   return static_cast<int>(best);
@@ -111,13 +112,14 @@ void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, co
   const Blocks<kM, kN> blocks{{args.max_rows, args.max_keys, args.left, args.right, args.sink_size}};
   const auto steps = [&](int j) { return (blocks.end_block(j) - blocks.first_block(j)) * args.group; };
   const int columns = args.batch * args.kv_heads, num_cus = num_compute_units(device.device_id);
-  args.plan = plan_tasks(columns, blocks.key_blocks(), args.left >= 0 || args.right >= 0, num_cus,
+  args.plan = plan_tasks(Shape::kPlanCosts, columns, blocks.key_blocks(), args.left >= 0 || args.right >= 0, num_cus,
                          steps);
   const bool is_packed = args.cu_seqlens_q != nullptr;
   args.row_blocks = is_packed ? args.rows / kM + args.batch : args.batch * blocks.row_blocks();
   const int64_t row_blocks = int64_t{args.row_blocks} * args.heads;
   if (args.plan.key_blocks > 0 && columns > 0 && !Shape::kIsAtomic)
-    args.plan.chains = plan_chains(args.plan, args.plan.parts(0, steps(0)), row_blocks * Shape::kDqFloats * 4, num_cus);
+    args.plan.chains = plan_chains(Shape::kPlanCosts, args.plan, args.plan.parts(0, steps(0)),
+                                   row_blocks * Shape::kDqFloats * 4, num_cus);
   int64_t workgroups = 0, slots = 0;
   for (int j = 0; j < args.plan.key_blocks; ++j) {
     const int parts = args.plan.parts(j, steps(j));

@@ -36,6 +36,7 @@ constexpr int kMatrix = 16;  // width and depth of the matrix instructions
 ///   kIsMasked        whether a row may not see a key before the end
 ///   kIsAtomic        dQ is added up by atomics, in any order; else by turns
 ///   Scores           what happens to a score before the softmax (flash_attn_bwd_scores.h)
+///   kPlanCosts       what the host plans with (flash_attn_bwd_launch.h)
 template <class Config>
 struct Shape : Config {
   static constexpr int kDim = Config::kDim, kDimV = Config::kDimV;

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Arguments of flash_attn_bwd for test_flash_attn_bwd.py: random inputs, exact `out` and `lse`."""
+"""Arguments of flash_attn_bwd for test_flash_attn_bwd*.py: random inputs, exact `out` and `lse`.
+
+A build of the HIP kernels takes longer than all tests of it: cases which are not exhaustive share seven builds.
+"""
 
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call
@@ -17,6 +22,8 @@ FEATURES = {
     "causal": {"lengths": (65, 200), "heads": (2, 1), "window": (-1, 0), "head_dims": (128, 128), "dtype": FP16},
     "causal, more rows than keys": {"lengths": (127, 63), "heads": (4, 1), "window": (-1, 0), "dlse": True},
     "window": {"lengths": (100, 120), "window": (17, 5), "batch": 2},
+    "softcap, ALiBi, sink tokens": {"lengths": (150, 200), "heads": (4, 2), "window": (20, 0), "sink_size": 5,
+                                    "softcap": 2.0, "alibi": 1, "sink": True},
     "window, sink tokens": {"lengths": (200, 200), "heads": (6, 2), "window": (20, 0), "sink_size": 5},
     "softcap, bias, ALiBi": {"lengths": (65, 127), "window": (-1, 0), "softcap": 2.0, "bias": "heads", "alibi": 2},
     "one bias for all": {"lengths": (40, 70), "heads": (4, 2), "batch": 2, "bias": "shared", "alibi": 1,
@@ -28,6 +35,13 @@ FEATURES = {
     "packed": {"packed": ((5, 63, 1, 100, 0), (5, 130, 0, 65, 7)), "heads": (4, 2), "window": (-1, 0), "bias": "shared",
                "alibi": 2, "sink": True, "dropout_p": 0.2},
 }
+SHARED = ("causal, more rows than keys", "window", "learned sink", "softcap, ALiBi, sink tokens", "packed")
+"""Of FEATURES, those whose builds other tests have, too."""
+
+
+def rare(*values: Any) -> Any:
+    """Parameters of an exhaustive case, which needs a build that no other test has."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 def make(device: torch.device, *, lengths: tuple[int, int] = (0, 0), heads: tuple[int, int] = (2, 2),

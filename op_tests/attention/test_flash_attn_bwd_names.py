@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from attention_bwd_cases import make
+from attention_bwd_cases import FP16, make, rare
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import mha_backward, mha_raw
@@ -20,6 +20,7 @@ PACKED = {"_flash_attn_varlen_backward": mha_backward.flash_attn_varlen_backward
           "mha_varlen_bwd": mha_backward.mha_varlen_bwd, "fmha_v3_varlen_bwd": mha_raw.fmha_v3_varlen_bwd}
 NAMES = DENSE | PACKED
 WITH_SINKS = [name for name, function in NAMES.items() if "d_sink" in inspect.signature(function).parameters]
+WITH_BIAS = [name for name, function in NAMES.items() if "bias" in inspect.signature(function).parameters]
 SEQUENCES = ((5, 63, 1, 0), (5, 70, 7, 9))
 ROWS = ("dq", "dout", "q", "out")
 KEYS = ("dk", "dv", "k", "v")
@@ -29,6 +30,11 @@ def call_of(device, name, **options):
     """A causal call with grouped heads, of the kind that `name` takes; its derivatives hold NaN."""
     kind = {"lengths": (65, 130), "batch": 2} if name in DENSE else {"packed": SEQUENCES}
     return make(device, heads=(4, 2), window=(-1, 0), **kind | options)
+
+
+def with_dropout(device, name, **options):
+    """Such a call with slopes and dropout, and with a bias where the name takes one."""
+    return call_of(device, name, bias="shared" * (name in WITH_BIAS), alibi=2, dropout_p=0.3, **options)
 
 
 def by_name(name, call, **changes):
@@ -70,26 +76,21 @@ def test_against_float64(device, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_any_order(device, name):
-    call = call_of(device, name)
+    call = call_of(device, name, dtype=FP16)
     by_name(name, call, deterministic=False)
     check_attention_gradients(call)
 
 
-@pytest.mark.parametrize("name", ["_flash_attn_backward", "mha_bwd"])
-def test_bias_and_dropout(device, name):
-    """A matrix for all sequences and heads, [seqlen_q, seqlen_k], and its derivative, in strided memory."""
-    call = call_of(device, name, bias="shared", dropout_p=0.3)
-    dbias = torch.full((131, 65), math.nan, dtype=call.bias.dtype, device=device).T[:, :130]
-    check_sums(by_name(name, call, dbias=dbias), call)
+@pytest.mark.parametrize("name", [name if name in WITH_BIAS else rare(name) for name in NAMES])
+def test_bias_slopes_window_and_dropout(device, name):
+    """The bias is a matrix for all sequences and heads, [seqlen_q, seqlen_k]; its derivative goes to strided memory."""
+    call, changes = with_dropout(device, name)._replace(window_left=40), {}
+    if call.bias is not None:
+        changes["dbias"] = torch.full((131, 65), math.nan, dtype=call.bias.dtype, device=device).T[:, :130]
+    check_sums(by_name(name, fill_forward(call), **changes), call)
     check_attention_gradients(call)
-    check_attention_gradients(dbias_call(call, dbias[None, None]))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_slopes_window_and_dropout(device, name):
-    call = call_of(device, name, alibi=2, dropout_p=0.2, seed=1)._replace(window_left=40)
-    check_sums(by_name(name, fill_forward(call)), call)
-    check_attention_gradients(call)
+    for dbias in changes.values():
+        check_attention_gradients(dbias_call(call, dbias[None, None]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,9 +160,9 @@ def test_sinks_of_each_sequence(device, name):
         check_attention_gradients(part._replace(dsink=None))
 
 
-@pytest.mark.parametrize("name", WITH_SINKS)
+@pytest.mark.parametrize("name", [name if name in WITH_BIAS else rare(name) for name in WITH_SINKS])
 def test_equal_sinks_of_each_sequence_beside_dropout(device, name):
-    call = call_of(device, name, sink=True, dropout_p=0.3)
+    call = with_dropout(device, name, sink=True)
     d_sink = torch.zeros(4, device=device)
     by_name(name, call, sink=call.sink.expand(call.forward.batch, 4), d_sink=d_sink)
     check_attention_gradients(call._replace(dsink=d_sink))

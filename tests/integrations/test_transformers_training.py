@@ -170,7 +170,7 @@ def trained(monkeypatch, train, forwards=1, **options):
     return losses
 
 
-@pytest.mark.parametrize("layout", ["dense", "padded", "packed"])
+@pytest.mark.parametrize("layout", ["dense", pytest.param("padded", marks=pytest.mark.exhaustive), "packed"])
 def test_losses_are_torchs(monkeypatch, layout):
     stock = dense_by_torch() if layout == "dense" else torch.stack(
         [losses_of(kind, by_hand, layout=layout) for kind in TORCH])
@@ -198,8 +198,9 @@ def test_recomputed_activations_change_no_bit(monkeypatch):
     assert torch.equal(trained(monkeypatch, recomputing, forwards=2), losses_of("ours", by_hand))
 
 
-@pytest.mark.parametrize("options", [{}, {"bf16": True, "dtype": torch.float32}, {"layout": "packed"}],
-                         ids=["bf16", "autocast", "packed"])
+@pytest.mark.parametrize("options", [
+    pytest.param({}, id="bf16"), *(pytest.param(options, id=name, marks=pytest.mark.exhaustive) for name, options in (
+        ("autocast", {"bf16": True, "dtype": torch.float32}), ("packed", {"layout": "packed"})))])
 def test_losses_of_the_trainer_are_torchs(monkeypatch, tmp_path, options):
     """Weights in bf16; in float32 under autocast, which `bf16=True` means; sequences that its collator packs."""
     pytest.importorskip("accelerate")  # which the Trainer imports

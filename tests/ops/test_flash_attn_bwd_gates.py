@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What compilers make of csrc/attention/flash_attn_bwd.hip: registers, LDS, and what the cycle model says of it."""
 
+import itertools
 import re
 
 import pytest
@@ -12,13 +13,13 @@ from aiter_like.ops.attention.call import AttentionCall, backward_call
 from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
 from aiter_like.ops.attention.flash_attn_bwd_hip import flash_attn_bwd_hip
 
-pytestmark = pytest.mark.rotating
-
 KEYS = {64: 256, 128: 192, 192: 128}
 """Keys of a workgroup by the widest head dimension."""
 LEAST_SHARES = {(64, 64): (0.60, 0.53), (128, 128): (0.70, 0.60), (192, 128): (0.71, 0.66)}
 """Of a workgroup's time that its matrix instructions take, modelled: without a mask, and where scores are looked at."""
 WHOLE, LOOKED_AT = (-1, -1), (-1, 1 << 20)
+BUILT = (128, 128), LOOKED_AT, COMPILERS[1]
+"""The one build that other tests have, too; the others are exhaustive."""
 _COLUMNS = 304  # sequences, most of them empty: with as many as CUs no task is divided, and all key blocks are a chain
 
 
@@ -35,6 +36,11 @@ def call_of(head_dims, window, rows, keys):
     return backward_call(forward, dout)
 
 
+def cases(*windows):
+    for case in itertools.product(LEAST_SHARES, windows, COMPILERS):
+        yield pytest.param(*case, marks=() if case == BUILT else pytest.mark.exhaustive)
+
+
 def main_kernel(head_dims, window, rows):
     """The counts and the model of the launch that multiplies, of three blocks of keys."""
     call = call_of(head_dims, window, rows, 3 * KEYS[max(head_dims)])
@@ -45,9 +51,7 @@ def main_kernel(head_dims, window, rows):
     return found
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("window", (WHOLE, LOOKED_AT), ids=("whole", "masked"))
-@pytest.mark.parametrize("head_dims", LEAST_SHARES, ids=str)
+@pytest.mark.parametrize("head_dims, window, compiler", [*cases(WHOLE, LOOKED_AT)], ids=str)
 def test_fit_and_share_of_the_matrix_unit(simulated, compiled_by, head_dims, window, compiler):
     """One workgroup has a CU, its sums are in registers; 16 more blocks of rows take not much longer than their matrix
     instructions, turns and sums of dQ included."""
@@ -82,8 +86,7 @@ def check_turn_end(launch):
         assert has_met
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("head_dims", LEAST_SHARES, ids=str)
-def test_turns_end_behind_their_stores(simulated, compiled_by, head_dims, compiler):
+@pytest.mark.parametrize("head_dims, window, compiler", [*cases(LOOKED_AT)], ids=str)
+def test_turns_end_behind_their_stores(simulated, compiled_by, head_dims, window, compiler):
     compiled_by(compiler, flash_attn_bwd_hip)
-    check_turn_end(main_kernel(head_dims, LOOKED_AT, 512))
+    check_turn_end(main_kernel(head_dims, window, 512))

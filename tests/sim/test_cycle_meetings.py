@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aiter_like import sim
+from aiter_like.sim import modelling
 from aiter_like.sim.validation.kernels import Kernel, arguments, code_object, name_of
 
 _ONE_LANE = "v_mov_b32 v3, 0\nv_mov_b32 v4, 1\ns_mov_b64 exec, 1\n"
@@ -42,6 +43,17 @@ def test_turns_get_slower_by_every_planted_delay(groups):
     assert 28 <= of_a_pass <= 48, "s_nop, two scalar instructions and a branch that is taken"
     assert more["modelled_clk"] - base["modelled_clk"] == pytest.approx(100 * groups * of_a_pass, rel=0.01)
     assert base["xcds"] == 8 and base["recorded"] == groups
+
+
+def test_a_sample_leaves_out_no_workgroup_of_a_kernel_that_sleeps():
+    """It waits for others; its recording may still hold those of one XCD alone."""
+    turns = _await("s_cmp_lg_u32 s21, s2") + _RAISE
+    code = code_object([(Kernel(turns, _ONE_LANE, unroll=1), 1)])
+    buffer, found = torch.zeros(1 << 10, dtype=torch.int32), []
+    with modelling.modelled(found, sample=True, budget=1):
+        sim.launch(code, name_of(0), (4000, 1, 1), (64, 1, 1), 0,
+                   arguments(buffer.data_ptr(), buffer.data_ptr(), 1, 1))
+    assert buffer[0] == 4000 and found[0]["recorded"] < 4000
 
 
 @pytest.mark.parametrize("planted", [0, 3, 8])

@@ -8,11 +8,12 @@ every other form out of the same tiles.
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import torch
 
 from aiter_like import dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, model_of
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, AttentionBackwardCall
 from aiter_like.ops.attention.checks import ALIGNMENT, launch_refusal, mfma_refusal, scale_refusal
@@ -21,6 +22,14 @@ HEAD_DIMS = ((64, 64), (128, 128), (192, 128))  # of q and k, of v; those of bac
 _CK_HEAD_DIMS = (64, 96, 128, 192, 256)
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
 _MAX_ROW_STRIDE = 2**23 - 1  # elements: 32 rows within 31 bits of bytes
+
+
+class PlanCosts(NamedTuple):
+    """Numbers of configs/gfx942/attention.toml: how the host divides the work."""
+
+    least_steps: int
+    turn_steps: int
+    step_bytes: int
 
 
 def variant(dtype: torch.dtype, head_dims: tuple[int, int], *, is_masked: bool, features: frozenset[str] = frozenset(),
@@ -39,9 +48,10 @@ def variant(dtype: torch.dtype, head_dims: tuple[int, int], *, is_masked: bool, 
                      *(["atomic"] if is_atomic else [])))
     flags = {f"HAS_{feature.upper()}": feature in features
              for feature in ("softcap", "alibi", "dropout", "sink_tokens")}
+    costs = model_of("gfx942", "attention.flash_attn_bwd", PlanCosts)._asdict()
     return Instance(name, {"ELEMENT": _ELEMENTS[dtype], "HEAD_DIM": head_dims[0], "HEAD_DIM_V": head_dims[1],
                            "HAS_MASK": is_masked, "BIAS": _ELEMENTS[bias] if bias else "void",
-                           "IS_ATOMIC": is_atomic, **flags})
+                           "IS_ATOMIC": is_atomic, **flags, **{name.upper(): cost for name, cost in costs.items()}})
 
 
 def _features(call: AttentionBackwardCall) -> frozenset[str]:

@@ -71,6 +71,16 @@ struct Code {
   ~Code();
   const Kernel* find(std::string_view kernel) const;
   const Inst* at(u64 pc) const;                // null when pc is no instruction
+  // Whether `is` holds for an instruction of a kernel, or of a function that lies between it and the next kernel.
+  template <class F>
+  bool any_of(const Kernel& kernel, const F& is) const {
+    u64 end = text_end;
+    for (const Kernel& other : kernels) {
+      if (other.entry > kernel.entry) end = std::min(end, other.entry);
+    }
+    return std::any_of(insts.begin(), insts.end(),
+                       [&](const Inst& i) { return i.pc >= kernel.entry && i.pc < end && is(i); });
+  }
   std::string source_of(u64 pc) const;         // "file:line", "" when the file has no line for it
   std::string caller_of(u64 pc) const;         // … and the call of the inlined function that it belongs to, "" for none
   const LineTable& line_table() const;         // addresses count from the beginning of the image

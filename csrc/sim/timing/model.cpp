@@ -94,14 +94,9 @@ class LaunchModel final : public LaunchObserver {
 
   // Whether the kernel has an instruction that reads what other workgroups may write while it runs, or an atomic.
   bool can_meet() const {
-    const Kernel& kernel = *launch_.kernel;
-    u64 end = launch_.code->text_end;
-    for (const Kernel& other : launch_.code->kernels) {
-      if (other.entry > kernel.entry) end = std::min(end, other.entry);
-    }
-    return std::any_of(launch_.code->insts.begin(), launch_.code->insts.end(), [&](const Inst& i) {
+    return launch_.code->any_of(*launch_.kernel, [&](const Inst& i) {
       const IssueFacts& f = facts_[i.index];
-      return i.pc >= kernel.entry && i.pc < end && (f.meets || (f.atomic && i.op->spec.cls != Class::ds));
+      return f.meets || (f.atomic && i.op->spec.cls != Class::ds);
     });
   }
 
