@@ -76,7 +76,7 @@ def tuning_of(key: type, traffic: Callable[..., tuple[int, int]] | None, scratch
     def smaller(named: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         return map(columns_of, key(**named).smaller())
 
-    return Tuning(case, traffic, shapes if hasattr(key, "of_model") else None,
+    return Tuning(case, traffic, shapes if getattr(key, "of_model", None) else None,
                   smaller if hasattr(key, "smaller") else None, tuple(scratch))
 
 

@@ -3,8 +3,8 @@
 
 OPERATORS = {name: f"{family}.{name}" for family, names in {
     "activation": "act_and_mul act_and_mul_quant elementwise relu_squared",
-    "attention": "dropout_randval flash_attn_bwd flash_attn_fwd merge_attn_states pa_metadata paged_attention "
-                 "unified_attention",
+    "attention": "dropout_randval flash_attn_bwd flash_attn_dbias flash_attn_fwd merge_attn_states pa_metadata "
+                 "paged_attention unified_attention",
     "conv": "causal_conv1d",
     "gemm": "batched_gemm gemm_a16w16 gemm_a8w8 gemm_a8w8_blockscale gemm_weight_only grouped_gemm",
     "kv_cache": "copy_blocks cp_gather_indexer_k_quant_cache indexer_k_quant_and_cache reshape_and_cache "

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionDbiasCall
 from aiter_like.ops.common import philox
 from aiter_like.testing.compare import TOLERANCES, assert_within, relative_l2
 
+_NAMES = ("dq", "dk", "dv", "dsink", "dbias")
 _FLUSHED = 2**-126  # fp32's smallest normal number, below which exp2 and products give 0
 
 
@@ -50,18 +51,18 @@ class _Sequence:
     out: Tensor
 
 
-def check_attention_gradients(call: AttentionBackwardCall, rounding: str = "rtne") -> float:
-    """Compares dq, dk, dv and dsink of a finished call with float64.
+def check_attention_gradients(call: AttentionBackwardCall | AttentionDbiasCall, rounding: str = "rtne") -> float:
+    """Compares dq, dk, dv and dsink, or dbias, of a finished call with float64.
 
     Args:
-        call: the arguments of flash_attn_bwd, after the call.
+        call: the arguments of flash_attn_bwd or flash_attn_dbias, after the call.
         rounding: of P in the forward that gave `out` ("rtne", "rtna", "rtz").
 
     Returns:
         The largest error as a fraction of its limit.
 
     Raises:
-        AssertionError: an element, or the relative L2 error of dq, dk or dv, is beyond its limit.
+        AssertionError: an element, or the relative L2 error of one but dsink, is beyond its limit.
     """
     worst = 0.0
     # The simulated MI300X shows 2.3–2.7e-3 (fp16 2.9–3.2e-4), but 9.2e-3 where rows see one key beside a sink: there dP
@@ -90,7 +91,8 @@ def fill_forward(call: AttentionBackwardCall) -> AttentionBackwardCall:
     return call
 
 
-def attention_gradients_float64(call: AttentionBackwardCall, rounding: str = "rtne") -> dict[str, Gradient]:
+def attention_gradients_float64(call: AttentionBackwardCall | AttentionDbiasCall, rounding: str = "rtne"
+                                ) -> dict[str, Gradient]:
     """The derivatives of Σ out · dout + Σ lse · dlse of the exact inputs, and their limits.
 
     With u the unit roundoff, e32 the error of an fp32 score or exponent as for the forward, G = |dO| |V|ᵀ, A the
@@ -100,29 +102,48 @@ def attention_gradients_float64(call: AttentionBackwardCall, rounding: str = "rt
     * dS = P·(dP − δ)·slope:  ES = P·((e32 + u)·|dP − δ|·slope + e32·G·kept + Eδ + eslope·|dP − δ|)
     * dQ: softmax_scale·(ES |K| + e32·|dS| |K|) + u·|dQ|;  dK: the same with |Q|, summed over the group
     * dV: ((e32 + u)·P·kept)ᵀ |dO| + u·|dV|;  dsink: Σ exp(sink − lse)·(e32·|δ| + Eδ)
+    * dbias: Σ P·(2·e32·|dP − δ| + e32·G·kept + Eδ) + u·|dbias|, with u of its own dtype
 
     each 1 % wider for what is of second order, and by what is lost of small numbers times the other factor: fp16's
     smallest subnormal, and what fp32 flushes to 0.
     """
-    found = {name: Gradient(*(torch.zeros(tensor.shape, dtype=torch.float64) for _ in range(2)))
-             for name, tensor in zip(("dq", "dk", "dv", "dsink"), call.results, strict=True) if tensor is not None}
+    found = {name: Gradient(*(torch.zeros(getattr(call, name).shape, dtype=torch.float64) for _ in range(2)))
+             for name in _NAMES if getattr(call, name, None) is not None}
     for batch, rows, keys in _places(call):
         sequence = _sequence(call, batch, rows, keys)
         gradients, limits = _exact(call, sequence), _limits(call, sequence, rounding)
-        for name, gradient, limit in zip(("dq", "dk", "dv"), gradients, limits):
-            place = rows if name == "dq" else keys
-            for target, part in ((found[name].expected, gradient), (found[name].limit, limit)):
-                if name != "dq":
-                    part = part.unflatten(0, (call.k.shape[-2], -1)).sum(1)
-                target[place] = part.transpose(0, 1)
-        if "dsink" in found:
-            found["dsink"].expected.add_(gradients[3])
-            found["dsink"].limit.add_(limits[3])
-    unit = TOLERANCES[call.q.dtype, "rtne"].unit
+        for name, *parts in zip(_NAMES, gradients, limits):
+            if name not in found:
+                continue
+            for target, part in zip((found[name].expected, found[name].limit), parts):
+                _place(call, name, target, batch, rows, keys).add_(_summed(call, name, target, part))
+    tolerance = TOLERANCES[call.q.dtype, "rtne"]
     for name, gradient in found.items():
-        gradient.limit.mul_(1.01).add_(gradient.expected.abs(), alpha=2**-23 if name == "dsink" else unit)
-        gradient.limit.add_(TOLERANCES[call.q.dtype, "rtne"].smallest + _FLUSHED)
+        unit = tolerance.unit if getattr(call, name).dtype == call.q.dtype else 2**-23
+        gradient.limit.mul_(1.01).add_(gradient.expected.abs(), alpha=unit)
+        gradient.limit.add_(tolerance.smallest + _FLUSHED)
     return found
+
+
+def _place(call: AttentionBackwardCall | AttentionDbiasCall, name: str, target: Tensor, batch: int, rows: int | slice,
+           keys: int | slice) -> Tensor:
+    """The part of a derivative, or of its limits, to which a sequence adds."""
+    if name == "dsink":
+        return target
+    if name != "dbias":
+        return target[rows if name == "dq" else keys]
+    if call.cu_seqlens_q is None:
+        return target[batch if len(target) > 1 else 0]
+    return target[rows, :keys.stop - keys.start]
+
+
+def _summed(call: AttentionBackwardCall | AttentionDbiasCall, name: str, target: Tensor, part: Tensor) -> Tensor:
+    """What a sequence adds, of one tensor per query head."""
+    if name == "dbias":
+        return part.sum(0) if target.ndim == 2 else part.sum(0, keepdim=True) if target.shape[1] == 1 else part
+    if name in ("dk", "dv"):
+        part = part.unflatten(0, (call.k.shape[-2], -1)).sum(1)
+    return part if name == "dsink" else part.transpose(0, 1)
 
 
 def _places(call: AttentionBackwardCall) -> Iterator[tuple]:
@@ -185,24 +206,23 @@ def _softmax(score: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _exact(call: AttentionBackwardCall, sequence: _Sequence) -> tuple[Tensor, ...]:
-    """dq, dk, dv, all of them by query head, and dsink, by autograd."""
-    inputs = [tensor.clone().requires_grad_() for tensor in (sequence.q, sequence.k, sequence.v)]
-    if sequence.sink is not None:
-        inputs.append(sequence.sink.clone().requires_grad_())
+    """dq, dk, dv, all of them by query head, dsink, and dbias by query head, by autograd."""
+    sink = sequence.q.new_zeros(sequence.q.shape[0]) if sequence.sink is None else sequence.sink
+    inputs = [tensor.clone().requires_grad_() for tensor in (sequence.q, sequence.k, sequence.v, sink,
+                                                             torch.zeros_like(sequence.raw))]
     with torch.enable_grad():
         raw = inputs[0] @ inputs[1].transpose(1, 2) * call.softmax_scale
         score = call.softcap * torch.tanh(raw / call.softcap) if call.softcap else raw
         addend = sequence.score - (call.softcap * torch.tanh(sequence.raw / call.softcap) if call.softcap else
                                    sequence.raw)  # bias, ALiBi and mask
-        p, lse = _softmax(score + addend, inputs[3] if len(inputs) > 3 else None)
+        p, lse = _softmax(score + addend + inputs[4], None if sequence.sink is None else inputs[3])
         out = (p * sequence.kept) @ inputs[2]
         loss = (out * sequence.dout).sum() + torch.where(lse > -math.inf, lse * sequence.dlse, 0.0).sum()
-    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
-    return *gradients, *([torch.zeros(sequence.q.shape[0], dtype=torch.float64)] if len(inputs) < 4 else [])
+    return torch.autograd.grad(loss, inputs, allow_unused=True)
 
 
 def _limits(call: AttentionBackwardCall, sequence: _Sequence, rounding: str) -> tuple[Tensor, ...]:
-    """The limits of dq, dk, dv and dsink without the rounding of the results."""
+    """The limits of dq, dk, dv, dsink and dbias without the rounding of the results."""
     tolerance = TOLERANCES[call.q.dtype, "rtne"]
     unit, unit_p, tiny = tolerance.unit, TOLERANCES[call.q.dtype, rounding].unit, tolerance.smallest + _FLUSHED
     visible = sequence.visible.expand_as(sequence.raw)
@@ -231,4 +251,5 @@ def _limits(call: AttentionBackwardCall, sequence: _Sequence, rounding: str) -> 
     e_p = (2 * e32 + unit) * p + (tiny + _FLUSHED * sequence.kept) * (visible & (sequence.kept > 0))
     weights = 0.0 if sequence.sink is None else torch.exp(sequence.sink[:, None] - sequence.lse)[..., None]
     dsink = (weights * (2 * e32 * delta.abs() + e_delta)).sum((1, 2)) if sequence.sink is not None else None
-    return total @ sequence.k.abs(), total.transpose(1, 2) @ sequence.q.abs(), e_p.transpose(1, 2) @ dout, dsink
+    dbias = sequence.p * (2 * e32 * factor + e32 * product + e_delta) + _FLUSHED * (1 + factor) * visible
+    return total @ sequence.k.abs(), total.transpose(1, 2) @ sequence.q.abs(), e_p.transpose(1, 2) @ dout, dsink, dbias

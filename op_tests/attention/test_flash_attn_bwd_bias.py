@@ -8,7 +8,9 @@ import torch
 from attention_bwd_cases import BF16, FEATURES, make
 
 import aiter_like
+from aiter_like.ops.attention.call import dbias_call
 from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
+from aiter_like.ops.attention.flash_attn_dbias import flash_attn_dbias
 from aiter_like.testing.attention_bwd import check_attention_gradients, fill_forward
 
 HIDDEN = (3, 5)  # rows that see nothing
@@ -26,6 +28,10 @@ def test_bias_of_a_call(device, run, backend):
     run(backend, flash_attn_bwd, fill_forward(call))
     check_attention_gradients(call)
     assert (call.dq[0, HIDDEN, 0] == 0).all() and (call.dq[0, HIDDEN, 1] != 0).any()
+    of_bias = dbias_call(call, torch.full_like(call.bias, math.nan))
+    run(backend, flash_attn_dbias, of_bias)
+    check_attention_gradients(of_bias)
+    assert (of_bias.dbias[call.bias == -math.inf] == 0).all()
 
 
 def gradients_float64(leaves, dout, softcap, causal):

@@ -10,6 +10,7 @@ from attention_bwd_cases import FP16, make, rare
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter.attention import mha_backward, mha_raw
+from aiter_like.ops.attention.call import dbias_call
 from aiter_like.testing import assert_within
 from aiter_like.testing.attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
 
@@ -82,10 +83,14 @@ def test_in_any_order(device, name):
 
 @pytest.mark.parametrize("name", [name if name in WITH_BIAS else rare(name) for name in NAMES])
 def test_bias_slopes_window_and_dropout(device, name):
-    """The bias is a matrix for all sequences and heads, [seqlen_q, seqlen_k]."""
-    call = with_dropout(device, name)._replace(window_left=40)
-    check_sums(by_name(name, fill_forward(call)), call)
+    """The bias is a matrix for all sequences and heads, [seqlen_q, seqlen_k]; its derivative goes to strided memory."""
+    call, changes = with_dropout(device, name)._replace(window_left=40), {}
+    if call.bias is not None:
+        changes["dbias"] = torch.full((131, 65), math.nan, dtype=call.bias.dtype, device=device).T[:, :130]
+    check_sums(by_name(name, fill_forward(call), **changes), call)
     check_attention_gradients(call)
+    for dbias in changes.values():
+        check_attention_gradients(dbias_call(call, dbias[None, None]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,7 +233,10 @@ def wrong(device, name):
     if "gen" in parameters:
         yield {"gen": torch.Generator()}, "gen", UnsupportedError
     if "dbias" in parameters:
-        yield {"dbias": torch.zeros(65, 130, device=device)}, "dbias", UnsupportedError
+        bias = torch.zeros(65, 130, device=device)
+        yield {"dbias": bias}, "bias", TypeError
+        yield {"bias": bias, "dbias": bias.bfloat16()}, "dbias", TypeError
+        yield {"bias": bias, "dbias": bias[:, 1:]}, "dbias", ValueError
     if "how_v3_bf16_cvt" in parameters:
         yield {"how_v3_bf16_cvt": 3}, "how_v3_bf16_cvt", ValueError
         yield {"is_v3_atomic_fp32": "yes"}, "is_v3_atomic_fp32", TypeError

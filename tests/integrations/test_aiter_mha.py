@@ -194,7 +194,7 @@ def test_refusals():
              lambda: mha.flash_attn_forward(q, k, v, 0.0, SCALE, True, -1, -1, 0, *[None] * 5, True, True)),
             ("mha_fwd: no backend supports gen", UnsupportedError, lambda: mha.mha_fwd(
                 q, k, v, 0.0, SCALE, True, -1, 0, 0, True, False, gen=torch.Generator())),
-            ("mha_bwd: no backend supports dbias", UnsupportedError,
+            ("mha_bwd: bias must be a tensor", TypeError,
              lambda: mha_backward.mha_bwd(q, q, k, v, out, lse, *options, dbias=q)),
             ("mha_bwd: dout must have shape", ValueError, lambda: mha_backward.mha_bwd(k, q, k, v, out, lse, *options)),
             ("mha_bwd: sink must be a tensor", TypeError,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The call objects of flash_attn_fwd, flash_attn_bwd and unified_attention, and what they say about a call."""
+"""The call objects of flash_attn_fwd, _bwd and _dbias and of unified_attention, and what they say about a call."""
 
 from __future__ import annotations
 
@@ -179,7 +179,49 @@ class AttentionBackwardCall(NamedTuple):
         return AttentionCall(**{name: getattr(self, name) for name in _SHARED})
 
 
+class AttentionDbiasCall(NamedTuple):
+    """One call of flash_attn_dbias. `dbias_call` makes one of a call of flash_attn_bwd, whose fields it shares.
+
+    Attributes:
+        dbias: of the shape and dtype of bias.
+    """
+
+    dbias: Annotated[Tensor, "*dbias _ _", "bias", STRIDED]
+    dout: Annotated[Tensor, "*dout _", FLOATS]
+    dlse: Annotated[Tensor | None, "*dlse _", torch.float32]
+    q: Annotated[Tensor, "*q _ dim", FLOATS]
+    k: Annotated[Tensor, "*k keys kv_heads dim", "q"]
+    v: Annotated[Tensor, "*k keys kv_heads _", "q"]
+    out: Annotated[Tensor, "*out _", "q"]
+    lse: Annotated[Tensor, "*lse _", torch.float32]
+    bias: Annotated[Tensor, "*bias _ _", ("q", torch.float32), STRIDED]
+    cu_seqlens_q: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    cu_seqlens_k: Annotated[Tensor | None, "batch+1", torch.int32] = None
+    alibi_slopes: Annotated[Tensor | None, "*slopes _", torch.float32] = None
+    sink: Annotated[Tensor | None, "_", torch.float32] = None
+    rng_state: Annotated[Tensor | None, "2", torch.int64] = None
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+    softmax_scale: float = 1.0
+    window_left: int = -1
+    window_right: int = -1
+    sink_size: int = 0
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+
+    @property
+    def forward(self) -> AttentionCall:
+        """The call of flash_attn_fwd that this is the derivative of."""
+        return AttentionCall(**{name: getattr(self, name) for name in _SHARED})
+
+
 _SHARED = tuple(name for name in AttentionCall._fields if name in AttentionBackwardCall._fields)
+
+
+def dbias_call(call: AttentionBackwardCall, dbias: Tensor) -> AttentionDbiasCall:
+    """The derivative by the bias beside those by q, k and v."""
+    shared = {name: getattr(call, name) for name in AttentionDbiasCall._fields if name != "dbias"}
+    return AttentionDbiasCall(dbias, **shared)
 
 
 def backward_call(forward: AttentionCall, dout: Tensor, **gradients: Tensor | None) -> AttentionBackwardCall:

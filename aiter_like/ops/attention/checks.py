@@ -13,7 +13,14 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP
 from aiter_like.dtypes import ROUNDINGS
-from aiter_like.ops.attention.call import FLOATS, FP8, AttentionCall, PagedCall
+from aiter_like.ops.attention.call import (
+    FLOATS,
+    FP8,
+    AttentionBackwardCall,
+    AttentionCall,
+    AttentionDbiasCall,
+    PagedCall,
+)
 
 _PAGED = "unified_attention"
 MAX_ROWS = 2**30 - 1
@@ -27,6 +34,7 @@ AITER_ROUNDING = 1
 
 MIN_SCALE = 1e-8  # Below it a masked score is not below every real one in csrc/attention/flash_attn_softmax.h.
 _MAX_SCALE = 1e30  # Kernels refuse it and what is larger.
+_MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 _MAX_GRID = 65535  # HIP and CUDA alike take so many workgroups in a launch's second and third dimension.
 
 
@@ -98,6 +106,20 @@ def check_call(op: str, call: AttentionCall) -> None:
     for name in ("max_seqlen_q", "max_seqlen_k", "num_splits"):
         check.integer(op, name, getattr(call, name), low=0)
     check.choice(op, "how_v3_bf16_cvt", call.how_v3_bf16_cvt, (0, 1, 2))
+
+
+def check_derivative(op: str, call: AttentionBackwardCall | AttentionDbiasCall, **written: Tensor) -> None:
+    """Checks a call of `op` by metadata, beyond annotations; each result is of the shape and dtype of one of `written`.
+    """
+    check_call(op, call.forward)
+    for name, like in (*written.items(), ("dout", call.out)):
+        check.tensor(op, name, getattr(call, name), dtypes=(like.dtype,), shape=like.shape,
+                     last_contiguous=name != "dbias")
+    for name, tensor in (("lse", call.lse), ("dlse", call.dlse)):
+        if tensor is not None:
+            check.tensor(op, name, tensor, shape=call.lse.shape)
+            if not tensor.is_contiguous():
+                raise ValueError(f"{op}: {name} must be contiguous, got strides {tensor.stride()}")
 
 
 def check_heads(op: str, call: Any, num_heads: int, num_kv_heads: int, names: str) -> None:
@@ -202,6 +224,19 @@ def launch_refusal(call: AttentionCall, rows: int, keys: int) -> str | None:
                               ("length of q", rows, MAX_ROWS), ("length of k", keys, MAX_ROWS)):
         if size > limit:
             return f"{name} at most {limit}, got {size}"
+    return None
+
+
+def derivative_refusal(target: Target, call: AttentionBackwardCall | AttentionDbiasCall) -> str | None:
+    """Says what no Triton kernel of a derivative takes; None: it takes the call."""
+    forward = call.forward
+    if max(forward.head_dim, forward.head_dim_v) > 256:
+        return f"head dimension at most 256, got {max(forward.head_dim, forward.head_dim_v)}"
+    if reason := launch_refusal(forward, forward.max_seqlen_q, forward.max_seqlen_k):
+        return reason
+    for name in ("q", "k", "v", "dout", "out"):
+        if (stride := getattr(call, name).stride(-3)) > _MAX_ROW_STRIDE:
+            return f"row stride of {name} at most {_MAX_ROW_STRIDE}, got {stride}"
     return None
 
 

@@ -82,8 +82,8 @@ def flash_attn_func(
 
     Notes:
         Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic. `explain`
-        shows which backends serve a call, and why the others do not. Differentiable in q, k, v and sink_ptr, `out` and
-        lse; in bias and alibi_slopes by "torch" alone, which then serves the call.
+        shows which backends serve a call, and why the others do not. Differentiable in q, k, v, bias and sink_ptr,
+        `out` and lse; in alibi_slopes by "torch" alone, which then serves the call.
 
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
@@ -113,9 +113,9 @@ def flash_attn_func(
     try:
         batch, seqlen_q, num_heads, head_dim = q.shape
         _, seqlen_k, _, head_dim_v = v.shape
-        needs_grad = _is_grad_enabled() and _requires_grad(q, k, v, sink_ptr)
+        needs_grad = _is_grad_enabled() and _requires_grad(q, k, v, sink_ptr, bias)
     except (AttributeError, ValueError):
-        _name_wrong_tensor(op, 4, q=q, k=k, v=v, sink_ptr=sink_ptr)
+        _name_wrong_tensor(op, 4, bias, q=q, k=k, v=v, sink_ptr=sink_ptr)
         raise
     if seqlen_q <= right + 1:  # the limit is behind the last key: decoding needs no causal mask
         right = -1
@@ -203,9 +203,9 @@ def flash_attn_varlen_func(
     try:
         total_q, num_heads, head_dim = q.shape
         total_k, _, head_dim_v = v.shape
-        needs_grad = _is_grad_enabled() and _requires_grad(q, k, v, sink_ptr)
+        needs_grad = _is_grad_enabled() and _requires_grad(q, k, v, sink_ptr, bias)
     except (AttributeError, ValueError):
-        _name_wrong_tensor(op, 3, q=q, k=k, v=v, sink_ptr=sink_ptr)
+        _name_wrong_tensor(op, 3, bias, q=q, k=k, v=v, sink_ptr=sink_ptr)
         raise
     check_lengths(op, "cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q)
     check_lengths(op, "cu_seqlens_k", cu_seqlens_k, total_k, max_seqlen_k)
@@ -245,15 +245,18 @@ def flash_attn_varlen_func(
 flash_attn_fwd.public += [flash_attn_func, flash_attn_varlen_func]
 
 
-def _requires_grad(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
-    return q.requires_grad or k.requires_grad or v.requires_grad or sink is not None and sink.requires_grad
+def _requires_grad(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None) -> bool:
+    return (q.requires_grad or k.requires_grad or v.requires_grad or sink is not None and sink.requires_grad
+            or bias is not None and bias.requires_grad)
 
 
-def _name_wrong_tensor(op: str, rank: int, **tensors: Any) -> None:
+def _name_wrong_tensor(op: str, rank: int, bias: Any, **tensors: Any) -> None:
     """Raises for the first that is no tensor, or q, k, v without `rank` dimensions; None is a sink."""
     for name, tensor in tensors.items():
         if name != "sink_ptr" or tensor is not None:
             check.tensor(op, name, tensor, rank=1 if name == "sink_ptr" else rank)
+    if bias is not None:
+        check.tensor(op, "bias", bias, last_contiguous=False)
 
 
 def _served(op: str, call: AttentionCall, needs_grad: bool, backend: str | None) -> tuple[Tensor, Tensor | None]:
@@ -272,7 +275,7 @@ def _differentiable(op: str, call: AttentionCall, backend: str | None) -> tuple[
     """
     if call.out is not None:
         raise ValueError(f"{op}: out must be None where an input requires grad, as in torch")
-    learned = any(tensor is not None and tensor.requires_grad for tensor in (call.bias, call.alibi_slopes))
+    learned = call.alibi_slopes is not None and call.alibi_slopes.requires_grad
     if backend == "torch" or learned or call.seqlens_k is not None or torch_ops.is_transformed():
         shape = call.q.shape[:-1]
         out = call.q.new_empty(*shape, call.head_dim_v)

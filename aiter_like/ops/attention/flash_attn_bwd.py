@@ -19,124 +19,40 @@ from aiter_like.device import Facts, Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call
-from aiter_like.ops.attention.checks import check_call, launch_refusal
+from aiter_like.ops.attention.checks import check_derivative, derivative_refusal
 from aiter_like.ops.attention.flash_attn_bwd_hip import ck_refusal, flash_attn_bwd_hip, hip_refusal
+from aiter_like.ops.attention.flash_attn_dbias import flash_attn_dbias
 from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, flash_attn_fwd
-from aiter_like.ops.attention.reference import row_blocks, scores_of, seen_keys, seen_rows, softmax_of
-from aiter_like.ops.common import philox, tune_shapes, vectors
+from aiter_like.ops.attention.reference import row_gradients, wide_dtype
+from aiter_like.ops.common import tune_shapes, vectors
 
 _OP = "flash_attn_bwd"
-_FAR_LSE = 4096.0  # triton/flash_attn_bwd_far.py has the same
-_MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
 def flash_attn_bwd_ref(call: AttentionBackwardCall) -> None:
     """The formulas in torch, in fp32 (fp64 for fp64 input), one sequence at a time; writes dq, dk, dv and dsink."""
-    q, k, lse, dlse = call.q, call.k, call.lse, call.dlse
     for gradient in call.results:
         if gradient is not None:
             gradient.zero_()
-    wide = torch.promote_types(q.dtype, torch.float32)
-    for batch in range(call.forward.batch):
-        rows, keys = _rows_of(call, call.cu_seqlens_q, batch, q), _rows_of(call, call.cu_seqlens_k, batch, k)
-        if not call.forward.is_varlen:
-            lse_rows, dlse_rows = lse[batch], None if dlse is None else dlse[batch]
-        else:
-            lse_rows, dlse_rows = lse[:, rows[0]], None if dlse is None else dlse[:, rows[0]]
-        tensors = [tensor[index].transpose(0, 1).to(wide) for tensor, index in (
-            (q, rows), (k, keys), (call.v, keys), (call.dout, rows), (call.out, rows))]  # each [heads, rows, dim]
-        parts = _one_sequence(call, batch, rows, *tensors, lse_rows.to(wide), dlse_rows)
-        for gradient, index, part in zip(call.gradients, (rows, keys, keys), parts[:3], strict=True):
-            gradient[index] = part.transpose(0, 1).to(gradient.dtype)
+    dk, dv = (torch.zeros_like(tensor, dtype=wide_dtype(call)) for tensor in (call.k, call.v))
+    for part in row_gradients(call):
+        call.dq[part.sequence][part.rows] = (part.dproducts @ part.k).transpose(0, 1).to(call.dq.dtype)
+        for total, products in ((dk, part.dproducts.mT @ part.q), (dv, part.survivors.mT @ part.dout)):
+            if total.numel():
+                total[part.keys] += products.unflatten(0, (total.shape[-2], -1)).sum(1).transpose(0, 1)
         if call.dsink is not None:
-            call.dsink.add_(parts[3])
-
-
-def _rows_of(call: AttentionBackwardCall, cu_seqlens: Tensor | None, batch: int, tensor: Tensor) -> tuple:
-    """Index of a sequence: its place in the batch, or its rows, inside the tensor whatever cu_seqlens holds."""
-    if cu_seqlens is None:
-        return (batch,)
-    total = tensor.shape[0]
-    start = min(max(int(cu_seqlens[batch]), 0), total)
-    longest = call.max_seqlen_q if tensor is call.q else call.max_seqlen_k
-    return (slice(start, max(min(int(cu_seqlens[batch + 1]), total, start + longest), start)),)
-
-
-def _one_sequence(call: AttentionBackwardCall, batch: int, rows: tuple, q: Tensor, k: Tensor, v: Tensor, dout: Tensor,
-                  out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
-    """dq, dk, dv and dsink of one sequence, all [heads, rows, dim]."""
-    group_size = q.shape[0] // max(k.shape[0], 1)
-    k, v = (tensor.repeat_interleave(group_size, 0) for tensor in (k, v))
-    bias, slopes = call.bias, call.alibi_slopes
-    if bias is not None:
-        bias = bias[rows] if call.forward.is_varlen else bias[batch if len(bias) > 1 else 0]
-        bias = bias[..., :k.shape[1]]
-    if slopes is not None and slopes.dim() == 2:
-        slopes = slopes[batch]
-    dlse = lse.new_zeros(()).expand_as(lse) if dlse is None else dlse.to(q.dtype)
-    dq, dk, dv, dsink = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), 0.0
-    for own in row_blocks(q.shape[1], k.shape[0] * k.shape[1]):
-        some = (tensor[:, own] for tensor in (q, dout, out, lse, dlse))
-        parts = _some_rows(call, batch, own, q.shape[1], k, v, bias, slopes, *some)
-        dq[:, own] = parts[0]
-        dk, dv, dsink = dk + parts[1], dv + parts[2], dsink + parts[3]
-    dk, dv = (part.unflatten(0, (-1, group_size)).sum(1) if part.shape[0] else part[:0] for part in (dk, dv))
-    return dq, dk, dv, dsink
-
-
-def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: int, k: Tensor, v: Tensor,
-               bias: Tensor | None, slopes: Tensor | None, q: Tensor, dout: Tensor, out: Tensor, lse: Tensor,
-               dlse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
-    """The dq of `rows` of a sequence, and what they contribute to dk and dv, of each query head, and to dsink."""
-    scores, visible, slope = scores_of(call, q, k, bias, slopes, None, rows.start, num_rows - rows.stop)
-    q, dout = seen_rows(q, visible), seen_rows(dout, visible)
-    sees = (lse > -math.inf) | lse.isnan()
-    # Far from 0 the rounding of the log-sum-exp is in the exponent.
-    is_far = (lse.abs() > _FAR_LSE) & lse.isfinite()
-    exact = softmax_of(scores, visible, call.sink)[0]
-    p = torch.where(is_far[..., None], exact, torch.exp(scores - lse[..., None]))
-    p = torch.where(visible & sees[..., None], p, 0.0)
-    delta = torch.where(sees, (dout * seen_rows(out, visible)).sum(-1) - dlse, 0.0)
-    dp, survivors = dout @ v.transpose(1, 2), p
-    if call.dropout_p:
-        heads = batch * q.shape[0] + torch.arange(q.shape[0], device=q.device)
-        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads[:, None],
-                                     torch.arange(rows.start, rows.stop, device=q.device), k.shape[1])
-        dp, survivors = (torch.where(kept, tensor / (1 - call.dropout_p), 0.0) for tensor in (dp, p))
-    ds = torch.where(visible, p * (dp - delta[..., None]) * slope, 0.0) * call.softmax_scale
-    dsink = 0.0
-    if call.dsink is not None:
-        weights = torch.where(is_far, 1 - p.sum(-1), torch.exp(call.sink[:, None].to(q.dtype) - lse))
-        dsink = -torch.where(sees, weights * delta, 0.0).sum(1)
-    return ds @ seen_keys(k, visible), ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout, dsink
+            call.dsink.add_(part.dsink)
+    call.dk.copy_(dk)
+    call.dv.copy_(dv)
 
 
 def _check(call: AttentionBackwardCall) -> object:
-    check_call(_OP, call.forward)
-    for name, like in (("dq", call.q), ("dk", call.k), ("dv", call.v), ("dout", call.out)):
-        check.tensor(_OP, name, getattr(call, name), dtypes=(like.dtype,), shape=like.shape)
-    for name, tensor in (("lse", call.lse), ("dlse", call.dlse)):
-        if tensor is not None:
-            check.tensor(_OP, name, tensor, shape=call.lse.shape)
-            if not tensor.is_contiguous():
-                raise ValueError(f"{_OP}: {name} must be contiguous, got strides {tensor.stride()}")
+    check_derivative(_OP, call, dq=call.q, dk=call.k, dv=call.v)
     if call.dsink is not None:
         check.tensor(_OP, "dsink", call.dsink, shape=(call.q.shape[-2],))
         if call.sink is None:
             raise ValueError(f"{_OP}: dsink must be None where there is no sink")
     return SKIP if call.q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
-
-
-def _triton_refusal(target: Target, call: AttentionBackwardCall) -> str | None:
-    forward = call.forward
-    if max(forward.head_dim, forward.head_dim_v) > 256:
-        return f"head dimension at most 256, got {max(forward.head_dim, forward.head_dim_v)}"
-    if reason := launch_refusal(forward, forward.max_seqlen_q, forward.max_seqlen_k):
-        return reason
-    for name in ("q", "k", "v", "dout", "out"):
-        if (stride := getattr(call, name).stride(-3)) > _MAX_ROW_STRIDE:
-            return f"row stride of {name} at most {_MAX_ROW_STRIDE}, got {stride}"
-    return None
 
 
 class FlashAttnBwdKey(FlashAttnFwdKey):
@@ -230,7 +146,7 @@ flash_attn_bwd = Op(
     backends=(Backend("hip", flash_attn_bwd_hip, refusal=hip_refusal, address_refusal=_ADDRESSES),
               Backend("ck", flash_attn_bwd_hip, refusal=ck_refusal, address_refusal=_ADDRESSES),
               Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
-                      refusal=_triton_refusal, space=_triton_space, cost=_triton_cost),
+                      refusal=derivative_refusal, space=_triton_space, cost=_triton_cost),
               Backend("torch", flash_attn_bwd_ref)))
 
 
@@ -246,7 +162,7 @@ class Attention(torch.autograd.Function):
                 bias: Tensor | None, alibi_slopes: Tensor | None, cu_seqlens_q: Tensor | None,
                 cu_seqlens_k: Tensor | None, rng_state: Tensor | None,
                 *options: float) -> tuple[Tensor, Tensor]:
-        return run(q, k, v, sink)
+        return run(q, k, v, sink, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -264,19 +180,24 @@ class Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         elif dout.shape[-1] > 1 and dout.stride(-1) != 1:  # A sum's derivative is expanded.
             dout = dout.clone(memory_format=torch.contiguous_format)
-        dq, dk, dv = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
-        dsink = None
-        if ctx.needs_input_grad[4]:
-            dsink = torch.empty(sink.shape, dtype=torch.float32, device=q.device)
-        flash_attn_bwd.run(dq, dk, dv, dsink, dout=dout, dlse=None if dlse is None else dlse.contiguous(), q=q, k=k,
-                           v=v, out=out, lse=lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, bias=bias,
-                           alibi_slopes=alibi_slopes, sink=sink, rng_state=rng_state,
-                           **dict(zip(_OPTIONS, ctx.options, strict=True)))
-        return None, dq, dk, dv, dsink, *[None] * (5 + len(ctx.options))
+        shared = {"dout": dout, "dlse": None if dlse is None else dlse.contiguous(), "q": q, "k": k, "v": v, "out": out,
+                  "lse": lse, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "bias": bias,
+                  "alibi_slopes": alibi_slopes, "sink": sink, "rng_state": rng_state,
+                  **dict(zip(_OPTIONS, ctx.options, strict=True))}
+        dq = dk = dv = dsink = dbias = None
+        if any(ctx.needs_input_grad[1:5]):
+            dq, dk, dv = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+            if ctx.needs_input_grad[4]:
+                dsink = torch.empty(sink.shape, dtype=torch.float32, device=q.device)
+            flash_attn_bwd.run(dq, dk, dv, dsink, **shared)
+        if ctx.needs_input_grad[5]:
+            dbias = bias.new_empty(bias.shape)
+            flash_attn_dbias.run(dbias, **shared)
+        return None, dq, dk, dv, dsink, dbias, *[None] * (4 + len(ctx.options))
 
 
 def attend(call: AttentionCall, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Runs `flash_attn_fwd(call)` so that q, k, v and sink get their derivatives, by any backend.
+    """Runs `flash_attn_fwd(call)` so that q, k, v, sink and bias get their derivatives, by any backend.
 
     Args:
         call: its `out` and `lse` count for nothing.
@@ -288,18 +209,16 @@ def attend(call: AttentionCall, backend: str | None = None) -> tuple[Tensor, Ten
     Raises:
         UnsupportedError: an input requires grad for which there is no derivative.
     """
-    for name in ("bias", "alibi_slopes"):
-        tensor = getattr(call, name)
-        if tensor is not None and tensor.requires_grad:
-            raise UnsupportedError(f"no derivative with respect to {name}: detach it, or take backend='torch'", _OP)
+    if call.alibi_slopes is not None and call.alibi_slopes.requires_grad:
+        raise UnsupportedError("no derivative with respect to alibi_slopes: detach them, or take backend='torch'", _OP)
     if call.seqlens_k is not None or call.q_descale is not None:
         raise UnsupportedError("no derivative with a KV cache (seqlens_k) or of fp8 tensors: take backend='torch'", _OP)
 
-    def run(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-        flash_attn_fwd(call._replace(out=out, lse=lse, q=q, k=k, v=v, sink=sink), backend=backend)
+        flash_attn_fwd(call._replace(out=out, lse=lse, q=q, k=k, v=v, sink=sink, bias=bias), backend=backend)
         return out, lse
 
     return Attention.apply(run, call.q, call.k, call.v, call.sink, call.bias, call.alibi_slopes, call.cu_seqlens_q,

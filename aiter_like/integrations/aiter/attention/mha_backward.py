@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""AITER's calls for the derivative of attention, which no autograd sees. On the operator flash_attn_bwd.
+"""AITER's calls for the derivative of attention, which no autograd sees. On the operators flash_attn_bwd and
+flash_attn_dbias.
 
 Read by mha_raw.py.
 """
@@ -22,9 +23,10 @@ from aiter_like.integrations.aiter.attention.mha import (
     rounding_or_default,
 )
 from aiter_like.integrations.aiter.declare import aiter
-from aiter_like.ops.attention.call import FLOATS, AttentionBackwardCall
+from aiter_like.ops.attention.call import FLOATS, AttentionBackwardCall, dbias_call
 from aiter_like.ops.attention.checks import AITER_ROUNDING, read_window
 from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
+from aiter_like.ops.attention.flash_attn_dbias import flash_attn_dbias
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -42,7 +44,7 @@ def _flash_attn_backward(
     Args:
         dout, q, k, v, out: of any strides.
         dq, dk, dv: written, each where it is given.
-        dbias: must be None: no kernel has the derivative.
+        dbias: of the shape and dtype of `bias`; written where it is given: the sum over sequences and heads.
         deterministic: results repeat bit for bit; else `dq` may differ in its last bits.
         sink: fp32 [num_heads], or [batch, num_heads] of less than 4096 in size.
         d_sink: fp32 [num_heads], to which the derivative of `sink` is added, of all sequences.
@@ -67,11 +69,15 @@ def mha_bwd(
     op = "mha_bwd"
     check.tensor(op, "q", q, rank=4, dtypes=FLOATS)
     check.tensor(op, "v", v, rank=4)
-    refuse(op, "of its own", gen=gen is not None, dbias=dbias is not None)
+    refuse(op, "of its own", gen=gen is not None)
+    if dbias is not None:
+        check.tensor(op, "bias", bias, last_contiguous=False)
+        check.tensor(op, "dbias", dbias, dtypes=(bias.dtype,), shape=bias.shape, device=q.device, last_contiguous=False)
     return _backward(
-        op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, len(q), (window_size_left, window_size_right), is_causal,
-        dropout_p, rng_state, sink, d_sink, deterministic=bool(deterministic), max_seqlen_q=q.shape[1],
-        max_seqlen_k=v.shape[1], softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, bias=four_dimensional(bias))
+        op, (dq, dk, dv, four_dimensional(dbias)), dout, q, k, v, out, softmax_lse, len(q),
+        (window_size_left, window_size_right), is_causal, dropout_p, rng_state, sink, d_sink,
+        deterministic=bool(deterministic), max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1],
+        softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, bias=four_dimensional(bias))
 
 
 def _flash_attn_varlen_backward(
@@ -115,7 +121,7 @@ def mha_varlen_bwd(
     lengths = packed_lengths(op, q, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded,
                              max_seqlen_q, max_seqlen_k, alibi_slopes)
     return _backward(
-        op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, len(cu_seqlens_q) - 1,
+        op, (dq, dk, dv, None), dout, q, k, v, out, softmax_lse, len(cu_seqlens_q) - 1,
         (window_size_left, window_size_right), is_causal, dropout_p, rng_state, sink, d_sink, zero_tensors,
         deterministic=bool(deterministic), softmax_scale=softmax_scale, **lengths)
 
@@ -131,7 +137,7 @@ def _backward(op: str, given: tuple[Tensor | None, ...], dout: Tensor, q: Tensor
               lse: Tensor, batch: int, window: tuple[int, int], causal: bool, dropout_p: float,
               rng_state: Tensor | None, sink: Tensor | None, d_sink: Tensor | None, zero_tensors: bool = False,
               **fields: Any) -> _Four:
-    """`batch`: sequences, without those that stand for padding."""
+    """`given`: dq, dk, dv and dbias; `batch`: sequences, without those that stand for padding."""
     left, right, _ = read_window(op, window, causal)
     check.tensor(op, "k", k, rank=q.ndim)
     check.tensor(op, "dout", dout, dtypes=(q.dtype,), shape=(*q.shape[:-1], v.shape[-1]), device=q.device)
@@ -144,12 +150,17 @@ def _backward(op: str, given: tuple[Tensor | None, ...], dout: Tensor, q: Tensor
     has_padding = batch != call.forward.batch
     if sink is not None and sink.ndim == 1 and not has_padding:
         call = call._replace(sink=sink, dsink=None if d_sink is None else torch.empty_like(sink))
+    of_bias = None if given[3] is None else dbias_call(call, given[3])
     with torch.no_grad():
         flash_attn_bwd.prepare(*call)
+        if of_bias is not None:
+            flash_attn_dbias.prepare(*of_bias)
         if zero_tensors:
             for one in new:
                 one.zero_()
         flash_attn_bwd(call)
+        if of_bias is not None:
+            flash_attn_dbias(of_bias)
         sums = (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
         index, is_row = None, lse != -math.inf
         if call.forward.is_varlen and (zero_tensors or d_sink is not None):

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aiter_like.device import Target, target_of
-from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionDbiasCall
 from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.flash_attn_bwd_far import far
 from aiter_like.ops.attention.triton.flash_attn_bwd_loops import dkdv_rows, dq_keys
@@ -49,7 +49,7 @@ from aiter_like.ops.common.triton.fill import fill
 from aiter_like.ops.common.triton.launch import Launch, config, launch, power_of_2, scratch
 from aiter_like.traced import exactly
 
-_UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
+UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
 
 
@@ -112,7 +112,7 @@ def _sum_kernel(out, parts, out_stride, count, BLOCK: tl.constexpr):
     tl.store(out + row * out_stride, tl.sum(total, 0))
 
 
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seqlens_q, cu_seqlens_k, rng_state,
                  dk_strides, dv_strides, strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size,
                  total_q, total_k, max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale,
@@ -160,7 +160,7 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seq
     store_rows(dv, batch, k_start, kv_head, keys, seqlen_k, dv_tile, DIM_V, BLOCK_DV)
 
 
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seqlens_q, cu_seqlens_k, rng_state, dq_strides,
                strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size, total_q, total_k,
                max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale, cap_log2,
@@ -212,12 +212,12 @@ def _limit(size: int, longest: int) -> int | None:
     return None if size < 0 or size >= longest - 1 else size
 
 
-def _window(call: AttentionBackwardCall) -> tuple[int | None, int | None]:
+def _window(call: AttentionBackwardCall | AttentionDbiasCall) -> tuple[int | None, int | None]:
     """Left and right as a Rule has them."""
     return _limit(call.window_left, call.max_seqlen_k), _limit(call.window_right, call.max_seqlen_q)
 
 
-def _scales(call: AttentionBackwardCall) -> tuple[float, float | None]:
+def _scales(call: AttentionBackwardCall | AttentionDbiasCall) -> tuple[float, float | None]:
     """scale and cap_log2 as a Rule has them."""
     if call.softcap:
         return call.softmax_scale / call.softcap, call.softcap * LOG2_E.value
@@ -235,7 +235,7 @@ def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> tuple[Launch, 
         return tuple(fill(gradient, 0.0) for gradient in call.results if gradient is not None and gradient.numel())
     # Packed gradients may have rows of no sequence.
     cleared = [fill(gradient, 0.0) for gradient in call.gradients if call.cu_seqlens_q is not None and gradient.numel()]
-    before, (delta, lse2, rests, parts) = _delta(call)
+    before, (delta, lse2, rests, parts) = row_sums(call, call.dsink)
     target = target_of(call.q.device)
     settings = _for_hopper(call, params, target)
     if settings is None:
@@ -261,7 +261,8 @@ def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Tar
     return {**config("flash_attn_bwd_hopper", target.arch, f"d{power_of_2(call.forward.head_dim)}"), **params}
 
 
-def _delta(call: AttentionBackwardCall) -> tuple[list[Launch], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
+def row_sums(call: AttentionBackwardCall | AttentionDbiasCall, dsink: Tensor | None = None
+             ) -> tuple[list[Launch], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
     """The launches of _delta_kernel and, where a bias or slopes can move rows, of _far_kernel; and what they write:
     delta, the LSE to base 2 and its rest, [heads, rows], each sequence padded as scratch_index says; parts of dsink.
     """
@@ -278,7 +279,7 @@ def _delta(call: AttentionBackwardCall) -> tuple[list[Launch], tuple[Tensor, Ten
     block_d = _padded(forward.head_dim_v)
     block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
     blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
-    if call.dsink is not None:
+    if dsink is not None:
         parts = scratch((forward.num_heads, forward.batch * blocks), torch.float32, call.lse)
     launches.append(launch(
         _delta_kernel, (blocks, forward.num_heads, forward.batch), delta, lse2, parts, call.out, call.dout, call.lse,
@@ -292,18 +293,9 @@ def _delta(call: AttentionBackwardCall) -> tuple[list[Launch], tuple[Tensor, Ten
 def _products(call: AttentionBackwardCall, params: dict[str, int], delta: Tensor, lse2: Tensor,
               rests: Tensor | None) -> list[Launch]:
     """The launches of _dkdv_kernel and _dq_kernel."""
-    forward = call.forward
-    block_d, block_dv = _padded(forward.head_dim), _padded(forward.head_dim_v)
-    settings = {**config("flash_attn_bwd", target_of(call.q.device).arch, f"d{max(block_d, block_dv, 32)}"), **params}
-    tensors = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, rests, call.cu_seqlens_q,
-               call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
-    numbers = (
-        tuple(map(strides_of_rows, (call.dout, call.q, call.k, call.v))), strides_of_bias(call.bias),
-        stride_of_batch(call.alibi_slopes), delta.shape[1], forward.num_heads,
-        forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
-        call.max_seqlen_k, *_window(call), call.sink_size, philox.threshold(call.dropout_p), call.softmax_scale,
-        *_scales(call), 1 / (1 - call.dropout_p))
-    dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
+    settings = {**config("flash_attn_bwd", target_of(call.q.device).arch, width(call)), **params}
+    tensors, numbers, factors, dims = arguments(call, delta, lse2, rests)
+    numbers, forward = (*numbers, call.softmax_scale, *factors), call.forward
     launches = []
     if call.max_seqlen_k:
         blocks, options = _tiles(settings, "dkdv_")
@@ -316,6 +308,27 @@ def _products(call: AttentionBackwardCall, params: dict[str, int], delta: Tensor
         _dq_kernel, _grid(triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, call), call.dq,
         *tensors, strides_of_rows(call.dq), *numbers, **dims, **blocks, options=options))
     return launches
+
+
+def width(call: AttentionBackwardCall | AttentionDbiasCall) -> str:
+    """The name of a configuration by head dimension."""
+    return f"d{max(_padded(call.forward.head_dim), _padded(call.forward.head_dim_v), 32)}"
+
+
+def arguments(call: AttentionBackwardCall | AttentionDbiasCall, delta: Tensor, lse2: Tensor, rests: Tensor | None
+              ) -> tuple[tuple, tuple, tuple, dict[str, int]]:
+    """What the kernels over tiles of scores share, in their order: tensors, strides and sizes, factors; constants."""
+    forward = call.forward
+    tensors = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, rests, call.cu_seqlens_q,
+               call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
+    numbers = (
+        tuple(map(strides_of_rows, (call.dout, call.q, call.k, call.v))), strides_of_bias(call.bias),
+        stride_of_batch(call.alibi_slopes), delta.shape[1], forward.num_heads,
+        forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
+        call.max_seqlen_k, *_window(call), call.sink_size, philox.threshold(call.dropout_p))
+    dims = {"DIM": forward.head_dim, "BLOCK_D": _padded(forward.head_dim), "DIM_V": forward.head_dim_v,
+            "BLOCK_DV": _padded(forward.head_dim_v)}
+    return tensors, numbers, (*_scales(call), 1 / (1 - call.dropout_p)), dims
 
 
 def _grid(blocks: int, heads: int, call: AttentionBackwardCall) -> tuple[int, int, int]:
