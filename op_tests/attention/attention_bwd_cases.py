@@ -79,3 +79,9 @@ def make(device: torch.device, *, lengths: tuple[int, int] = (0, 0), heads: tupl
         max_seqlen_k=lengths[1], softmax_scale=dim ** -0.5, window_left=window[0], window_right=window[1],
         sink_size=sink_size, softcap=softcap, dropout_p=dropout_p)
     return fill_forward(backward_call(forward, dout, **gradients))
+
+
+def again(call: AttentionBackwardCall) -> AttentionBackwardCall:
+    """The same call with outputs of its own."""
+    return call._replace(**{name: None if tensor is None else torch.full_like(tensor, math.nan)
+                            for name, tensor in zip(("dq", "dk", "dv", "dsink"), call.results)})

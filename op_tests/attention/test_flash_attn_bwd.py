@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from attention_bwd_cases import BF16, FEATURES, SHARED, make, rare
+from attention_bwd_cases import BF16, FEATURES, SHARED, again, make, rare
 
 import aiter_like
 from aiter_like import sim
@@ -28,12 +28,6 @@ def check(run, backend, call):
     run(backend, flash_attn_bwd, call)
     check_attention_gradients(call)
     return call
-
-
-def again(call):
-    """The same call with outputs of its own."""
-    return call._replace(**{name: None if tensor is None else torch.full_like(tensor, math.nan)
-                            for name, tensor in zip(("dq", "dk", "dv", "dsink"), call.results)})
 
 
 @pytest.mark.parametrize("features", [name if name in SHARED else rare(name) for name in FEATURES])
@@ -133,52 +127,6 @@ def test_rows_of_no_sequence_get_zeros(device, run, backend):
     run(backend, flash_attn_bwd, fill_forward(call._replace(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])))
     for gradient, (start, end) in zip(call.gradients, ((9, 25), (11, 31), (11, 31))):
         assert not gradient[:start].any() and not gradient[end:].any() and gradient[start:end].any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_reaches_what_depends_on_it(device, run, backend):
-    """A row with NaN: its dq, and dk and dv of the keys that it sees. A key with NaN: all rows that see it."""
-    call = make(device, lengths=(70, 70), window=(-1, 0))
-    call.q[0, 40, 1, 3] = math.nan
-    run(backend, flash_attn_bwd, fill_forward(call))
-    assert call.dq[0, 40, 1].isnan().all() and not call.dq[0, :, 0].isnan().any()
-    assert not call.dq[0, :40, 1].isnan().any() and not call.dq[0, 41:, 1].isnan().any()
-    assert call.dv[0, :41, 1].isnan().all() and call.dk[0, :41, 1].isnan().all()
-    assert not call.dv[0, :, 0].isnan().any() and not call.dk[0, :, 0].isnan().any()
-    call = make(device, lengths=(70, 70), window=(-1, 0))
-    call.k[0, 30, 0, 5] = math.nan
-    run(backend, flash_attn_bwd, fill_forward(call))
-    assert call.dq[0, 30:, 0].isnan().all() and not call.dq[0, :, 1].isnan().any()
-    assert call.dk[0, :, 0].isnan().all() and not call.dk[0, :, 1].isnan().any()
-
-
-@pytest.mark.parametrize("backend", ("ck", "triton"))
-def test_nan_and_inf_under_a_softcap_as_in_torch(device, run, backend):
-    """NaN is where torch has it and nowhere else, also beside rows past the end: under a softcap an infinite score is
-    none."""
-    for name, value in itertools.product(("q", "k", "v", "dout"), (math.nan, math.inf, -math.inf)):
-        call = make(device, **{**FEATURES["softcap, ALiBi, sink tokens"], "lengths": (70, 75)})
-        getattr(call, name)[0, 60, 0, 5] = value
-        reference = again(fill_forward(call))
-        run("torch", flash_attn_bwd, reference)
-        run(backend, flash_attn_bwd, call)
-        for got, other in zip(call.results, reference.results):
-            assert torch.equal(got.isnan(), other.isnan()), (name, value)
-            both = got.isfinite() & other.isfinite()
-            torch.testing.assert_close(got[both], other[both], rtol=2**-5, atol=2**-5)
-
-
-@pytest.mark.parametrize("backend", (
-    pytest.param("hip", marks=pytest.mark.xfail(strict=True, reason="dv is NaN: telling rows past the end apart costs "
-                                                                    "up to 3 % of the modelled time")), "triton"))
-@pytest.mark.parametrize("window", ((-1, -1), (-1, 0)), ids=str)
-def test_keys_infinitely_far_below(device, run, backend, window):
-    """A key of which no row gets anything has zeros, also beside rows past the end, whose products would be NaN."""
-    call = make(device, lengths=(70, 75), heads=(2, 1), window=window)
-    call.k[0, 7] = -math.inf
-    run(backend, flash_attn_bwd, fill_forward(call._replace(q=call.q.abs() + 0.01)))
-    assert not call.dk[0, 7].any() and not call.dv[0, 7].any()
-    assert call.dk.isfinite().all() and call.dv.isfinite().all()
 
 
 @pytest.mark.parametrize("features", ("learned sink", "packed"))
