@@ -171,7 +171,7 @@ struct Walk {
   __device__ void step() {
     if (task.sequence.blocks.left >= 0)
       turns.due = task.sequence.blocks.turn(turns.row_block, task.place.j, args.plan.chains);
-    turns.await();
+    turns.await(args);
     const Map map = Map::of(args, task.sequence.batch, turns.head, task.sequence.first_row, task.sequence.blocks);
     each<0, S::kCount>([&](auto step_number) {
       constexpr int n = decltype(step_number)::value;

@@ -105,6 +105,13 @@ inline void set_features(ffi::Match& match, Args& args, const ffi::OptionalTenso
   }
 }
 
+/// How often a workgroup asks for its turn before it gives up. A launch whose steps all ran one after another would take
+/// less: a step has about 5000 clk (modelled), a poll at least 300, s_sleep and a read from L2. The least is 10 ms.
+inline int most_polls(int64_t steps) {
+  constexpr int64_t kStepPolls = 17, kLeast = 1 << 16, kMost = 1 << 30;
+  return static_cast<int>(steps < kMost / kStepPolls ? kLeast + kStepPolls * steps : kMost);
+}
+
 /// Plans the launch, takes its scratch and launches it.
 template <class Shape, class LAUNCH>
 void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, const LAUNCH& launch) {
@@ -120,13 +127,16 @@ void run(Args& args, const ffi::Match& match, DLDevice device, Stream stream, co
   if (args.plan.key_blocks > 0 && columns > 0 && !Shape::kIsAtomic)
     args.plan.chains = plan_chains(Shape::kPlanCosts, args.plan, args.plan.parts(0, steps(0)),
                                    row_blocks * Shape::kDqFloats * 4, num_cus);
-  int64_t workgroups = 0, slots = 0;
+  int64_t workgroups = 0, slots = 0, all_steps = 0;
   for (int j = 0; j < args.plan.key_blocks; ++j) {
     const int parts = args.plan.parts(j, steps(j));
     workgroups += int64_t{parts} * columns;
+    all_steps += int64_t{steps(j)} * columns;
     if (parts > 1) slots += int64_t{parts} * columns;
   }
   match.require(workgroups < (int64_t{1} << 31) && row_blocks < (int64_t{1} << 31), "more blocks than a launch holds");
+
+  args.most_polls = most_polls(all_steps);
 
   // Each part of scratch begins at a multiple of 256 bytes.
   int64_t bytes = 0;

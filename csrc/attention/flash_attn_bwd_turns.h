@@ -11,8 +11,7 @@
 
 namespace aiter_like::attn_bwd {
 
-constexpr int kMostPolls = 1 << 22;  // of a turn, several seconds: then the block of dQ becomes NaN
-constexpr int kThrough = 16;         // sc1 of a buffer instruction
+constexpr int kThrough = 16;  // sc1 of a buffer instruction
 
 /// A workgroup's turns at the blocks of dQ of its task.
 template <class Shape>
@@ -50,11 +49,11 @@ struct Turns {
     next_block = of_block, head = of_head, row_block = of_row_block;
   }
 
-  /// Waits until the turn at the block at hand has come.
-  __device__ void await() {
+  /// Waits until the turn at the block at hand has come, and spoils the block if it does not.
+  __device__ void await(const Args& args) {
     if constexpr (kIsAtomic) return;
     for (int polls = 0; __builtin_expect(seen != due, false); ++polls) {
-      if (polls == kMostPolls) return spoil();
+      if (polls == args.most_polls) return spoil();
       __builtin_amdgcn_s_sleep(1);
       ask(block);
       take_answer();
