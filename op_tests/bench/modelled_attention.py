@@ -16,10 +16,6 @@ def _forward(key: dict) -> Case:
     return of_key("flash_attn_fwd", key, "hip")._replace(is_mixed=True)
 
 
-def _backward(key: dict) -> Case:
-    return of_key("flash_attn_bwd", key, "hip", is_whole=True)._replace(is_mixed=True)
-
-
 def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     """What makes each call, by name."""
     for batch, heads, tokens, head_dim in ((2, 24, 4096, 128), (2, 24, 4096, 64), (1, 32, 8192, 128),
@@ -38,6 +34,3 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
                "head_dim": head_dim, "head_dim_v": head_dim, "mask": "none"}
         for operator in ("flash_attn_fwd", "flash_attn_bwd"):
             yield f"{operator} triton 1x38x2048x{head_dim}", functools.partial(of_key, operator, key, "triton")
-        for mask in ("none", "causal"):  # workgroups take turns: all of them run
-            name = "flash_attn_bwd" if mask == "none" else "flash_attn_bwd causal"
-            yield f"{name} 1x38x2048x{head_dim}", functools.partial(_backward, {**key, "mask": mask})
