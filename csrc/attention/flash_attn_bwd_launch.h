@@ -106,7 +106,8 @@ inline void set_features(ffi::Match& match, Args& args, const ffi::OptionalTenso
 }
 
 /// How often a workgroup asks for its turn before it gives up. A launch whose steps all ran one after another would
-/// take less: a step has about 5000 clk (modelled), a poll at least 300, s_sleep and a read from L2. The least is 10 ms.
+/// take less: a step has about 5000 clk (modelled), a poll at least 300, of s_sleep and a read from L2. The least
+/// number takes 10 ms.
 inline int most_polls(int64_t steps) {
   constexpr int64_t kStepPolls = 17, kLeast = 1 << 16, kMost = 1 << 30;
   return static_cast<int>(steps < kMost / kStepPolls ? kLeast + kStepPolls * steps : kMost);

@@ -7,7 +7,8 @@
 
 namespace aiter_like::attn_bwd {
 
-/// Products that pass before the result of one is read by other instructions: more than it takes.
+/// Products that pass before the result of one is read by other instructions. The compiler waits where these are too
+/// few: it is a matter of time alone.
 constexpr int kDelay = 8;
 
 /// The steps of the stream, and the products of each.
