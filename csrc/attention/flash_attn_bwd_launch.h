@@ -23,7 +23,7 @@ struct Tiles {
   static constexpr int kAhead = kWidest <= 64 ? 2 : kWidest <= 192 && kKeyTiles > 1 ? 3 : 1;
 };
 
-/// What planning assumes: configs/gfx942/attention.toml, flash_attn_bwd. A step is a block of rows in a task.
+/// What planning assumes: configs/gfx942/attention.toml, flash_attn_bwd_plan. A step is a block of rows in a task.
 struct PlanCosts {
   int64_t least_steps, turn_steps, step_bytes;
 };

@@ -48,7 +48,7 @@ def variant(dtype: torch.dtype, head_dims: tuple[int, int], *, is_masked: bool, 
                      *(["atomic"] if is_atomic else [])))
     flags = {f"HAS_{feature.upper()}": feature in features
              for feature in ("softcap", "alibi", "dropout", "sink_tokens")}
-    costs = model_of("gfx942", "attention.flash_attn_bwd", PlanCosts)._asdict()
+    costs = model_of("gfx942", "attention.flash_attn_bwd_plan", PlanCosts)._asdict()
     return Instance(name, {"ELEMENT": _ELEMENTS[dtype], "HEAD_DIM": head_dims[0], "HEAD_DIM_V": head_dims[1],
                            "HAS_MASK": is_masked, "BIAS": _ELEMENTS[bias] if bias else "void",
                            "IS_ATOMIC": is_atomic, **flags, **{name.upper(): cost for name, cost in costs.items()}})
