@@ -146,6 +146,41 @@ def _summed(call: AttentionBackwardCall | AttentionDbiasCall, name: str, target:
     return part if name == "dsink" else part.transpose(0, 1)
 
 
+def check_rounding_errors(call: AttentionBackwardCall) -> None:
+    """Compares the errors of a finished call's dq, dk and dv with those of the algorithm itself.
+
+    Raises:
+        AssertionError: against float64 the error is, in the mean or at most, more than 1.2 times that of the formulas
+            with P, dS and the results rounded to 16 bits.
+    """
+    expected = attention_gradients_float64(call)
+    for name, rounded in _rounded(call).items():
+        got, other = (tensor.cpu().double() - expected[name].expected for tensor in (getattr(call, name), rounded))
+        for kind, size in (("mean", torch.linalg.norm), ("largest", lambda error: error.abs().max())):
+            ratio = (size(got) / size(other).clamp(min=_FLUSHED)).item()
+            if ratio > 1.2:
+                raise AssertionError(f"{name}: {kind} error {ratio:.2f} times that of the roundings, limit 1.2")
+
+
+def _rounded(call: AttentionBackwardCall) -> dict[str, Tensor]:
+    """dq, dk and dv of the formulas in float64, but with `out`, P, dS and the results in the call's 16 bits."""
+    found = {name: torch.zeros(tensor.shape, dtype=torch.float64)
+             for name, tensor in zip(("dq", "dk", "dv"), call.gradients, strict=True)}
+    for batch, rows, keys in _places(call):
+        sequence = _sequence(call, batch, rows, keys)
+        out = call.out[rows].cpu().double().transpose(0, 1)
+        delta = (sequence.dout * out).sum(-1, keepdim=True) - sequence.dlse[..., None]
+        factor = (sequence.dout @ sequence.v.transpose(1, 2)) * sequence.kept - delta
+        if call.softcap:
+            factor = factor * (1 - torch.tanh(sequence.raw / call.softcap) ** 2)
+        p, ds = (tensor.to(call.q.dtype).double() for tensor in (sequence.p * sequence.kept, sequence.p * factor))
+        ds = ds * call.softmax_scale
+        found["dq"][rows] = (ds @ sequence.k).transpose(0, 1)
+        for name, part in (("dk", ds.transpose(1, 2) @ sequence.q), ("dv", p.transpose(1, 2) @ sequence.dout)):
+            found[name][keys] = part.unflatten(0, (call.k.shape[-2], -1)).sum(1).transpose(0, 1)
+    return {name: tensor.to(call.q.dtype) for name, tensor in found.items()}
+
+
 def _places(call: AttentionBackwardCall) -> Iterator[tuple]:
     """(batch, index of its rows, index of its keys) of each sequence that has rows and keys."""
     for batch in range(call.forward.batch):
