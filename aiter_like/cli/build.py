@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -187,13 +188,15 @@ def _of_cases(op: Op, functions: Collection[Any], target: Target) -> Iterator[Mo
     from aiter_like.dispatch import without_memory
     from aiter_like.jit.compile_ops import JitFunction
 
-    for backend in op.backends:
-        if backend.function in functions and isinstance(backend.function, JitFunction) and op.cases is not None:
-            with without_memory.quiet():
-                calls = without_memory.made(op.cases)
-            for call in calls.values():
-                if backend.refusal is None or backend.refusal(target, *call) is None:
-                    yield backend.function.spec(target, call)
+    backends = [backend for backend in op.backends
+                if backend.function in functions and isinstance(backend.function, JitFunction)]
+    if not backends or op.cases is None:
+        return
+    with without_memory.quiet():
+        calls = without_memory.made(op.cases)
+    for backend, call in itertools.product(backends, calls.values()):
+        if backend.refusal is None or backend.refusal(target, *call) is None:
+            yield backend.function.spec(target, call)
 
 
 def _list(args: argparse.Namespace) -> int:

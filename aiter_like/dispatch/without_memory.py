@@ -34,9 +34,7 @@ def call_of(tuning: Tuning, key: Mapping[str, Any]) -> tuple:
 
 
 def made(make: Callable[[torch.device], _Made]) -> _Made:
-    """What `make` makes of tensors without memory behind them, or behind small ones only where it computes with
-    these.
-    """
+    """Calls `make` so that its tensors have no memory behind them, or small ones only where it computes with these."""
     cpu = torch.device("cpu")
     with torch.no_grad():
         try:

@@ -138,7 +138,7 @@ def _place(call: AttentionBackwardCall | AttentionDbiasCall, name: str, target: 
 
 
 def _summed(call: AttentionBackwardCall | AttentionDbiasCall, name: str, target: Tensor, part: Tensor) -> Tensor:
-    """What a sequence adds, of one tensor per query head."""
+    """A sequence adds this, summed over the query heads of `part` that share it."""
     if name == "dbias":
         return part.sum(0) if target.ndim == 2 else part.sum(0, keepdim=True) if target.shape[1] == 1 else part
     if name in ("dk", "dv"):

@@ -23,7 +23,8 @@ struct Tiles {
   static constexpr int kAhead = kWidest <= 64 ? 2 : kWidest <= 192 && kKeyTiles > 1 ? 3 : 1;
 };
 
-/// What planning assumes: configs/gfx942/attention.toml, flash_attn_bwd_plan. A step is a block of rows in a task.
+/// Planning assumes these numbers of configs/gfx942/attention.toml, flash_attn_bwd_plan. A step is a block of rows in a
+/// task.
 struct PlanCosts {
   int64_t least_steps, turn_steps, step_bytes;
 };
@@ -105,7 +106,7 @@ inline void set_features(ffi::Match& match, Args& args, const ffi::OptionalTenso
   }
 }
 
-/// How often a workgroup asks for its turn before it gives up. A launch whose steps all ran one after another would
+/// A workgroup asks so often for its turn before it gives up. A launch whose steps all ran one after another would
 /// take less: a step has about 5000 clk (modelled), a poll at least 300, of s_sleep and a read from L2. The least
 /// number takes 10 ms.
 inline int most_polls(int64_t steps) {

@@ -8,7 +8,7 @@
 
 namespace aiter_like::attn_bwd {
 
-/// What happens to a score before the softmax. BIAS_ELEMENT is the element of what is added, or void.
+/// A score changes so before the softmax. BIAS_ELEMENT is the element of what is added, or void.
 template <bool IS_CAPPED, bool HAS_ALIBI_SLOPES, bool DROPS, bool HAS_SINKS, class BIAS_ELEMENT>
 struct Scores {
   static constexpr bool kIsCapped = IS_CAPPED, kHasAlibi = HAS_ALIBI_SLOPES, kDrops = DROPS, kHasSinkTokens = HAS_SINKS;

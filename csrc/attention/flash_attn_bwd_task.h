@@ -24,7 +24,7 @@ struct Args {
   int rows, keys;                      // of the tensors' dimension
   int max_rows, max_keys;              // the longest sequence's
   int row_blocks;
-  int most_polls;                      // of a turn
+  int most_polls;                      // a turn is given up after so many
   int left, right, sink_size;
   float softmax_scale, scale_log2;     // scale_log2: softmax_scale · log2 e
   Plan plan;

@@ -209,10 +209,7 @@ class AttentionDbiasCall(NamedTuple):
     softcap: float = 0.0
     dropout_p: float = 0.0
 
-    @property
-    def forward(self) -> AttentionCall:
-        """The call of flash_attn_fwd that this is the derivative of."""
-        return AttentionCall(**{name: getattr(self, name) for name in _SHARED})
+    forward = AttentionBackwardCall.forward
 
 
 _SHARED = tuple(name for name in AttentionCall._fields if name in AttentionBackwardCall._fields)

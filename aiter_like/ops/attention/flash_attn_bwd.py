@@ -22,7 +22,7 @@ from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, 
 from aiter_like.ops.attention.checks import check_derivative, derivative_refusal
 from aiter_like.ops.attention.flash_attn_bwd_hip import ck_refusal, flash_attn_bwd_hip, hip_refusal
 from aiter_like.ops.attention.flash_attn_dbias import flash_attn_dbias
-from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, flash_attn_fwd
+from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, finished, flash_attn_fwd
 from aiter_like.ops.attention.reference import row_gradients, wide_dtype
 from aiter_like.ops.common import tune_shapes, vectors
 
@@ -64,10 +64,7 @@ class FlashAttnBwdKey(FlashAttnFwdKey):
 
     def make(self, device: torch.device, seed: int) -> AttentionBackwardCall:
         """The derivative of a forward call, which is run."""
-        forward = super().make(device, seed)
-        lse = torch.empty(self.batch, self.num_heads, self.seqlen_q, dtype=torch.float32, device=device)
-        forward = forward._replace(lse=lse)
-        flash_attn_fwd(forward)
+        forward = finished(super().make(device, seed))
         return backward_call(forward, tune_shapes.normal(device, seed + 1, self.dtype)(*forward.out.shape))
 
 

@@ -12,7 +12,7 @@ import torch
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.ops.attention.call import AttentionDbiasCall, backward_call, dbias_call
 from aiter_like.ops.attention.checks import check_derivative, derivative_refusal
-from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, flash_attn_fwd
+from aiter_like.ops.attention.flash_attn_fwd import FlashAttnFwdKey, finished
 from aiter_like.ops.attention.reference import row_gradients, wide_dtype
 from aiter_like.ops.common import tune_shapes
 
@@ -48,10 +48,8 @@ class FlashAttnDbiasKey(FlashAttnFwdKey):
 
     def make(self, device: torch.device, seed: int) -> AttentionDbiasCall:
         """The derivative of a forward call with one bias for all, which is run."""
-        forward, random = super().make(device, seed), tune_shapes.normal(device, seed + 1, self.dtype)
-        lse = torch.empty(self.batch, self.num_heads, self.seqlen_q, dtype=torch.float32, device=device)
-        forward = forward._replace(lse=lse, bias=random(1, 1, self.seqlen_q, self.seqlen_k))
-        flash_attn_fwd(forward)
+        random = tune_shapes.normal(device, seed + 1, self.dtype)
+        forward = finished(super().make(device, seed)._replace(bias=random(1, 1, self.seqlen_q, self.seqlen_k)))
         return dbias_call(backward_call(forward, random(*forward.out.shape)), torch.empty_like(forward.bias))
 
 

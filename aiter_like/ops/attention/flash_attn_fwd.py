@@ -257,3 +257,11 @@ flash_attn_fwd = Op(
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
                       refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space, cost=_triton_cost),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))
+
+
+def finished(call: AttentionCall) -> AttentionCall:
+    """Runs a call of dense tensors, and returns it with its log-sum-exps."""
+    batch, rows, heads = call.q.shape[:3]
+    call = call._replace(lse=torch.empty(batch, heads, rows, dtype=torch.float32, device=call.q.device))
+    flash_attn_fwd(call)
+    return call

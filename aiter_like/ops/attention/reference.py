@@ -125,7 +125,7 @@ class RowsGradient(NamedTuple):
 
 
 def wide_dtype(call: AttentionBackwardCall | AttentionDbiasCall) -> torch.dtype:
-    """What the reference computes in."""
+    """The reference computes in this dtype."""
     return torch.promote_types(call.q.dtype, torch.float32)
 
 

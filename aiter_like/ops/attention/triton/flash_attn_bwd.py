@@ -50,7 +50,7 @@ from aiter_like.ops.common.triton.launch import Launch, config, launch, power_of
 from aiter_like.traced import exactly
 
 UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
-                  "sink_size", "threshold", "slopes_batch", "scratch_rows")
+                 "sink_size", "threshold", "slopes_batch", "scratch_rows")
 
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
@@ -317,7 +317,7 @@ def width(call: AttentionBackwardCall | AttentionDbiasCall) -> str:
 
 def arguments(call: AttentionBackwardCall | AttentionDbiasCall, delta: Tensor, lse2: Tensor, rests: Tensor | None
               ) -> tuple[tuple, tuple, tuple, dict[str, int]]:
-    """What the kernels over tiles of scores share, in their order: tensors, strides and sizes, factors; constants."""
+    """Kernels over tiles of scores share these, in their order: tensors, strides and sizes, factors; constants."""
     forward = call.forward
     tensors = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, rests, call.cu_seqlens_q,
                call.cu_seqlens_k, call.rng_state if call.dropout_p else None)

@@ -54,9 +54,8 @@ def _dbias_kernel(dbias, dout, q, k, v, bias, slopes, delta, lse2, rests, cu_seq
     is_row, is_key = rows < seqlen_q, keys < seqlen_k
     mask = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes, 0.0, bias, 0, None, 0)
     visible = is_visible(mask, rows[:, None], keys[None, :])
-    sees = tl.max(visible.to(tl.int32), 0) > 0
     dbias_tile = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for index in range(tl.where(tl.max(sees.to(tl.int32), 0) > 0, batches * heads, 0)):
+    for index in range(tl.max(tl.max(visible.to(tl.int32), 0), 0) * batches * heads):
         batch, head = first_batch + index // heads, first_head + index % heads
         rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
